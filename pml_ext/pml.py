@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import torch
 from pytorch_metric_learning import distances
 from pytorch_metric_learning import losses as losses
 from pytorch_metric_learning import miners as miners
@@ -127,3 +128,76 @@ BASES: dict[str, tuple[type, ...]] = {
     "sampler": (Sampler,),
     "reducer": (BaseReducer,),
 }
+
+# PML's losses that take references, as their sources say. Those that refuse or ignore them are left out, and NCALoss,
+# which compares an embedding with its own copy among the references, against the indices_tuple.
+_TAKE_REFERENCES = """
+AngularLoss CircleLoss ContrastiveLoss DynamicSoftMarginLoss GeneralizedLiftedStructureLoss IntraPairVarianceLoss
+LiftedStructureLoss MarginLoss MultiSimilarityLoss NTXentLoss SignalToNoiseRatioContrastiveLoss SupConLoss
+TripletMarginLoss TupletMarginLoss
+"""
+_TAKE_LABELS_ALONE = ("InstanceLoss", "P2SGradLoss", "PNPLoss", "RankedListLoss")
+_USUAL = frozenset({"labels", "indices_tuple"})
+_CAPABILITIES: dict[str, frozenset[str]] = {
+    **dict.fromkeys(_TAKE_REFERENCES.split(), _USUAL | {"references"}),
+    **dict.fromkeys(_TAKE_LABELS_ALONE, frozenset({"labels"})),
+    "ManifoldLoss": frozenset({"indices_tuple"}),
+    "VICRegLoss": frozenset({"references"}),
+    "SelfSupervisedLoss": frozenset({"references"}),
+    "CrossBatchMemory": _USUAL | {"state"},
+}
+
+
+def capabilities_of(cls: type) -> frozenset[str]:
+    """Return the capabilities of PML's class that is the nearest base of a class, or is it itself."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("pytorch_metric_learning."):
+            return _CAPABILITIES.get(base.__name__, _USUAL)
+    return _USUAL
+
+
+def converted_settings(
+    cls: type, settings: Mapping[str, Any], class_labels: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return settings from a recipe in the types that PML's class takes; ValueError for values that cannot be.
+
+    ``weights`` of ``ClassWeightedReducer`` become a tensor with labels as indices: a list has one for each of the
+    sorted ``class_labels``, and one of another length has labels as indices already.
+    """
+    converted = dict(settings)
+    weights = settings.get("weights")
+    if not issubclass(cls, reducers.ClassWeightedReducer) or not isinstance(weights, (list, tuple)):
+        return converted
+    if not all(isinstance(weight, (int, float)) for weight in weights):
+        raise ValueError(f"weights of pml/class-weighted must be numbers, one for each class; got {weights!r}")
+    values = torch.tensor(weights, dtype=torch.float64)
+    if class_labels is None or len(weights) != len(class_labels):
+        converted["weights"] = values
+        return converted
+    by_label = torch.zeros(max(class_labels) + 1, dtype=torch.float64)
+    by_label[class_labels] = values
+    converted["weights"] = by_label
+    return converted
+
+
+def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, classes: int) -> None:
+    """Raise ValueError if PML's sampler cannot be used in a run, or would draw other batches than asked for.
+
+    HierarchicalSampler wants labels of two levels. MPerClassSampler makes a batch smaller where ``classes`` or ``m``
+    do not fit ``batch_size``.
+    """
+    from pytorch_metric_learning import samplers
+
+    if issubclass(cls, samplers.HierarchicalSampler):
+        raise ValueError(
+            "pml/hierarchical wants labels of two levels, and a run's images have one class each; type "
+            '--set sampler.name=tree, with [data] relation = "hierarchy"'
+        )
+    m = settings.get("m")
+    if not issubclass(cls, samplers.MPerClassSampler) or not isinstance(m, int) or m <= 0:
+        return
+    available = min(batch_size, classes * m)
+    most = max(m, available // m * m)
+    if most != batch_size:
+        limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
+        raise ValueError(f"found batch_size = {batch_size}; {limit}: --set sampler.batch_size={most}")

@@ -16,6 +16,7 @@ from .settings import check_count, check_number
 
 SHRINKAGES = (0.3, 0.6, 0.9, 1.0)  # that "auto" compares
 _ROWS = 4096  # features that are converted to float64 at a time
+_COMPARED = 512  # items that are compared with all others at a time
 _FOLDS = 4
 _FEWEST_CLASSES = 4  # with two items or more, for "auto": two folds of two
 _LEAST_VARIANCE = 1e-10  # of a direction, over the mean of all; a smaller one is rounding error
@@ -59,7 +60,7 @@ class _Whitening:
             classes = labels[rows] - first
             sizes = counts[first:last].to(torch.float64)
             means = self._means_of(features, rows, classes, sizes)
-            for part_rows, part_classes in zip(rows.split(_ROWS), classes.split(_ROWS), strict=True):
+            for part_rows, part_classes in zip(_in_parts(rows), _in_parts(classes), strict=True):
                 deviations = features[part_rows].to(torch.float64) - means[part_classes]
                 within.addmm_(deviations.T, deviations)
             for number, mean in zip(range(first, last), means, strict=True):
@@ -78,7 +79,7 @@ class _Whitening:
     def _means_of(self, features: Tensor, rows: Tensor, classes: Tensor, sizes: Tensor) -> Tensor:
         """Return the means of classes ``[C, F]``, float64."""
         sums = torch.zeros(len(sizes), features.shape[1], dtype=torch.float64, device=features.device)
-        for part_rows, part_classes in zip(rows.split(_ROWS), classes.split(_ROWS), strict=True):
+        for part_rows, part_classes in zip(_in_parts(rows), _in_parts(classes), strict=True):
             sums.index_add_(0, part_classes, features[part_rows].to(torch.float64))
         return sums / sizes[:, None]
 
@@ -223,7 +224,8 @@ class WithinClassWhitening(_Whitening):
         variances, directions = _decomposed(covariance)
         inverse_root = (directions * variances.rsqrt()) @ directions.T
         _, leading = torch.linalg.eigh(inverse_root @ total @ inverse_root)
-        return leading.flip(1).T @ inverse_root
+        ordered: Tensor = leading.flip(1).T
+        return ordered @ inverse_root
 
     def _fit_pairs(self, features: Tensor, pairs: Tensor) -> nn.Linear:
         r"""Return the layer of positive pairs, each given once, ``[P, 2]``.
@@ -238,7 +240,7 @@ class WithinClassWhitening(_Whitening):
         if not len(pairs):
             raise ValueError("no pair of two different items; wanted positive pairs [P, 2]")
         partners = torch.bincount(pairs.flatten(), minlength=len(features)).to(torch.float64)
-        for part in pairs.split(_ROWS):
+        for part in _in_parts(pairs):
             first, second = part.unbind(1)
             weights = (1 / (partners[first] + 1) + 1 / (partners[second] + 1)) / 2
             differences = features[first].to(torch.float64) - features[second].to(torch.float64)
@@ -361,12 +363,18 @@ def _parts_of_classes(ends: list[int]) -> Iterator[tuple[int, int]]:
             first, begin = number, end
 
 
+def _in_parts(rows: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+    """Split a tensor into parts of ``_ROWS`` rows, or of ``size``."""
+    parts: tuple[Tensor, ...] = torch.split(rows, size or _ROWS)  # type: ignore[no-untyped-call]
+    return parts
+
+
 def _check_features(features: Any) -> None:
     if not isinstance(features, Tensor):
         raise TypeError(f"features must be a tensor [N, F], not {type(features).__name__}; torch.from_numpy converts")
     if features.ndim != 2 or not features.is_floating_point():
         raise ValueError(f"features must be numbers [N, F], got {features.dtype} of shape {tuple(features.shape)}")
-    for number, part in enumerate(features.split(_ROWS)):
+    for number, part in enumerate(_in_parts(features)):
         finite = part.isfinite().all(1)
         if not finite.all():
             row = number * _ROWS + int((~finite).nonzero()[0])
@@ -391,7 +399,7 @@ def _checked_pairs(pairs: Any, count: int, device: torch.device) -> Tensor:
         raise ValueError(f"pairs must be integers [P, 2], got {pairs.dtype} of shape {tuple(pairs.shape)}")
     if len(pairs) and (pairs.min() < 0 or pairs.max() >= count):
         raise ValueError(f"pairs must be rows from 0 to {count - 1}, got {int(pairs.min())} to {int(pairs.max())}")
-    ordered = pairs.long().sort(1).values.unique(dim=0)
+    ordered: Tensor = pairs.long().sort(1).values.unique(dim=0)
     return ordered[ordered[:, 0] != ordered[:, 1]]
 
 
@@ -399,7 +407,7 @@ def _positive_pairs(relation: Relation, labels: Any, features: Tensor) -> Tensor
     """Return the pairs of items that a relation calls positive in either direction, each once, ``[P, 2]``."""
     known = relation.tensor(labels, len(features), features.device)
     found = []
-    for rows in torch.arange(len(features), device=features.device).split(256):
+    for rows in _in_parts(torch.arange(len(features), device=features.device), _COMPARED):
         positive = relation.matrix(known[rows], known) > 0
         first, second = positive.nonzero(as_tuple=True)
         found.append(torch.stack([rows[first], second], dim=1))
@@ -412,7 +420,7 @@ def _map_at_r(embeddings: Tensor, labels: Tensor) -> Tensor:
     sizes = torch.bincount(labels)[labels] - 1
     most = int(sizes.max())
     values = []
-    for rows in torch.arange(len(points), device=points.device).split(1024):
+    for rows in _in_parts(torch.arange(len(points), device=points.device), _COMPARED):
         similarity = points[rows] @ points.T
         similarity[torch.arange(len(rows), device=points.device), rows] = -torch.inf
         nearest = similarity.topk(most, dim=1).indices

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
 
 from pml_ext import pml
 from pml_ext.settings import settings_of
@@ -42,3 +42,28 @@ def test_a_name_that_is_imported_later_is_pmls():
     assert pml.FaissKNN is FaissKNN
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = pml.Nothing
+
+
+def test_samplers_of_pml_that_a_run_cannot_use():
+    with pytest.raises(ValueError, match="pml/hierarchical wants labels of two levels"):
+        pml.check_sampler(samplers.HierarchicalSampler, {}, 8, 4)
+    with pytest.raises(ValueError, match="found batch_size = 16; 4 classes x m = 3 gives at most 12 images a batch"):
+        pml.check_sampler(samplers.MPerClassSampler, {"m": 3}, 16, 4)
+    pml.check_sampler(samplers.MPerClassSampler, {"m": 4}, 16, 4)
+    pml.check_sampler(samplers.FixedSetOfTriplets, {"m": 3}, 16, 4)
+
+
+def test_weights_of_another_length_have_labels_as_indices():
+    settings = {"weights": [1, 2, 3]}
+    found = pml.converted_settings(reducers.ClassWeightedReducer, settings, [5, 7])
+    assert found["weights"].tolist() == [1, 2, 3]
+    assert pml.converted_settings(reducers.MeanReducer, settings, [5, 7, 8]) == settings
+    assert settings == {"weights": [1, 2, 3]}
+
+
+def test_capabilities_are_those_of_the_nearest_base():
+    class Mine(losses.ContrastiveLoss):
+        pass
+
+    assert pml.capabilities_of(Mine) == {"labels", "indices_tuple", "references"}
+    assert pml.capabilities_of(torch.nn.Module) == {"labels", "indices_tuple"}

@@ -16,6 +16,7 @@ import torch
 from ..errors import ConfigError, DataError
 from .images import LabeledImages
 from .published import Archive, Count, DatasetInfo, check_count, find_root, get_archives
+from .reading import open_image
 from .splits import DataSplits
 
 BACKGROUND = "images_background.zip"
@@ -130,7 +131,7 @@ def _read(path: Path, image_size: int, without: Collection[str] = ()) -> Labeled
                 parts = entry.split("/")
                 if len(parts) != 4 or not entry.endswith(".png") or parts[1] in without:
                     continue
-                with Image.open(io.BytesIO(archive.read(entry)), formats=["PNG"]) as drawing:
+                with open_image(io.BytesIO(archive.read(entry)), f"{path}, {entry}") as drawing:
                     small = drawing.convert("L").resize((image_size, image_size), Image.Resampling.BILINEAR)
                 drawings.append(255 - np.asarray(small))
                 labels.append(names.setdefault(f"{parts[1]}/{parts[2]}", len(names)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -212,10 +213,32 @@ def _read_npz(path: Path) -> Columns:
             raise DataError(f"{path}: a single array; wanted numpy.savez(FILE, embeddings=..., labels=...)")
         with opened as archive:
             for name in _used(archive.files):
+                _check_claimed_size(path, archive.zip, name)
                 columns[name] = _array_of(path, archive, name)
             return columns, _unused(archive.files)
-    except (*_DAMAGED, MemoryError) as error:  # a damaged header may claim any size
+    except MemoryError as error:
+        raise DataError(
+            f"{path}: more than fits into memory ({one_line(error)}); save fewer vectors, or float16"
+        ) from None
+    except _DAMAGED as error:
         raise _unreadable(path, error) from None
+
+
+def _check_claimed_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """Raise DataError for an array that claims another size than it has: memory is allocated before it is read."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    entry = archive.getinfo(f"{name}.npy")
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in readers:
+            raise DataError(f"{path}: {name} are in version {version} of .npy, for tables; wanted an array of numbers")
+        shape, _, dtype = readers[version](file)
+        stored = entry.file_size - file.tell()
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed != stored and not dtype.hasobject:
+        raise DataError(
+            f"{path}: {name} claim {claimed:,} bytes, {list(shape)} of {dtype}, and have {stored:,}; write it again"
+        )
 
 
 def _array_of(path: Path, archive: Any, name: str) -> Any:

@@ -13,6 +13,7 @@ from .. import registry
 from ..errors import ConfigError
 from .conversion import FILLED_FOR_DATA, FILLED_FOR_TRUNK, located, options_of
 from .schema import (
+    FITTED_EMBEDDERS,
     IDENTITY,
     DataTable,
     ImagesTable,
@@ -95,7 +96,7 @@ def build_network(
     else:
         hidden_sizes = table.hidden_layers
     network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
-    network.embedder.requires_grad_(table.embedder != "pca")
+    network.embedder.requires_grad_(table.embedder not in FITTED_EMBEDDERS)
     cut = cut_of(table.freeze)
     if table.lora is not None:
         add_lora(network.trunk, table.lora.rank, table.lora.targets)

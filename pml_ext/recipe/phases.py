@@ -38,6 +38,13 @@ def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
     return None if phase is None else (phase, epoch)
 
 
+def _in_closed_form(recipe: Recipe) -> list[str]:
+    """Return the phases of features that are whitened without training."""
+    if recipe.data.labels == "given":
+        return ["pca", "within_class"]
+    return ["pca"]
+
+
 def reported_phases(recipe: Recipe) -> list[str]:
     """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
     from ..evaluation import learned_metric
@@ -45,16 +52,18 @@ def reported_phases(recipe: Recipe) -> list[str]:
 
     table = recipe.evaluation
     phases = ["after"]  # after training
-    if trains_pretrained_trunk(recipe):
+    if recipe.model.refit != "none":
+        phases.append("trained_head")
+    if trains_pretrained_trunk(recipe) or recipe.model.refit != "none":
         phases.append("features")
     if table.training_images:
         phases.append("training")
     if table.baselines:
         phases += ["raw", "before"]
         if recipe.model.takes_vectors:
-            phases.append("pca")
+            phases += _in_closed_form(recipe)
         elif recipe.model.freeze == "trunk" or is_pretrained(recipe.model.trunk.settings):
-            phases += ["frozen", "pca"]
+            phases += ["frozen", *_in_closed_form(recipe)]
         earlier = stage_before_whole(recipe)
         if earlier is not None:
             phases.append(earlier[0])

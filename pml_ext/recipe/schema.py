@@ -24,6 +24,7 @@ with needs_extra("train", "a recipe"):
     )
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
+FITTED_EMBEDDERS = ("pca", "within-class")  # in closed form, not trained
 IDENTITY = "identity"  # name of the trunk of vectors
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
@@ -77,7 +78,7 @@ _listed = BeforeValidator(_list_of_one)
 
 
 class ImagesTable(Table):
-    """``[data.images]``: preprocessing of photographs in training, tests and retrieval."""
+    """``[data.images]``: preprocessing of images in color in training, tests and retrieval."""
 
     resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
     crop: Count | None = None  # size of the network's input; by default the data set's image size
@@ -239,9 +240,13 @@ class ModelTable(Table):
     trunk: Annotated[NamedTable, _name_alone]
     embedding_size: Count = 64
     hidden_sizes: list[Count] = []
-    # "mlp" has a hidden layer of 512, unless hidden_sizes say otherwise; "pca" is whitened, fitted on the features of
-    # training images and not trained; with "none" the features are the embeddings
-    embedder: Literal["linear", "mlp", "pca", "none"] = "linear"
+    # "mlp" has a hidden layer of 512, unless hidden_sizes say otherwise; "pca" and "within-class" are whitening, fitted
+    # on the features of training images and not trained; with "none" the features are the embeddings
+    embedder: Literal["linear", "mlp", "pca", "within-class", "none"] = "linear"
+    # of whitening, towards the mean variance; by default 0 for "pca", else 0.6; "auto": chosen on held-out classes
+    shrinkage: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] | None = None
+    start: Literal["random", "within-class"] = "random"  # what the training of a linear embedder starts from
+    refit: Literal["none", "within-class"] = "none"  # what replaces the trained embedder, fitted on trained features
     norm: Literal["none", "batch", "layer"] = "none"  # of the input of each of the embedder's layers
     dropout: float = Field(0.0, ge=0, lt=1)  # of the input of each of the embedder's layers
     # "trunk": features are computed once and kept; a list: patterns of layer names; a table: a cut, whose activations
@@ -297,16 +302,40 @@ class ModelTable(Table):
     def _head_fits(self) -> Self:
         if self.lora is not None and self.freeze != "none":
             raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
-        if self.embedder in ("none", "pca"):
-            for key in ("hidden_sizes", "norm", "dropout"):
+        is_trained = self.embedder in ("linear", "mlp")
+        if not is_trained:
+            for key in ("hidden_sizes", "norm", "dropout", "start", "refit"):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
-        if self.freeze != "trunk" and self.embedder == "pca":
-            raise ValueError("embedder: 'pca' goes with freeze = 'trunk', whose features are kept")
+        if self.freeze != "trunk" and self.embedder in FITTED_EMBEDDERS:
+            raise ValueError(
+                f"embedder: {self.embedder!r} goes with freeze = 'trunk', whose features are kept; after training, "
+                "refit = 'within-class'"
+            )
+        self._check_whitening()
         keeps_features = self.freeze == "trunk" or cut_of(self.freeze) is not None
         if self.init is not None and keeps_features and not self.takes_vectors:
             raise ValueError("init: a run's weights are trained further; features are kept of pretrained trunks alone")
         return self
+
+    def _check_whitening(self) -> None:
+        """Refuse a shrinkage without effect, and a layer in closed form in place of other layers than a linear one."""
+        for key in ("start", "refit"):
+            is_linear = self.embedder == "linear" and not self.hidden_sizes and self.norm == "none" and not self.dropout
+            if getattr(self, key) == "within-class" and not is_linear:
+                raise ValueError(f"{key}: it is of embedder = 'linear' without hidden_sizes, norm and dropout")
+        if self.refit != "none" and self.freeze == "trunk":
+            raise ValueError(
+                "refit: the trunk is frozen, so that nothing of the training would be left; wanted "
+                "embedder = 'within-class', which takes no training"
+            )
+        if self.start != "random" and self.init is not None:
+            raise ValueError("start: the weights of the run that init names would be replaced; leave one out")
+        is_within = "within-class" in (self.embedder, self.start, self.refit)
+        if self.shrinkage is not None and not is_within and self.embedder != "pca":
+            raise ValueError("shrinkage: it is of embedder 'pca' or 'within-class', start or refit; wanted one of them")
+        if self.shrinkage == "auto" and not is_within:
+            raise ValueError("shrinkage: 'auto' holds out classes, which 'pca' does not see; give a number")
 
 
 class OptimizerTable(NamedTable):

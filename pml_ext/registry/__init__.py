@@ -1,6 +1,10 @@
 """The registry: components, recipes, data sets and more, found by name in the installed plugins."""
 
 from ..settings import settings_of as settings_of
+from .build import BuildContext as BuildContext
+from .build import build as build
+from .build import check_settings as check_settings
+from .build import fill_settings as fill_settings
 from .components import CAPABILITIES as CAPABILITIES
 from .components import KINDS as KINDS
 from .components import PML as PML
@@ -10,16 +14,12 @@ from .components import capabilities as capabilities
 from .components import kind_of as kind_of
 from .discovery import LOCAL as LOCAL
 from .discovery import is_allowed as is_allowed
-from .lookup import BuildContext as BuildContext
-from .lookup import build as build
 from .lookup import candidates as candidates
-from .lookup import check_settings as check_settings
 from .lookup import class_names as class_names
 from .lookup import commands as commands
 from .lookup import components as components
 from .lookup import factories as factories
 from .lookup import factory as factory
-from .lookup import fill_settings as fill_settings
 from .lookup import find as find
 from .lookup import get as get
 from .lookup import isolated as isolated

@@ -154,27 +154,8 @@ def kind_of(cls: type) -> str:
     raise TypeError(f"{cls.__module__}.{cls.__qualname__} extends none of the base classes of components ({wanted})")
 
 
-# PML's losses that take references, as their sources say. Those that refuse or ignore them are left out, and NCALoss,
-# which compares an embedding with its own copy among the references, against the indices_tuple.
-_TAKE_REFERENCES = """
-AngularLoss CircleLoss ContrastiveLoss DynamicSoftMarginLoss GeneralizedLiftedStructureLoss IntraPairVarianceLoss
-LiftedStructureLoss MarginLoss MultiSimilarityLoss NTXentLoss SignalToNoiseRatioContrastiveLoss SupConLoss
-TripletMarginLoss TupletMarginLoss
-"""
-_TAKE_LABELS_ALONE = ("InstanceLoss", "P2SGradLoss", "PNPLoss", "RankedListLoss")
-_USUAL = frozenset({"labels", "indices_tuple"})
-_OF_PML: dict[str, frozenset[str]] = {
-    **dict.fromkeys(_TAKE_REFERENCES.split(), _USUAL | {"references"}),
-    **dict.fromkeys(_TAKE_LABELS_ALONE, frozenset({"labels"})),
-    "ManifoldLoss": frozenset({"indices_tuple"}),
-    "VICRegLoss": frozenset({"references"}),
-    "SelfSupervisedLoss": frozenset({"references"}),
-    "CrossBatchMemory": _USUAL | {"state"},
-}
-
-
 def capabilities(component: object) -> frozenset[str]:
-    """Return the capabilities of a class or instance: its attribute ``capabilities``, or for PML's classes a table's.
+    """Return the capabilities of a class or instance: its attribute ``capabilities``, or those of its PML base.
 
     ``"labels"``: uses labels; ``"indices_tuple"``: takes a miner's pairs; ``"references"``: takes ``ref_emb`` and
     ``ref_labels``; ``"relation"``: supports a relation instead of equal labels; ``"state"``: keeps state between
@@ -187,10 +168,9 @@ def capabilities(component: object) -> frozenset[str]:
         cls = component
     else:
         cls = type(component)
-    for base in cls.__mro__:
-        if base.__module__.startswith("pytorch_metric_learning."):
-            return _OF_PML.get(base.__name__, _USUAL)
-    return _USUAL
+    from .. import pml
+
+    return pml.capabilities_of(cls)
 
 
 def pml_components() -> list[Component]:

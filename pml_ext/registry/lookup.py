@@ -1,4 +1,4 @@
-"""Look-up of components, recipes, data sets, trunks ... by name, and construction of components.
+"""Look-up of components, recipes, data sets, trunks ... by name.
 
 If several plugins claim a name, the plugin of this distribution wins, so that third-party plugins cannot change our
 recipes; without such a plugin it is an error. ``entry-point:name`` is always unambiguous.
@@ -7,15 +7,13 @@ recipes; without such a plugin it is an error. ``entry-point:name`` is always un
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources.abc import Traversable
-from typing import Any, TypedDict
+from typing import Any
 
-from ..errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened, unknown
-from ..settings import settings_of
-from .components import KINDS, Command, Component, Paper, kebab, kind_of
+from ..errors import PluginError, PluginWarning, UnknownNameError, shortened, unknown
+from .components import KINDS, Command, Component, Paper, kebab
 from .discovery import LOCAL, TABLES, PluginRecord, Plugins, validated
 
 _plugins = Plugins()
@@ -292,124 +290,3 @@ def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
         elif record.status != "ok":
             texts.append(f"the plugin {plugin!r} is {record.status}, {shortened(record.error, 200)}")
     return ". ".join(texts)
-
-
-class BuildContext(TypedDict, total=False):
-    """Context values that fill omitted settings of a component, by the name of the setting.
-
-    A component may rely on these names and no others. Recipes provide all of them; ``pml-ext bench`` and the
-    conformance kit provide some. ``embedding_size`` and ``num_classes`` fill only settings without a default.
-    """
-
-    embedding_size: int  # D
-    num_classes: int  # in the training images, or in the timed or checked batches
-    class_labels: list[int]  # of the training images, each once, sorted
-    collect_stats: bool  # True; not passed on to nested components, unlike the other values
-    labels: Any  # one per training image, in order; for samplers, as are the next ones
-    batch_size: int  # of all processes together
-    length_before_new_iter: int  # images per epoch
-    seed: int  # seed of the run
-    relation: Any  # relation between training classes, if the recipe has one
-
-
-def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
-    """Return an instance of the component that :func:`get` finds.
-
-    ``context`` is a :class:`BuildContext`, which fills omitted settings; ``settings`` are arguments of the
-    class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is the last word
-    of the setting. ConfigError for a setting that the class does not have.
-    """
-    component = get(name, kind)
-    context = context or {}
-    check_settings(component.name, component.settings, settings)
-
-    inner_context = dict(context)
-    inner_context.pop("collect_stats", None)
-    for key, value in settings.items():
-        inner_kind = key.rpartition("_")[2]
-        if isinstance(value, Mapping) and "name" in value and inner_kind in KINDS:
-            inner_settings = dict(value)
-            inner_name = inner_settings.pop("name")
-            settings[key] = build(inner_name, inner_kind, inner_context, **inner_settings)
-    if component.name == "pml/class-weighted" and "weights" in settings:
-        settings["weights"] = _weights_by_label(settings["weights"], context.get("class_labels"))
-
-    filled, _ = fill_settings(component.cls, context, settings)
-    return component.cls(**filled, **settings)
-
-
-def _weights_by_label(weights: Any, class_labels: list[int] | None) -> Any:
-    """Return a list of weights, one for each of the sorted class labels, as a tensor with the labels as indices.
-
-    A list of another length has labels as indices already.
-    """
-    if not isinstance(weights, (list, tuple)):
-        return weights
-    import torch
-
-    if not all(isinstance(weight, (int, float)) for weight in weights):
-        raise ConfigError(f"weights of pml/class-weighted must be numbers, one for each class; got {weights!r}")
-    values = torch.tensor(weights, dtype=torch.float64)
-    if class_labels is None or len(weights) != len(class_labels):
-        return values
-    by_label = torch.zeros(max(class_labels) + 1, dtype=torch.float64)
-    by_label[class_labels] = values
-    return by_label
-
-
-def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
-    """Raise ConfigError for a setting that ``owner`` does not accept, with the nearest accepted ones."""
-    accepted = list(accepted)
-    for name in given:
-        if name not in accepted:
-            raise ConfigError(unknown(f"setting of {owner}", name, accepted))
-
-
-def fill_settings(
-    target: Callable[..., Any],
-    context: Mapping[str, Any],
-    given: Iterable[str] = (),
-    known: Mapping[str, inspect.Parameter] | None = None,
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
-
-    Values come from a :class:`BuildContext` (ConfigError for another key in it). A required setting whose annotation is
-    a component's class (``distance: My``) gets an instance, filled in the same way. ``known`` are the target's
-    :func:`settings_of`, if the caller has them.
-    """
-    check_settings("a BuildContext", BuildContext.__annotations__, context)
-    values: dict[str, Any] = {}
-    missing = []
-    given = set(given)
-    for name, parameter in (known or settings_of(target)).items():
-        required = parameter.default is parameter.empty
-        keeps_default = not required and name in ("embedding_size", "num_classes")
-        if name in given or keeps_default:
-            continue
-        if name in context:
-            values[name] = context[name]
-        elif required:
-            instance = _instance_of(parameter.annotation, context)
-            if instance is None:
-                missing.append(name)
-            else:
-                values[name] = instance
-    return values, missing
-
-
-def _instance_of(annotation: Any, context: Mapping[str, Any]) -> Any:
-    """Return an instance of a component's class if the context has all required settings; else None."""
-    try:
-        kind_of(annotation)
-    except TypeError:
-        return None
-    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # a base class: any component would do
-        return None
-    optional = []  # these keep their defaults
-    for name, setting in settings_of(annotation).items():
-        if setting.default is not setting.empty:
-            optional.append(name)
-    values, missing = fill_settings(annotation, context, optional)
-    if missing:
-        return None
-    return annotation(**values)

@@ -22,6 +22,7 @@ from ..networks.trunks import whitened_components
 from ..pml import BaseDistance
 from ..recipe import trains_pretrained_trunk
 from ..relations import Relation
+from .closed_form import whitened
 from .protocols import classified
 from .stages import Stages
 from .view import View
@@ -34,13 +35,13 @@ Metrics = dict[str, float]
 def metrics_before(view: View) -> dict[str, Metrics]:
     """Return the metrics of raw pixels or vectors and of the untrained network, from one pass over the tested images.
 
-    A pretrained or frozen trunk adds those of its features, and of their whitened principal components; vectors are
-    features.
+    A pretrained or frozen trunk adds those of its features, of their whitened principal components, and of the features
+    whitened within the training classes; vectors are features.
     """
     parts = _compared_splits(view, view.queries)
     if view.data.has_vectors:
         vectors = {part: view.embedded(part, features=True)["features"] for part in parts}
-        return _metrics_by_phase(view, {"raw": vectors, "pca": _components(view, vectors)})
+        return _metrics_by_phase(view, {"raw": vectors, **_in_closed_form(view, vectors)})
     has_features = view.frozen or is_pretrained(view.recipe.model.trunk.settings)
     points: dict[str, dict[str, Tensor]] = {"raw": {}}
     features = {}
@@ -50,7 +51,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
         if has_features:
             features[part] = held["features"].float()
     if has_features:
-        points |= {"frozen": features, "pca": _components(view, features)}
+        points |= {"frozen": features, **_in_closed_form(view, features)}
     return _metrics_by_phase(view, points)
 
 
@@ -71,20 +72,28 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
     return retrieval.accuracies | _clustering(view, split, normalized[split]).accuracies
 
 
-def _components(view: View, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the whitened principal components of the features of splits, fitted on the training images."""
-    layer = whitened_components(view.embeddings("train", "trunk"), view.recipe.model.embedding_size)
-    return {part: layer(rows) for part, rows in features.items()}
+def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the features of splits by phase: whitened principal components, and whitened within classes.
+
+    Both are fitted on the training images; data without classes or positive pairs have the first alone.
+    """
+    training = view.embeddings("train", "trunk")
+    layer = whitened_components(training, view.recipe.model.embedding_size)
+    points = {"pca": {part: layer(rows) for part, rows in features.items()}}
+    within = whitened(view, features, training)
+    if within is not None:
+        points["within_class"] = within
+    return points
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     """Return the metrics of the trained network on test and training images, and those of a learned metric.
 
-    A pretrained trunk that was trained adds those of its features before the head.
+    A pretrained trunk that was trained, and a head that was fitted again, add those of the features before the head.
     """
     split = view.queries
     features = {}
-    if trains_pretrained_trunk(view.recipe):
+    if trains_pretrained_trunk(view.recipe) or view.recipe.model.refit != "none":
         for part in _compared_splits(view, split):
             features[part] = view.embedded(part, features=True)["features"].float()
     metrics = {"after": evaluate_split(view, split)}

@@ -1,27 +1,25 @@
-"""The weights that a run begins with: of another run, or principal components of features."""
+"""The weights that a run begins with: of another run, or of an embedder in closed form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from ..errors import ConfigError, shortened
-from ..networks.trunks import fit_whitened_pca
 from . import checkpoint
+from .closed_form import fit_embedder
 from .folder import RECIPE
 from .run import Run
 
 
 def initialize_weights(run: Run) -> None:
-    """Load the weights of another run, or fit the embedder to principal components, where the recipe says so."""
+    """Load the weights of another run, and fit an embedder in closed form, where the recipe says so."""
     model = run.recipe.model
     if model.init is not None:
         start_from(run, Path(model.init))
-    if model.embedder == "pca":
-        fit_whitened_pca(run.embeddings("train", "trunk"), cast(torch.nn.Linear, run.embedder))
+    fit_embedder(run)
 
 
 def start_from(run: Run, folder: Path) -> None:

@@ -136,6 +136,8 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
             titles["after"] = "head"
         else:
             titles["after"] = "fine-tuned network"
+        if "trained_head" in metrics:
+            titles["after"] += ", head fitted again"
     columns = ["%"]
     for phase in phases:
         columns.append(titles[phase])

@@ -12,9 +12,10 @@ from ..files.checksums import SUMS
 from ..recipe import plugins_in
 from . import checkpoint
 from .checkpointing import Checkpointer
+from .closed_form import refit
 from .collapse import collapse, collapse_of_listed
 from .database import TEST, write_csv_files
-from .evaluation import metrics_after
+from .evaluation import evaluate_split, metrics_after
 from .findings import counts, queries_of_metrics, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
 from .records import Records
@@ -33,8 +34,13 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     best = run.epoch
     if run.history.best["epoch"] is not None:
         best = load_model(run, "best")["epoch"]
+    metrics = dict(run.history.metrics)
+    if run.recipe.model.refit == "within-class":
+        run.listener.step("fitting the head again, to the trained features")
+        metrics["trained_head"] = evaluate_split(run, run.queries)
+        refit(run)
     Checkpointer(run).save_model()
-    metrics = run.history.metrics | metrics_after(run, run.stages)
+    metrics |= metrics_after(run, run.stages)
     records.add(run.epoch, {TEST: metrics["after"]})
     records.close()
     _warn_of_the_end(run)

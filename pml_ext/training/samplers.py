@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import registry
+from .. import pml, registry
 from ..data import LabeledImages
 from ..errors import ConfigError, PmlExtError, shortened
 from ..pairwise import ListedTuples
@@ -29,13 +29,11 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
         return _shuffled(table, images, iterations), iterations
-    if table.name == "pml/hierarchical":
-        raise ConfigError(
-            "sampler: pml/hierarchical wants labels of two levels, and a run's images have one class each; type "
-            '--set sampler.name=tree, with [data] relation = "hierarchy"'
-        )
     classes = len(np.unique(images.labels))
-    _check_batch_of_classes(table, classes)
+    try:
+        pml.check_sampler(registry.get(table.name, "sampler").cls, table.settings, table.batch_size, classes)
+    except ValueError as error:
+        raise ConfigError(f"sampler: {error}") from None
     context: BuildContext = {
         "labels": np.asarray(images.labels),
         "batch_size": table.batch_size,
@@ -76,19 +74,6 @@ def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> 
         text = f"{iterations} batches of {table.batch_size} need more than the {len(tuples)} training {tuples.kind}"
         raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
     return TupleSampler(tuples, table.batch_size, seed), iterations
-
-
-def _check_batch_of_classes(table: SamplerTable, classes: int) -> None:
-    """Refuse a batch that PML's sampler of m images per class would make smaller."""
-    m = table.settings.get("m")
-    if table.name != "pml/m-per-class" or not isinstance(m, int) or m <= 0:
-        return
-    available = min(table.batch_size, classes * m)
-    most = max(m, available // m * m)
-    if most != table.batch_size:
-        limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
-        remedy = f"--set sampler.batch_size={most}"
-        raise ConfigError(f"sampler: found batch_size = {table.batch_size}; {limit}: {remedy}")
 
 
 def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ PHASES = {
     "raw": "raw pixels",
     "frozen": "frozen trunk",
     "pca": "frozen trunk, PCA",
+    "within_class": "frozen trunk, whitened within classes",
     "before": "untrained network",
     "head": "head, trunk frozen",
     "blocks": "last blocks",
+    "trained_head": "trained network, its own head",
     "after": "trained network",
     "features": "trained network, features before the head",
     "training": "trained network, training images",
@@ -30,19 +32,24 @@ PHASES = {
 _PHASES_OF_VECTORS = {
     "raw": "raw vectors",
     "pca": "raw vectors, PCA",
+    "within_class": "raw vectors, whitened within classes",
     "before": "untrained head",
     "after": "trained head",
     "training": "trained head, training vectors",
     "learned_metric": "trained head, learned metric",
     "shortlist": "trained head, learned metric on a shortlist",
 }
+CLOSED_FORMS = {"pca": "pca", "within-class": "within_class"}  # phases of embedders that are not trained
 STAGES = ("head", "blocks")  # phases before the whole network trains
 _WITHOUT_FINE_TUNING = "Train without its last stage (in pml-ext fit, without --fine-tune) to keep that."
 
 
-def phase_titles(noun: str) -> dict[str, str]:
-    """Return the titles of phases by name, for a run of ``"images"`` or ``"vectors"``."""
-    return _PHASES_OF_VECTORS if noun == "vectors" else PHASES
+def phase_titles(noun: str, metrics: Container[str] = ()) -> dict[str, str]:
+    """Return the titles of phases by name, for a run of ``"images"`` or ``"vectors"`` and the phases that it has."""
+    titles = dict(_PHASES_OF_VECTORS if noun == "vectors" else PHASES)
+    if "trained_head" in metrics:
+        titles["after"] += ", head fitted again"
+    return titles
 
 
 def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -51,7 +58,7 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
     Where nothing was trained, the tested network is the untrained one, and phases with the same values are shown once.
     """
     shown = {}
-    for phase, title in phase_titles(metrics.get("input", "images")).items():
+    for phase, title in phase_titles(metrics.get("input", "images"), metrics).items():
         if phase in metrics:
             shown[phase] = title
     if is_trained(metrics):
@@ -152,8 +159,8 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     """Say that a network is behind what it began with: untrained, its frozen trunk or the raw vectors; else empty.
 
-    By the recipe's ``evaluation.select``; without one by Recall@1, then by MAP@R, since one may fall alone. A network
-    that was trained in stages is compared with whitened features, too. ``metrics`` are by phase and metric.
+    By the recipe's ``evaluation.select``; without one by Recall@1, then by MAP@R, since one may fall alone. It is
+    compared with features that are whitened within classes, too. ``metrics`` are by phase and metric.
     """
     if _nothing_is_learned(recipe):
         return ""
@@ -178,7 +185,7 @@ def _nothing_is_learned(recipe: Recipe) -> bool:
 
 def _phases_to_compare(recipe: Recipe, metrics: Mapping[str, Any]) -> list[str]:
     """Return the phases that a trained network should not be behind."""
-    phases = ["before", "raw" if recipe.model.takes_vectors else "frozen"]
+    phases = ["before", "raw" if recipe.model.takes_vectors else "frozen", "within_class"]
     if any(phase in metrics for phase in STAGES):
         phases.append("pca")
     return [*phases, *STAGES]
@@ -186,9 +193,12 @@ def _phases_to_compare(recipe: Recipe, metrics: Mapping[str, Any]) -> list[str]:
 
 def _setback_sentence(recipe: Recipe, name: str, after: float, phase: str, before: float) -> str:
     titles = phase_titles("vectors" if recipe.model.takes_vectors else "images")
-    if recipe.model.embedder == "pca":
-        network = titles["pca"]
-        earlier = "without whitening."
+    if recipe.model.embedder in CLOSED_FORMS:
+        network = titles[CLOSED_FORMS[recipe.model.embedder]]
+        earlier = "without whitening." if phase != "within_class" else "with it."
+    elif phase == "within_class":
+        network = "head" if recipe.model.freeze == "trunk" else "trained network"
+        earlier = 'without any training: [model] embedder = "within-class", or refit = "within-class" after it.'
     elif phase in STAGES:
         network = "trained network"
         earlier = f"before the whole network trained. {_WITHOUT_FINE_TUNING}"

@@ -1,5 +1,6 @@
 """Files of vectors: three formats with one content, and what is refused, each in one line."""
 
+import io
 import json
 import sys
 import zipfile
@@ -251,10 +252,24 @@ def test_a_split_of_both_is_refused(tmp_path, option):
         vectors(path=str(npz(tmp_path)), train_fraction=0)
 
 
-def test_a_header_that_claims_more_than_memory_is_one_line(tmp_path):
-    header = {"descr": "<f4", "fortran_order": False, "shape": (2**44, 4)}
-    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive, archive.open("embeddings.npy", "w") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.write(bytes(1000))
-    with pytest.raises(DataError, match=r"mine.npz: cannot be read as a .npz file \(.*Unable to allocate"):
+def test_an_array_that_claims_more_than_it_has_is_refused(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (4_000_000_000, 1024)}
+    )
+    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
+        archive.writestr("embeddings.npy", header.getvalue() + bytes(4096))
+    with pytest.raises(
+        DataError, match=r"mine.npz: embeddings claim 16,384,000,000,000 bytes, .* and have 4,096; write"
+    ):
+        read_vectors(tmp_path / "mine.npz")
+
+
+def test_more_vectors_than_fit_into_memory(tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError("Unable to allocate 15.3 GiB")
+
+    np.savez(tmp_path / "mine.npz", embeddings=np.ones((4, 2), np.float32), labels=np.arange(4))
+    monkeypatch.setattr(sys.modules["pml_ext.data.vectors"], "_array_of", full)
+    with pytest.raises(DataError, match=r"mine.npz: more than fits into memory .*15.3 GiB\); save fewer vectors"):
         read_vectors(tmp_path / "mine.npz")

@@ -3,15 +3,14 @@
 import warnings
 
 import pytest
-from pytorch_metric_learning import distances, losses, miners
+from pytorch_metric_learning import losses, miners
 from torch.utils.data import SequentialSampler
 
 import pml_ext
 from pml_ext import registry
 from pml_ext.cli.description import describe
-from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameError
+from pml_ext.errors import PluginError, PluginWarning, UnknownNameError
 from pml_ext.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
-from pml_ext.registry import BuildContext, fill_settings
 from pml_ext.testing.subject import find_components
 from pml_ext.training.plan import plan
 from pml_ext_search.trained import load_run
@@ -212,39 +211,3 @@ def test_a_run_of_a_missing_plugin_says_how_to_install_it(tmp_path, monkeypatch,
     monkeypatch.setenv("PML_EXT_BLOCK", "gone")
     with registry.isolated(), pytest.raises(PluginError, match="the plugin 'gone' is blocked, by PML_EXT_BLOCK"):
         load_run(folder)
-
-
-def test_unknown_settings_and_names_in_a_context_are_refused():
-    with pytest.raises(ConfigError, match="no setting of pml/triplet-margin 'margn'; nearest: margin"):
-        registry.build("pml/triplet-margin", "loss", margn=0.1)
-    with pytest.raises(ConfigError, match="no setting of a BuildContext 'embeding_size'; nearest: embedding_size"):
-        registry.build("pml/proxy-anchor", "loss", {"num_classes": 2, "embeding_size": 4})
-
-
-def test_settings_that_are_components_are_built():
-    more = {"distance": {"name": "pml/lp", "power": 2}, "embedding_regularizer": {"name": "pml/lp"}}
-    loss = registry.build("pml/contrastive", "loss", **more)
-    assert isinstance(loss.distance, distances.LpDistance)
-    assert loss.distance.power == 2
-    assert type(loss.embedding_regularizer).__name__ == "LpRegularizer"
-
-
-def wanting(embedding_size, words, metric: pml_ext.PDDMDistance, base: distances.BaseDistance, num_classes=7, seed=3):
-    """Something with every kind of setting."""
-
-
-def test_a_context_fills_settings():
-    context: BuildContext = {"embedding_size": 8, "num_classes": 2, "seed": 9}
-    values, missing = fill_settings(wanting, context)
-    assert values.keys() == {"embedding_size", "metric", "seed"}
-    assert values["metric"].embedding_size == 8
-    assert missing == ["words", "base"]  # of a base class any component will do: somebody has to say which
-    assert fill_settings(wanting, context, given=["metric", "seed"])[0] == {"embedding_size": 8}
-
-
-def test_a_context_reaches_the_components_in_settings():
-    context: BuildContext = {"num_classes": 2, "class_labels": [30, 40], "collect_stats": True}
-    parts = {"loss": {"name": "pml/contrastive"}, "regularizer": {"name": "density"}}
-    loss = registry.build("regularized", "loss", context, **parts)
-    assert loss.regularizer.classes.ordered.tolist() == [30, 40]
-    assert (loss.collect_stats, loss.loss.collect_stats) == (True, losses.ContrastiveLoss().collect_stats)

@@ -23,6 +23,15 @@ def test_writes_a_package_and_nothing_over_it(tmp_path):
         new_plugin("my-loss", tmp_path / "out")
 
 
+def test_readme_and_class_describe_one_loss(tmp_path):
+    new_plugin("my-loss", tmp_path)
+    readme = (tmp_path / "README.md").read_text()
+    source = (tmp_path / "src" / "my_loss" / "losses.py").read_text()
+    described = "hinge between an anchor's mean similarity to negatives"
+    assert described in " ".join(readme.split())
+    assert described in source
+
+
 REFUSED = {
     "kebab-case": ["MyLoss", "my_loss", ""],
     "taken by a plugin": ["cbml", "pml", "folder", "pml-ext"],

@@ -79,7 +79,7 @@ def test_features_before_a_trained_head_are_tested(tmp_path):
     right = labels[distances.argmin(dim=1)] == labels
     assert metrics["features"]["recall_at_1"] == pytest.approx(float(right.double().mean()), abs=0.004)
     assert {"frozen", "pca", "nmi"} <= {*metrics, *metrics["features"]}
-    assert reported_phases(view.recipe) == ["after", "features", "raw", "before", "frozen", "pca"]
+    assert reported_phases(view.recipe) == ["after", "features", "raw", "before", "frozen", "pca", "within_class"]
 
 
 def test_whitened_components_are_uncorrelated():

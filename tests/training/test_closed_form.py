@@ -1,0 +1,100 @@
+"""Heads in closed form in runs: fitted in place of training, before it, and after it."""
+
+import json
+
+import pytest
+import torch
+
+from pml_ext import TotalWhitening, WithinClassWhitening, load_run
+from pml_ext.errors import ConfigError
+from pml_ext.recipe import load_recipe
+from pml_ext.training import train
+from pml_ext.training.launch import draw_report
+from pml_ext.training.opened import open_run
+
+from ..overrides import typed
+
+FROZEN = ["model.freeze=trunk", "model.trunk.weights=random"]
+FAST = ["schedule.epochs=2", "sampler.iterations=3"]
+
+
+def finished(folder, *overrides):
+    """Train digits, and return the finished run and its metrics."""
+    train("pml/multi-similarity/digits", out=folder, overrides=typed([*FAST, *overrides]))
+    return open_run(folder, 0, "cpu"), json.loads((folder / "metrics.json").read_text())
+
+
+def whitened_features(view, size, shrinkage=0.6):
+    features = view.embeddings("train", "trunk")
+    return WithinClassWhitening(shrinkage, size).fit(features, view.true_labels("train"))
+
+
+@pytest.mark.parametrize(("settings", "shrinkage"), [([], 0.6), (["model.shrinkage=0.3"], 0.3)])
+def test_an_embedder_within_classes_is_fitted_and_not_trained(tmp_path, settings, shrinkage):
+    closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=16"]
+    view, metrics = finished(tmp_path / "run", *closed, *settings)
+    layer = whitened_features(view, 16, shrinkage)
+    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+    assert metrics["best_epoch"] == 0
+    assert metrics["before"] == pytest.approx(metrics["after"])
+    assert metrics["within_class"]["recall_at_1"] > 0.5
+    assert load_run(tmp_path / "run").embed(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 16)
+
+
+def test_components_with_shrinkage_are_total_whitening(tmp_path):
+    closed = [*FROZEN, "model.embedder=pca", "model.embedding_size=16", "model.shrinkage=0.6"]
+    view, _ = finished(tmp_path / "run", *closed)
+    layer = TotalWhitening(0.6, 16).fit(view.embeddings("train", "trunk"))
+    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+
+
+def test_training_starts_from_the_whitening(tmp_path):
+    _, fitted = finished(tmp_path / "fitted", *FROZEN, "model.embedder=within-class")
+    _, metrics = finished(tmp_path / "run", "model.start=within-class")
+    _, random = finished(tmp_path / "random")
+    assert metrics["before"] == pytest.approx(fitted["after"], abs=1e-3)
+    assert metrics["before"]["map_at_r"] != pytest.approx(random["before"]["map_at_r"], abs=1e-3)
+    assert metrics["best_epoch"] > 0
+
+
+def test_a_head_that_is_fitted_again_replaces_the_trained_one(tmp_path):
+    plain, without = finished(tmp_path / "plain")
+    view, metrics = finished(tmp_path / "run", "model.refit=within-class")
+    assert metrics["trained_head"] == pytest.approx(without["after"])  # training is the same
+    assert torch.equal(view.trunk.state_dict()["1.weight"], plain.trunk.state_dict()["1.weight"])
+    layer = whitened_features(view, 64)
+    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+    assert {"features", "trained_head", "after"} <= set(metrics)
+    assert "head fitted again" in draw_report(tmp_path / "run").read_text()
+
+
+def test_a_resumed_run_is_fitted_again_to_the_same(tmp_path):
+    settings = ["model.refit=within-class", "schedule.name=constant"]
+    whole, _ = finished(tmp_path / "whole", *settings)
+    finished(tmp_path / "run", *settings, "schedule.epochs=1")
+    train("pml/multi-similarity/digits", out=tmp_path / "run", resume=True, overrides=typed([*FAST, *settings]))
+    resumed = open_run(tmp_path / "run", 0, "cpu")
+    assert torch.equal(resumed.embedder.weight, whole.embedder.weight)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["model.shrinkage=0.6"], "shrinkage: it is of embedder"),
+        (["model.shrinkage=auto", "model.embedder=pca", "model.freeze=trunk"], "'pca' does not see"),
+        (["model.refit=within-class", "model.norm=batch"], "refit: it is of embedder = 'linear'"),
+        (["model.refit=within-class", "model.freeze=trunk"], "refit: the trunk is frozen"),
+        (["model.start=within-class", "model.embedder=mlp"], "start: it is of embedder = 'linear'"),
+        (["model.embedder=within-class"], "goes with freeze = 'trunk'"),
+        (["model.embedder=within-class", "model.freeze=trunk", "model.dropout=0.1"], "dropout: it is of an embedder"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, text):
+    with pytest.raises(ConfigError, match=text):
+        load_recipe("pml/multi-similarity/digits", typed(settings))
+
+
+def test_a_size_above_that_of_the_features_is_named(tmp_path):
+    closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=5000"]
+    with pytest.raises(ConfigError, match=r"within-class: size must be at most the \d+ columns"):
+        train("pml/multi-similarity/digits", out=tmp_path / "run", overrides=typed([*FAST, *closed]))
