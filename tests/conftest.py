@@ -46,7 +46,18 @@ PLUGIN_WITH_A_LOSS = """
 
 
 # Whole runs, kills, several processes, new environments, timings, all conformance checks: not in `.ci/run fast`.
-SLOW = {"integration", "distributed", "cli", "testing", "search", "test_executors.py", "test_run.py"}
+SLOW = {
+    "integration",
+    "distributed",
+    "cli",
+    "testing",
+    "search",
+    "test_processes.py",
+    "test_on_ray.py",
+    "test_on_slurm.py",
+    "test_job_queue.py",
+    "test_run.py",
+}
 SLOW |= {"test_loop.py", "test_outcome.py", "test_results.py", "test_checkpointing.py"}
 SLOW |= {"test_collapse.py", "test_zero_loss.py"}
 SLOW |= {"test_tuning.py", "test_benchmark.py", "test_profile.py"}

@@ -6,7 +6,7 @@ import functools
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option
 
@@ -18,20 +18,18 @@ from pml_ext.tool import (
     Overrides,
     Progress,
     RayAddress,
-    mean_and_std,
     print_json,
     print_result,
-    print_table,
     say,
-    stdout,
 )
 
 if TYPE_CHECKING:
     from pml_ext.tool import Override, Recipe
 
-    from .executors import Executor, Job
+    from .executors import Executor
     from .groups import Group
-    from .tuning import Study
+    from .jobs import Job
+    from .study import Study
 
 _METRICS = ["recall_at_1", "map_at_r", "nmi"]
 
@@ -124,7 +122,9 @@ def compare(
     if as_json:
         print_json(result)
     else:
-        _print(result, page)
+        from .printing import print_comparison
+
+        print_comparison(result, page)
     if any(row["errors"] for row in result["recipes"]):
         raise Exit(1)
 
@@ -171,6 +171,24 @@ class _Options:
         if self.ray_address is not None and self.on != "ray":
             raise ConfigError("--ray-address goes with --on ray")
 
+    def executor(self, out: Path) -> Executor:
+        """Return the executor for the number of concurrent jobs."""
+        if self.on == "ray":
+            from .on_ray import OnRay
+
+            return OnRay(self.jobs, self.ray_address)
+        if self.on == "slurm":
+            from .on_slurm import OnSlurm
+
+            return OnSlurm(self.jobs, out / "slurm")
+        if self.jobs == 1:
+            from .executors import Executor
+
+            return Executor()
+        from .processes import Processes
+
+        return Processes(self.jobs)
+
     def studies(self, out: Path) -> list[Study]:
         """Return the studies of all recipes; none without tuning."""
         if not self.tune:
@@ -184,11 +202,10 @@ class _Options:
 
     def rows(self, studies: list[Study], out: Path) -> list[Group]:
         """Do the studies' trials and the missing runs, and return the rows of all runs."""
-        from .executors import make_executor
         from .groups import disambiguate_names
         from .runs import plans_of, rows_of
 
-        executor = make_executor(self.jobs, self.on, out, self.ray_address)
+        executor = self.executor(out)
         with closing(executor), AllRuns() as progress:
             recipes, failed = self._tuned(studies, executor, progress)
             plans = plans_of(
@@ -257,81 +274,6 @@ class AllRuns(Progress):
             self.step(f"{job.name} has ended: {ended} of {self._count} {self._noun}")
         completed = sum(self._shares.values())
         self._bar.update(self._task, description=self._noun, completed=completed, visible=True)
-
-
-def _print(result: dict[str, Any], page: Path | None) -> None:
-    """Print rows, differences, sentences and remarks."""
-    from .tables import remarks
-
-    _print_rows(result)
-    if result["differences"]:
-        _print_differences(result)
-    lines = [*result["sentences"], *remarks(result)]
-    if result["best"]:
-        lines.insert(0, result["best"])
-    if page is not None:
-        lines.append(f"page: {page}")
-    for line in lines:
-        stdout().print(line, soft_wrap=True)
-
-
-def _print_rows(result: dict[str, Any]) -> None:
-    from pml_ext.tool import title_of
-
-    from .tables import best_first
-
-    metrics = result["metrics"]
-    was_tuned = any(row["trials"] for row in result["recipes"])
-    columns = [f"{result['phase']}, %, mean ± std", "seeds", *map(title_of, metrics)]
-    if was_tuned:
-        columns += ["trials", "seconds", "selection"]
-    right = [number for number, title in enumerate(columns) if number > 0 and title != "selection"]  # not of texts
-
-    lines = []
-    for row in best_first(result["recipes"], metrics[0]):
-        cells = [row["recipe"], str(len(row[metrics[0]]["values"]))]
-        for metric in metrics:
-            measured = row[metric]
-            cells.append(mean_and_std(measured) if measured["values"] else "")
-        if was_tuned:
-            cells += [str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]]
-        lines.append(cells)
-    print_table(columns, lines, right=right)
-
-
-def _print_differences(result: dict[str, Any]) -> None:
-    from pml_ext.tool import title_of
-
-    metrics = result["metrics"]
-    columns = [f"difference from {result['differences_from']}", "pairs"]
-    for metric in metrics:
-        columns += [title_of(metric), "95 %", "p"]
-
-    lines = []
-    for row in result["differences"]:
-        pairs = row[metrics[0]]["pairs"]
-        cells = [row["recipe"], str(pairs)]
-        for metric in metrics:
-            cells += _difference_cells(row[metric])
-        lines.append(cells)
-    print_table(columns, lines, right=range(1, len(columns)))
-
-
-def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the cells of a difference in points, its interval and its p-value; "-" for one without a test."""
-    if not difference["pairs"]:
-        return "", "", ""
-    mean = f"{100 * difference['mean']:+.1f}"
-    if difference["std"] is not None:
-        mean += f" ± {100 * difference['std']:.1f}"
-    interval = ""
-    if difference["low"] is not None:
-        interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
-    if difference["p"] is None:
-        p = "-"
-    else:
-        p = f"{difference['p']:.3f}"
-    return mean, interval, p
 
 
 def probe(

@@ -32,8 +32,10 @@ from pml_ext.tool import (
     validate,
 )
 
-from .executors import BusyError, Executor, Job, OnProgress, ReportProgress, do
+from .executors import Executor
 from .groups import METRICS_FILE, Group, add_run, disambiguate_names, find_group, groups_below, settings_of
+from .job_queue import do
+from .jobs import BusyError, Job, OnProgress, ReportProgress
 
 MOST_PROGRESS = 0.99  # of a run that trains; tests follow
 PHASES_WITH_PROTOCOLS = ("before", "after")  # tests with metrics of protocols

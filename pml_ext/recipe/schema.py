@@ -78,7 +78,7 @@ _listed = BeforeValidator(_list_of_one)
 
 
 class ImagesTable(Table):
-    """``[data.images]``: preprocessing of photographs in training, tests and retrieval."""
+    """``[data.images]``: preprocessing of images in color in training, tests and retrieval."""
 
     resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
     crop: Count | None = None  # size of the network's input; by default the data set's image size

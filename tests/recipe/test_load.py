@@ -117,19 +117,19 @@ def test_a_file_is_checked_below_quick(tmp_path):
 
 
 def test_images_stay_whatever_the_folder_is_called():
-    given = one("pml/photographs-pretrained").data
+    given = one("fit/photographs-pretrained").data
     for name in ("folder:mine", "table:mine.csv"):
         with warnings.catch_warnings():
             warnings.simplefilter("error", RecipeWarning)
-            data = one("pml/photographs-pretrained", f"data.name={name}").data
+            data = one("fit/photographs-pretrained", f"data.name={name}").data
         assert data.images == given.images
         assert (data.images.resize, data.images.random_crop_scale, data.images.flip) == (160, [0.25, 1.0], True)
-    assert one("pml/photographs", "data.name=folder:mine").data.settings["image_size"] == 64
+    assert one("fit/photographs", "data.name=folder:mine").data.settings["image_size"] == 64
 
 
 def test_what_another_name_leaves_out_is_said():
     with pytest.warns(RecipeWarning) as said:
-        one("pml/photographs-pretrained", "data.name=digits", "model.views=1")
+        one("fit/photographs-pretrained", "data.name=digits", "model.views=1")
     (line,) = {str(each.message) for each in said}
     assert line.startswith("--set data.name=digits leaves out the recipe's data.images.resize, data.images.crop, ")
     with warnings.catch_warnings():

@@ -1,24 +1,26 @@
 """Tuning: equally many trials for every recipe, validation classes alone, shared by processes, resumed where killed."""
 
 import json
-from contextlib import closing
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from pml_ext.cli.app import app_for
-from pml_ext.errors import ConfigError, DataError, StoppedError
+from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipes, ranges_of
 from pml_ext.training import evaluation, validation
-from pml_ext_compare import tuning
-from pml_ext_compare.executors import Executor, JobResult, Processes, do
-from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs, tuned
+from pml_ext_compare import trials
+from pml_ext_compare.executors import Executor
+from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import JobResult
+from pml_ext_compare.tuning import studies_of, trial_jobs, tuned
 
 from ...overrides import typed
 from .examples import silent
 
 pytest.importorskip("optuna")
+
+
 SMALL = """
 extends = "pml/contrastive/digits"
 data = { name = "digits-unseen" }
@@ -90,30 +92,6 @@ def test_trials_see_validation_classes_and_are_reproducible(recipe, tmp_path, mo
     assert not list(study.place.rglob("*.pt"))
 
 
-def test_two_processes_on_one_journal_share_the_trials(recipe, tmp_path):
-    (study,) = studies_of(recipe, tmp_path, trials=3)
-    jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many
-    with closing(Processes(2)) as executor:
-        assert do(jobs, executor, silent) == {}
-    trials = study.optuna_study().get_trials()
-    assert len(trials) == 3
-    assert {each.state.name for each in trials} <= {"COMPLETE", "PRUNED"}
-    assert len({each.params["loss.neg_margin"] for each in trials}) == 3
-
-
-def test_a_trial_that_was_ended_goes_on(recipe, tmp_path):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
-
-    def stop(job, said):
-        raise StoppedError(15, "stopped")
-
-    with pytest.raises(StoppedError):
-        do([TrialJob(study, 0, "cpu", None)], Executor(), stop)
-    assert states(study) == ["RUNNING"]
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert states(study) == ["COMPLETE", "COMPLETE"]
-
-
 @pytest.mark.usefixtures("without_report")
 def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext_compare.page.compare_queries", lambda *_: ([], []))
@@ -153,94 +131,6 @@ def test_a_setting_wrong_for_every_trial_ends_all(recipe, tmp_path):
     assert [text for text in said if isinstance(text, str)] == []
 
 
-def test_values_wrong_for_one_trial_count_as_a_trial(recipe, tmp_path):
-    ranges = '"sampler.m" = { choices = [2, 3] }'  # three do not divide a batch of four
-    text = SMALL.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
-    (tmp_path / "one.toml").write_text(text.replace("low = 0.2, high = 2.0", "low = 0.0, high = 0.2"))
-    (study,) = studies_of(recipe, tmp_path, trials=4)
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert states(study)[0] == "COMPLETE"
-    assert "FAIL" in states(study)
-
-
-def test_a_journal_cut_in_its_last_line_keeps_the_others(recipe, tmp_path):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
-    assert do(trial_jobs([study], "cpu", None)[:1], Executor(), silent) == {}
-    assert states(study) == ["COMPLETE"]
-    journal = study.place / "journal.log"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole + whole.splitlines()[-1][:-5])
-    with pytest.warns(UserWarning, match=r"journal.log: its last line was incomplete and is dropped"):
-        assert states(study) == ["COMPLETE"]
-    assert journal.read_bytes().startswith(whole + b"{")
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert len(states(study)) == 2
-    journal.write_bytes(b"no journal\n" + whole)
-    with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it, and the trials begin anew"):
-        study.optuna_study()
-
-
-def raising(error):
-    def train(**_):
-        raise error
-
-    return train
-
-
-def test_values_that_raise_anything_count_as_a_trial(recipe, tmp_path, monkeypatch):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
-    monkeypatch.setattr(tuning, "train_and_validate", raising(torch.OutOfMemoryError("out of memory")))
-    said = []
-    assert do(trial_jobs([study], "cpu", None)[:1], Executor(), lambda job, text: said.append(text)) == {}
-    assert states(study) == ["FAIL"]
-    assert any("trial 1 of 2 failed: OutOfMemoryError: out of memory" in str(text) for text in said)
-    monkeypatch.setattr(tuning, "train_and_validate", raising(OSError(28, "No space left on device")))
-    (error,) = do(trial_jobs([study], "cpu", None)[:1], Executor(), silent).values()
-    assert "No space left on device" in error
-    assert states(study) == ["FAIL", "RUNNING"]  # goes on later
-    monkeypatch.undo()
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert states(study) == ["FAIL", "COMPLETE"]
-
-
-def test_a_trial_whose_processes_are_killed_is_given_up(recipe, tmp_path, monkeypatch):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
-
-    class Died(BaseException):
-        """In place of a kill: it leaves what a killed process leaves."""
-
-    job = TrialJob(study, 0, "cpu", None)
-
-    def dying(**_):
-        (job.folder(0) / "deaths").rename(tmp_path / "kept")
-        raise Died
-
-    monkeypatch.setattr(tuning, "train_and_validate", dying)
-    for _ in range(tuning.DEATHS):
-        with pytest.raises(Died):
-            job.do(print)
-        (tmp_path / "kept").rename(job.folder(0) / "deaths")
-    assert states(study) == ["RUNNING"]
-    monkeypatch.undo()
-    said = []
-    job.do(said.append)
-    assert states(study) == ["FAIL"]
-    assert "its process was killed 3 times, as where memory runs out" in said[-1]
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert states(study) == ["FAIL", "COMPLETE"]
-
-
-def test_a_first_trial_with_a_drawn_value_may_fail_alone(recipe, tmp_path, monkeypatch):
-    """The recipe's own value is not in the range, so that the first trial does not tell that all would fail."""
-    text = SMALL.replace('"sampler.m" = { choices = [2] }', '"sampler.m" = { choices = [3, 4] }')
-    (tmp_path / "one.toml").write_text(text)
-    (study,) = studies_of(recipe, tmp_path, trials=3)
-    assert not study.begins_with_own_values()
-    monkeypatch.setattr(tuning, "train_and_validate", raising(ConfigError("three do not divide four")))
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert states(study) == ["FAIL"] * 3
-
-
 def constant(value=0.5):
     def train(**_):
         return value
@@ -251,7 +141,7 @@ def constant(value=0.5):
 def test_fewer_trials_do_not_use_those_of_a_longer_tuning(recipe, tmp_path, monkeypatch):
     values = [0.1, 0.4, 0.2, 0.9, 0.3, 0.5]
     remaining = list(values)
-    monkeypatch.setattr(tuning, "train_and_validate", lambda **_: remaining.pop(0))
+    monkeypatch.setattr(trials, "train_and_validate", lambda **_: remaining.pop(0))
     (longer,) = studies_of(recipe, tmp_path, trials=6)
     assert do(trial_jobs([longer], "cpu", None), Executor(), silent) == {}
     (shorter,) = studies_of(recipe, tmp_path, trials=3)
@@ -278,7 +168,7 @@ class Killing(Executor):
 
 
 def test_jobs_that_die_are_made_again_until_all_trials_have_ended(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "train_and_validate", constant())
+    monkeypatch.setattr(trials, "train_and_validate", constant())
     studies = studies_of(recipe, tmp_path, trials=3)
     begun = []
     recipes, failed = tuned(studies, Killing({0: 2}), silent, begin=begun.append)
@@ -299,7 +189,7 @@ def test_trials_do_not_read_the_file_again(recipe, tmp_path, monkeypatch):
         trained.append(recipe)
         return 0.5
 
-    monkeypatch.setattr(tuning, "train_and_validate", train)
+    monkeypatch.setattr(trials, "train_and_validate", train)
     (tmp_path / "one.toml").write_text(SMALL.replace("width = 8", "width = 16"))
     recipes, _ = tuned(studies, Executor(), silent)
     assert trained[0].model.trunk.settings["width"] == 8
@@ -314,38 +204,3 @@ def test_nothing_but_validation_classes_that_do_not_train_is_tested(recipe, tmp_
     assert (evaluation.validation, evaluation.select) == (0.5, "nmi")
     assert (evaluation.validation_trains, evaluation.test_every) == (False, 0)
     assert study.own_recipe.evaluation.validation_trains
-
-
-def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):
-    text = SMALL.replace("low = 0.2, high = 2.0", "low = 0, high = 2").replace("choices = [2]", "low = 2, high = 4")
-    (tmp_path / "one.toml").write_text(text + "[loss]\nneg_margin = 0.5\n")
-    monkeypatch.setattr(tuning, "train_and_validate", constant())
-    (study,) = studies_of(str(tmp_path / "one.toml"), tmp_path, trials=2)
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    first, second = study.optuna_study().get_trials()
-    assert first.params["loss.neg_margin"] == 0.5
-    assert type(second.params["loss.neg_margin"]) is float
-    assert type(second.params["sampler.m"]) is int
-
-
-def test_a_kill_while_a_trial_begins_does_not_block_the_study(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "train_and_validate", constant())
-    (study,) = studies_of(recipe, tmp_path, trials=1)
-    study.optuna_study().enqueue_trial({"loss.neg_margin": 1})  # then killed, before study.ask
-    assert states(study) == ["WAITING"]
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert states(study) == ["COMPLETE"]
-    (study,) = studies_of(recipe, tmp_path / "other", trials=2)
-    study.optuna_study().ask()  # then killed, before it has drawn values
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    assert states(study) == ["FAIL", "COMPLETE"]
-
-
-def test_a_saved_recipe_keeps_settings_of_a_tuned_component(tmp_path, monkeypatch):
-    ranges = '"optimizer.name" = { choices = ["sgd"] }\n'
-    (tmp_path / "one.toml").write_text(SMALL + ranges)
-    monkeypatch.setattr(tuning, "train_and_validate", constant())
-    (study,) = studies_of(str(tmp_path / "one.toml"), tmp_path, trials=1)
-    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
-    (saved,) = load_recipes(str(study.save_recipe(tmp_path))).values()
-    assert (saved.optimizer.name, saved.optimizer.lr) == ("sgd", study.best()["optimizer.lr"])

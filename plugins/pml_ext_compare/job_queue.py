@@ -1,0 +1,117 @@
+"""The queue of a comparison's jobs: busy ones are tried again, and a worker that dies is replaced."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from pml_ext.tool import (
+    ConfigError,
+    StoppedError,
+    handle_signals,
+)
+
+from .executors import ATTEMPTS, POLL, Executor
+from .jobs import Job, JobResult, OnProgress
+
+_GO_ON = "go on with the same command"
+
+
+def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:
+    """Do jobs, tell ``on_progress`` the errors of failed ones, and return these errors.
+
+    A job that is busy in another process is tried again later; a job whose worker died is tried once more. A signal
+    ends all jobs with a checkpoint; then StoppedError is raised. ConfigError: a setting is wrong for all jobs.
+    """
+    queue = _Queue(jobs, on_progress, executor.retry_seconds)
+    stopping = False
+    ended_by: int | None = None  # the signal that a job had, here or where it runs
+    with handle_signals(wait=True) as received:
+        while queue or executor.running:
+            for job in queue.take(executor.jobs - len(executor.running)):
+                executor.start(job)
+            if not executor.running:  # all that is left is busy elsewhere
+                time.sleep(POLL)
+
+            for job, result in executor.ended(on_progress):
+                ended_by = received() or ended_by or result.stopped or None
+                # A worker that has just started does not handle signals yet, and dies of one.
+                died_of_signal = result.died and ended_by is not None
+                if not result.stopped and not died_of_signal:
+                    queue.take_result(job, result)
+
+            ended_by = received() or ended_by
+            if ended_by is not None:
+                queue.clear()  # also of jobs that were busy, or whose workers died, in this round
+            if ended_by is not None and not stopping:
+                executor.stop()
+                stopping = True
+
+        ended_by = received() or ended_by
+        if ended_by is not None:
+            raise _stopped_by(ended_by, f"with checkpoints; {_GO_ON}")
+    return queue.errors
+
+
+class _Queue:
+    """The jobs that wait, and what became of the others.
+
+    A job that is busy elsewhere waits for some seconds before it is tried again.
+    """
+
+    def __init__(self, jobs: Iterable[Job], on_progress: OnProgress, retry_seconds: float) -> None:
+        self.errors: dict[Any, str] = {}
+        self._waiting = deque(jobs)
+        self._busy: deque[tuple[float, Job]] = deque()  # times from which to try again, and jobs
+        self._retry_seconds = retry_seconds
+        self._deaths = Counter[Job]()
+        self._on_progress = on_progress
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._busy)
+
+    def clear(self) -> None:
+        """Drop all jobs."""
+        self._waiting.clear()
+        self._busy.clear()
+
+    def take(self, count: int) -> list[Job]:
+        """Remove and return the next jobs that may start, at most ``count``."""
+        while self._busy and self._busy[0][0] <= time.monotonic():
+            _, job = self._busy.popleft()
+            self._waiting.append(job)
+        count = min(count, len(self._waiting))
+        return [self._waiting.popleft() for _ in range(count)]
+
+    def take_result(self, job: Job, result: JobResult) -> None:
+        """Let a job wait again, or note that it has ended."""
+        if result.useless:
+            raise ConfigError(result.error)
+        if result.busy:
+            self._busy.append((time.monotonic() + self._retry_seconds, job))
+        elif result.died:
+            self._replace_worker(job)
+        else:
+            self._end(job, result.error)
+
+    def _replace_worker(self, job: Job) -> None:
+        self._deaths[job] += 1
+        if self._deaths[job] < ATTEMPTS:
+            self._on_progress(job, f"{job.name}: its worker died; another one resumes it")
+            self._waiting.append(job)
+        else:
+            self._end(job, f"its worker died {ATTEMPTS} times, perhaps for lack of memory")
+
+    def _end(self, job: Job, error: str) -> None:
+        if error:
+            self.errors[job] = error
+            self._on_progress(job, f"{job.name} failed: {error}")
+        self._on_progress(job, 1.0)
+
+
+def _stopped_by(number: int, text: str) -> StoppedError:
+    name = signal.Signals(number).name
+    return StoppedError(number, f"stopped by {name} {text}")

@@ -1,0 +1,75 @@
+"""The jobs of a comparison, and what becomes of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pml_ext.tool import (
+    PmlExtError,
+    StoppedError,
+    handle_signals,
+    one_line,
+)
+
+ReportProgress = Callable[[float | str], None]  # gets the share of a job that is done (0 to 1), or a message
+
+
+class BusyError(Exception):
+    """Another process is doing this job."""
+
+
+class UselessError(Exception):
+    """A setting is wrong for this job and for all others, so that doing them is useless; the text says which."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The outcome of one execution of a job."""
+
+    error: str = ""
+    useless: bool = False  # the other jobs would fail with the same error
+    busy: bool = False  # another process executes the job
+    stopped: int = 0  # the signal that ended it
+    died: bool = False  # the worker died without a result
+
+
+class Job(Protocol):
+    """A job that can be pickled, and resumes from where it stopped."""
+
+    @property
+    def name(self) -> str:
+        """The name that messages show."""
+
+    def do(self, on_progress: ReportProgress) -> None:
+        """Execute the job; pass progress and warnings to ``on_progress``; BusyError if it runs elsewhere."""
+
+
+OnProgress = Callable[[Job, float | str], None]
+
+
+def _ignore_progress(said: float | str) -> None:
+    pass
+
+
+def run_job(
+    job: Job, on_progress: ReportProgress = _ignore_progress, passed_on: tuple[type[Exception], ...] = ()
+) -> JobResult:
+    """Execute a job and return its outcome; raise errors of the classes ``passed_on``."""
+    try:
+        with handle_signals():
+            job.do(on_progress)
+        return JobResult()
+    except passed_on:
+        raise
+    except BusyError:
+        return JobResult(busy=True)
+    except UselessError as error:
+        return JobResult(error=str(error), useless=True)
+    except StoppedError as error:
+        return JobResult(stopped=error.signal)
+    except PmlExtError as error:
+        return JobResult(error=str(error))
+    except Exception as error:
+        return JobResult(error=one_line(error))

@@ -1,0 +1,64 @@
+"""Jobs as tasks of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pml_ext.tool import (
+    needs_extra,
+    one_line,
+    threads_for,
+)
+
+from .executors import ATTEMPTS, POLL, Executor
+from .jobs import Job, JobResult, OnProgress, run_job
+
+
+class OnRay(Executor):
+    """Jobs as tasks of Ray, on the cluster at an address, or on one that is started here."""
+
+    def __init__(self, jobs: int, address: str | None = None) -> None:
+        super().__init__(jobs)
+        with needs_extra("ray", "--on ray"):
+            import ray
+        self._ray = ray
+        if address:
+            ray.init(address=address, log_to_driver=False)
+        else:
+            # "local": without an address, Ray would join a cluster that runs here, or that RAY_ADDRESS names
+            ray.init(address="local", num_cpus=jobs, include_dashboard=False, log_to_driver=False)
+
+        gpus_per_job = ray.cluster_resources().get("GPU", 0) / jobs
+        environment = {"OMP_NUM_THREADS": str(threads_for(jobs))}
+        as_task = ray.remote(
+            num_cpus=1,
+            num_gpus=min(1.0, gpus_per_job),
+            max_retries=ATTEMPTS - 1,  # Ray itself replaces a worker that dies and restarts its task
+            runtime_env={"env_vars": environment},
+        )
+        self._task = as_task(run_job)
+
+    def start(self, job: Job) -> None:
+        """Start a task."""
+        self.running[self._task.remote(job)] = job
+
+    def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
+        """Yield the jobs whose tasks have ended."""
+        ready, _ = self._ray.wait([*self.running], timeout=POLL)
+        for reference in ready:
+            try:
+                result = self._ray.get(reference)
+            except self._ray.exceptions.TaskCancelledError:  # by stop()
+                result = JobResult(died=True)
+            except self._ray.exceptions.RayError as error:
+                result = JobResult(error=f"Ray: {one_line(error)}")
+            yield self.running.pop(reference), result
+
+    def stop(self) -> None:
+        """Interrupt the tasks."""
+        for reference in self.running:
+            self._ray.cancel(reference)
+
+    def close(self) -> None:
+        """Leave the cluster, which ends its tasks."""
+        self._ray.shutdown()

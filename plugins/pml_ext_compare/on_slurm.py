@@ -1,0 +1,106 @@
+"""Jobs of SLURM, by submitit."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pml_ext.tool import (
+    ConfigError,
+    needs_extra,
+)
+
+from .executors import POLL, Executor
+from .jobs import Job, JobResult, OnProgress, run_job
+
+_RETRY_ON_SLURM = 60.0  # seconds before a busy job is submitted again
+_YEAR = 365 * 24 * 60  # minutes: the limit of jobs without one, which submitit otherwise gives two minutes or five
+_NO_LIMIT = ("UNLIMITED", "INFINITE", "-1", "0")  # time limits of sbatch
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A job that SLURM requeues after a timeout or preemption."""
+
+    job: Job
+
+    def __call__(self) -> JobResult:
+        from submitit.core.utils import UncompletedJobError  # raised where the job was requeued too often
+
+        return run_job(self.job, passed_on=(UncompletedJobError,))
+
+    def checkpoint(self) -> Any:
+        """Return the submission that resumes the job."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class OnSlurm(Executor):
+    """Jobs of SLURM by submitit, which does them in processes here where there is no SLURM.
+
+    Partition, account, time and GPUs are taken from sbatch's own variables: ``SBATCH_PARTITION``, ``SBATCH_TIMELIMIT``.
+    """
+
+    retry_seconds = _RETRY_ON_SLURM
+
+    def __init__(self, jobs: int, folder: Path) -> None:
+        super().__init__(jobs)
+        with needs_extra("slurm", "--on slurm"):
+            import submitit
+        self._errors = submitit.core.utils.UncompletedJobError
+        self._executor = submitit.AutoExecutor(folder=folder)
+        time_limit = os.environ.get("SBATCH_TIMELIMIT")
+        is_unlimited = time_limit is not None and time_limit.strip().upper() in _NO_LIMIT
+        if self._executor.cluster == "local" or is_unlimited:
+            self._executor.update_parameters(timeout_min=_YEAR)
+        elif time_limit is not None:  # submitit compares it with a job's time, to tell a timeout from a preemption
+            self._executor.update_parameters(timeout_min=minutes_of(time_limit))
+
+    def start(self, job: Job) -> None:
+        """Submit a job."""
+        self.running[self._executor.submit(_Submitted(job))] = job
+
+    def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
+        """Yield the jobs that SLURM has ended."""
+        time.sleep(POLL)
+        ended = [submitted for submitted in self.running if submitted.done()]
+        for submitted in ended:
+            try:
+                result = submitted.result()
+            except self._errors:
+                result = JobResult(died=True)
+            yield self.running.pop(submitted), result
+
+    def stop(self) -> None:
+        """Cancel the jobs: SLURM sends SIGTERM, on which a run writes its checkpoint."""
+        for submitted in self.running:
+            submitted.cancel(check=False)
+
+    def close(self) -> None:
+        """Cancel the jobs that have not ended."""
+        self.stop()
+
+
+def minutes_of(time_limit: str) -> int:
+    """Return the minutes of a time limit of sbatch, rounded up: ``"90"``, ``"90:00"``, ``"1:30:00"``, ``"1-12"``.
+
+    ConfigError for another text.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit.strip())
+    if match is None:
+        raise ConfigError(f"SBATCH_TIMELIMIT={time_limit}: wanted minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS")
+    days, first, second, third = match.groups()
+    numbers = [int(number or 0) for number in (first, second, third)]
+    has_hours = days is not None or third is not None
+    if not has_hours:  # MINUTES, MINUTES:SECONDS
+        numbers = [0, *numbers[:2]]
+    hours, minutes, seconds = numbers
+    hours += 24 * int(days or 0)
+    return 60 * hours + minutes + math.ceil(seconds / 60)

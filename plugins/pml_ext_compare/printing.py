@@ -1,0 +1,87 @@
+"""A comparison as tables and sentences on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pml_ext.tool import (
+    mean_and_std,
+    print_table,
+    stdout,
+)
+
+
+def print_comparison(result: dict[str, Any], page: Path | None) -> None:
+    """Print rows, differences, sentences and remarks."""
+    from .tables import remarks
+
+    _print_rows(result)
+    if result["differences"]:
+        _print_differences(result)
+    lines = [*result["sentences"], *remarks(result)]
+    if result["best"]:
+        lines.insert(0, result["best"])
+    if page is not None:
+        lines.append(f"page: {page}")
+    for line in lines:
+        stdout().print(line, soft_wrap=True)
+
+
+def _print_rows(result: dict[str, Any]) -> None:
+    from pml_ext.tool import title_of
+
+    from .tables import best_first
+
+    metrics = result["metrics"]
+    was_tuned = any(row["trials"] for row in result["recipes"])
+    columns = [f"{result['phase']}, %, mean ± std", "seeds", *map(title_of, metrics)]
+    if was_tuned:
+        columns += ["trials", "seconds", "selection"]
+    right = [number for number, title in enumerate(columns) if number > 0 and title != "selection"]  # not of texts
+
+    lines = []
+    for row in best_first(result["recipes"], metrics[0]):
+        cells = [row["recipe"], str(len(row[metrics[0]]["values"]))]
+        for metric in metrics:
+            measured = row[metric]
+            cells.append(mean_and_std(measured) if measured["values"] else "")
+        if was_tuned:
+            cells += [str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]]
+        lines.append(cells)
+    print_table(columns, lines, right=right)
+
+
+def _print_differences(result: dict[str, Any]) -> None:
+    from pml_ext.tool import title_of
+
+    metrics = result["metrics"]
+    columns = [f"difference from {result['differences_from']}", "pairs"]
+    for metric in metrics:
+        columns += [title_of(metric), "95 %", "p"]
+
+    lines = []
+    for row in result["differences"]:
+        pairs = row[metrics[0]]["pairs"]
+        cells = [row["recipe"], str(pairs)]
+        for metric in metrics:
+            cells += _difference_cells(row[metric])
+        lines.append(cells)
+    print_table(columns, lines, right=range(1, len(columns)))
+
+
+def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the cells of a difference in points, its interval and its p-value; "-" for one without a test."""
+    if not difference["pairs"]:
+        return "", "", ""
+    mean = f"{100 * difference['mean']:+.1f}"
+    if difference["std"] is not None:
+        mean += f" ± {100 * difference['std']:.1f}"
+    interval = ""
+    if difference["low"] is not None:
+        interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
+    if difference["p"] is None:
+        p = "-"
+    else:
+        p = f"{difference['p']:.3f}"
+    return mean, interval, p

@@ -1,0 +1,174 @@
+"""The trials of a study, shared by processes: a job each."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pml_ext.tool import (
+    ConfigError,
+    PmlExtError,
+    TrainingError,
+    choose_device,
+    keep_freed_memory,
+    locked_folder,
+    one_line,
+    train_and_validate,
+)
+
+from .jobs import BusyError, ReportProgress, UselessError
+from .runs import ProgressShares, fold_numbers, run_lock, with_settings
+from .study import Study, has_begun
+
+SEED = 0  # of all trials' runs
+DEATHS = 3  # of the processes of a trial, after which it counts as failed: memory may run out again and again
+
+
+@dataclass(frozen=True, eq=False)
+class TrialJob:
+    """One of a study's trials: a new one, or one whose process died, from its checkpoint."""
+
+    study: Study
+    number: int  # of the job
+    device: str
+    data: Path | None
+
+    @property
+    def name(self) -> str:
+        """The recipe and the number of the job."""
+        return f"{self.study.name}, trial {self.number + 1} of {self.study.trials}"
+
+    def do(self, on_progress: ReportProgress) -> None:
+        """Do a trial, unless all have begun; BusyError if other processes have not ended the last ones."""
+        keep_freed_memory(choose_device(self.device))
+        study = self.study.optuna_study()
+        with contextlib.ExitStack() as locks:
+            with locked_folder(self.study.place):
+                self.study.fail_incomplete_trials(study)
+                trials = [trial for trial in self.study.own_trials(study) if has_begun(trial)]
+                unfinished = [trial for trial in trials if not trial.state.is_finished()]
+                left_behind = self._claim_one(unfinished, locks)
+                begun = None
+                if left_behind is None and len(trials) < self.study.trials:
+                    begun = self.study.begin(study)
+                    self._claim(begun.number, locks)
+
+            if left_behind is not None:
+                _TrialTraining(self, study, left_behind, on_progress).do()
+            elif begun is not None:
+                _TrialTraining(self, study, begun, on_progress, live_trial=begun).do()
+            elif unfinished:
+                raise BusyError
+
+    def folder(self, number: int) -> Path:
+        """Return the folder of a trial's runs."""
+        return self.study.place / f"trial-{number}"
+
+    def _claim_one(self, trials: Sequence[Any], locks: contextlib.ExitStack) -> Any:
+        """Return the first trial that no other process does; None for none."""
+        for trial in trials:
+            if self._claim(trial.number, locks):
+                return trial
+        return None
+
+    def _claim(self, number: int, locks: contextlib.ExitStack) -> bool:
+        """Lock a trial's folder; return False if another process has the lock."""
+        try:
+            locks.enter_context(run_lock(self.folder(number)))
+        except BusyError:
+            return False
+        return True
+
+
+class _TrialTraining:
+    """The training of one trial, by folds if the study has any.
+
+    ``live_trial`` is Optuna's handle of a new trial, by which it may be pruned; a resumed one has no such handle.
+    """
+
+    def __init__(
+        self, job: TrialJob, study: Any, trial: Any, on_progress: ReportProgress, live_trial: Any = None
+    ) -> None:
+        self.job = job
+        self.study = study
+        self.number: int = trial.number
+        self.tuned = dict(trial.params)
+        self.on_progress = on_progress
+        self.live_trial = live_trial
+        self.values: list[float] = []  # by fold
+
+    def do(self) -> None:
+        """Train with the trial's values, tell the study the result, and delete the trial's runs.
+
+        Values that fail count as a trial. An error of the machine, such as a full disk, leaves the trial to be resumed.
+        """
+        from optuna import TrialPruned
+        from optuna.trial import TrialState
+
+        try:
+            with self._counting_deaths():
+                for fold in fold_numbers(self.job.study.folds):
+                    self.values.append(self._train(fold))
+            self.study.tell(self.number, sum(self.values) / len(self.values))
+        except TrialPruned:
+            self.study.tell(self.number, state=TrialState.PRUNED)
+        except Exception as error:  # torch and components raise any
+            of_machine = isinstance(error, (OSError, PmlExtError))
+            if of_machine and not isinstance(error, (ConfigError, TrainingError)):
+                raise
+            first_is_own = self.number == 0 and self.job.study.begins_with_own_values()
+            if isinstance(error, ConfigError) and first_is_own:  # all trials would fail
+                raise UselessError(f"{self.job.study.name}: {error}") from None
+            self.on_progress(f"{self.job.name} failed: {one_line(error)}")
+            self.study.tell(self.number, state=TrialState.FAIL)
+        shutil.rmtree(self.job.folder(self.number), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _counting_deaths(self) -> Iterator[None]:
+        """Note in a file that a process trains, so that the next one sees how many were killed; TrainingError for many.
+
+        A process that ends in another way, by an error or a signal, deletes the file.
+        """
+        folder = self.job.folder(self.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "deaths"
+        deaths = len(file.read_text()) if file.exists() else 0
+        if deaths >= DEATHS:
+            raise TrainingError(f"its process was killed {deaths} times, as where memory runs out")
+        file.write_text("x" * (deaths + 1))
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _train(self, fold: int) -> float:
+        """Return the best value of a run on its validation classes."""
+        name = self.job.study.name
+        settings = dict(self.tuned)
+        if fold:
+            settings["evaluation.fold"] = fold
+        recipe = with_settings(self.job.study.recipe, settings, name)
+        return train_and_validate(
+            recipe=recipe,
+            name=name,
+            folder=self.job.folder(self.number) / f"fold-{fold}",
+            seed=SEED,
+            device=self.job.device,
+            data=self.job.data,
+            listener=ProgressShares(self.on_progress, recipe.schedule.epochs, self.job.name),
+            report=self._report,
+        )
+
+    def _report(self, epoch: int, value: float) -> None:
+        """Tell Optuna a value of the first fold; TrialPruned if the trial is worse than others at this epoch."""
+        from optuna import TrialPruned
+
+        if self.live_trial is None or self.values:
+            return
+        self.live_trial.report(value, epoch)
+        if self.live_trial.should_prune():
+            raise TrialPruned

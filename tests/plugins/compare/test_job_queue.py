@@ -1,0 +1,118 @@
+"""The queue of jobs: busy, stopped, died."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from pml_ext.errors import StoppedError
+from pml_ext.recipe import load_recipes
+from pml_ext.training import signals
+from pml_ext_compare import job_queue
+from pml_ext_compare.executors import Executor
+from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import JobResult
+from pml_ext_compare.on_slurm import OnSlurm
+from pml_ext_compare.runs import RunJob, plans_of
+
+from .examples import SMALL, silent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers have: sums of other threads round otherwise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+def jobs(tmp_path, seeds=1, more=""):
+    file = tmp_path / "one.toml"
+    file.write_text(SMALL + more)
+    return [RunJob(plan, "cpu", None) for plan in plans_of(load_recipes(str(file)), tmp_path, seeds)]
+
+
+class DyingWorkers(Executor):
+    """Workers that a signal ends while they start, before they can handle it."""
+
+    def __init__(self, in_the_same_poll):
+        super().__init__()
+        self.in_the_same_poll = in_the_same_poll
+        self.started = 0
+
+    def start(self, job):
+        self.started += 1
+        super().start(job)
+
+    def ended(self, on_progress):
+        if signals.received() is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            if not self.in_the_same_poll:
+                return
+        for job in [*self.running]:
+            yield self.running.pop(job), JobResult(died=True)
+
+
+class LateAnswers(Executor):
+    """Two jobs elsewhere: a signal ends the first there; the second answers something in the next round."""
+
+    def __init__(self, answer):
+        super().__init__(jobs=2)
+        self.answers = [JobResult(stopped=signal.SIGTERM), answer]
+        self.started = 0
+
+    def start(self, job):
+        self.started += 1
+        super().start(job)
+
+    def ended(self, on_progress):
+        first_job = next(iter(self.running))
+        yield self.running.pop(first_job), self.answers.pop(0)
+
+
+class Busy(Executor):
+    """An executor whose job is busy elsewhere at first."""
+
+    retry_seconds = 0.01
+
+    def __init__(self):
+        super().__init__()
+        self.tries = 0
+
+    def ended(self, on_progress):
+        for job in [*self.running]:
+            self.tries += 1
+            yield self.running.pop(job), JobResult(busy=self.tries < 3)
+
+
+@pytest.mark.parametrize("in_the_same_poll", [False, True])
+def test_workers_that_the_signal_ends_are_not_replaced(tmp_path, in_the_same_poll):
+    said = []
+    executor = DyingWorkers(in_the_same_poll)
+    with pytest.raises(StoppedError, match="go on with the same command"):
+        do(jobs(tmp_path), executor, lambda job, text: said.append(text))
+    assert (said, executor.started) == ([], 1)
+
+
+@pytest.mark.parametrize("answer", [JobResult(died=True), JobResult(busy=True)])
+def test_no_job_starts_again_once_a_signal_has_ended_one(tmp_path, answer):
+    said = []
+    executor = LateAnswers(answer)
+    with pytest.raises(StoppedError, match="SIGTERM with checkpoints"):
+        do(jobs(tmp_path, seeds=2), executor, lambda job, text: said.append(text))
+    assert (said, executor.started) == ([], 2)
+
+
+def test_a_busy_job_is_tried_again_after_a_while(tmp_path):
+    executor = Busy()
+    assert do(jobs(tmp_path), executor, silent) == {}
+    assert executor.tries == 3
+    assert OnSlurm.retry_seconds >= 60  # each try is a submission
+    queue = job_queue._Queue(["a", "b"], silent, retry_seconds=3600)
+    (job,) = queue.take(1)
+    queue.take_result(job, JobResult(busy=True))
+    assert queue.take(2) == ["b"]
+    assert queue  # "a" still waits

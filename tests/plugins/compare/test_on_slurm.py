@@ -1,0 +1,116 @@
+"""Jobs of SLURM, by submitit."""
+
+import importlib.util
+import time
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pml_ext.errors import ConfigError
+from pml_ext.files import read_json
+from pml_ext.recipe import load_recipes
+from pml_ext_compare import on_slurm
+from pml_ext_compare.executors import Executor
+from pml_ext_compare.job_queue import do
+from pml_ext_compare.on_slurm import OnSlurm, minutes_of
+from pml_ext_compare.runs import RunJob, plans_of
+
+from .examples import SMALL, silent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers have: sums of other threads round otherwise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+def jobs(tmp_path, seeds=1, more=""):
+    file = tmp_path / "one.toml"
+    file.write_text(SMALL + more)
+    return [RunJob(plan, "cpu", None) for plan in plans_of(load_recipes(str(file)), tmp_path, seeds)]
+
+
+def metrics(mine, executor, on_progress=silent):
+    with closing(executor):
+        assert do(mine, executor, on_progress) == {}
+    return [read_json(job.plan.folder / "metrics.json")["after"] for job in mine]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
+
+
+class Sleeper:
+    """A job whose worker tells that it has begun to start, and takes its time."""
+
+    name = "sleeper"
+
+    def do(self, on_progress):
+        time.sleep(600)
+
+
+class TimedOut:
+    """A job that submitit ends, as it does where a job was requeued too often."""
+
+    name = "timed out"
+
+    def do(self, on_progress):
+        from submitit.core.utils import UncompletedJobError
+
+        raise UncompletedJobError("timed-out too many times")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+def test_jobs_of_submitit_are_cancelled_when_they_are_to_stop(tmp_path):
+    executor = OnSlurm(1, tmp_path / "slurm")
+    executor.start(Sleeper())
+    executor.stop()
+    results = []
+    while executor.running:
+        results += [result for _, result in executor.ended(silent)]
+    assert results[0].died or results[0].stopped
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+def test_submitit_gives_the_same_numbers(tmp_path, here):
+    assert metrics(jobs(tmp_path), OnSlurm(1, tmp_path / "slurm")) == here[:1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+def test_submitit_without_slurm_gives_jobs_their_time(tmp_path):
+    from submitit.core.utils import DelayedSubmission, UncompletedJobError
+
+    a_day = 24 * 60
+    executor = OnSlurm(1, tmp_path / "slurm")
+    assert executor._executor._executor.parameters["timeout_min"] > a_day
+    with pytest.raises(UncompletedJobError):  # raised in the job, where submitit requeues it no more
+        DelayedSubmission(on_slurm._Submitted(TimedOut())).result()
+
+
+def test_time_limits_of_sbatch():
+    limits = {"90": 90, "90:30": 91, "1:30:00": 90, "1-12": 36 * 60, "1-12:30": 36 * 60 + 30, "0-0:0:1": 1}
+    assert {text: minutes_of(text) for text in limits} == limits
+    with pytest.raises(ConfigError, match="SBATCH_TIMELIMIT=a day: wanted minutes"):
+        minutes_of("a day")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+@pytest.mark.parametrize(("limit", "minutes"), [("1:30:00", 90), ("UNLIMITED", 525_600), ("0", 525_600)])
+def test_jobs_of_slurm_have_the_time_limit_of_sbatch(tmp_path, monkeypatch, limit, minutes):
+    import submitit
+
+    given = {}
+    executor = SimpleNamespace(cluster="slurm", update_parameters=lambda **settings: given.update(settings))
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda folder: executor)
+    monkeypatch.setenv("SBATCH_TIMELIMIT", limit)
+    OnSlurm(1, tmp_path)
+    assert given == {"timeout_min": minutes}

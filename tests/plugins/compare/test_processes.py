@@ -1,0 +1,160 @@
+"""Jobs in processes here: signals, kills, the same numbers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+import torch
+
+from pml_ext.errors import StoppedError
+from pml_ext.files import read_json
+from pml_ext.recipe import load_recipes
+from pml_ext_compare.executors import Executor
+from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import JobResult
+from pml_ext_compare.processes import Processes
+from pml_ext_compare.runs import RunJob, plans_of
+
+from .examples import SMALL, silent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers have: sums of other threads round otherwise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+def jobs(tmp_path, seeds=1, more=""):
+    file = tmp_path / "one.toml"
+    file.write_text(SMALL + more)
+    return [RunJob(plan, "cpu", None) for plan in plans_of(load_recipes(str(file)), tmp_path, seeds)]
+
+
+def metrics(mine, executor, on_progress=silent):
+    with closing(executor):
+        assert do(mine, executor, on_progress) == {}
+    return [read_json(job.plan.folder / "metrics.json")["after"] for job in mine]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
+
+
+class Stopped(Executor):
+    """Jobs elsewhere, one of which a signal ends there before the others, and before this process has it."""
+
+    def __init__(self):
+        super().__init__(jobs=2)
+        self.asked = False
+        self.killed = []
+
+    def ended(self, on_progress):
+        ended = [*self.running] if self.asked else [*self.running][:1]
+        for job in ended:
+            yield self.running.pop(job), JobResult(stopped=signal.SIGTERM)
+
+    def stop(self):
+        self.asked = True
+
+    def close(self):
+        self.killed = [*self.running]
+
+
+class Quick:
+    """A job that has nothing to do."""
+
+    name = "quick"
+
+    def do(self, on_progress):
+        pass
+
+
+class Sleeper:
+    """A job whose worker tells that it has begun to start, and takes its time."""
+
+    name = "sleeper"
+
+    def do(self, on_progress):
+        time.sleep(600)
+
+
+class Killed(RunJob):
+    """A run whose worker is killed once, as soon as there is a checkpoint."""
+
+    def do(self, on_progress):
+        killed = self.plan.folder.parent / "killed"
+
+        def and_die(said):
+            if any(self.plan.folder.rglob("last.pt")) and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            on_progress(said)
+
+        super().do(and_die)
+
+
+def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
+    mine = jobs(tmp_path)
+    with pytest.raises(StoppedError, match="go on with the same command"):
+        do(mine, Executor(), lambda job, said: os.kill(os.getpid(), signal.SIGTERM))
+    assert not (mine[0].plan.folder / "metrics.json").exists()
+    assert metrics(mine, Executor()) == here[:1]
+
+
+def test_a_signal_that_one_worker_has_lets_the_others_end_with_a_checkpoint(tmp_path):
+    executor = Stopped()
+    with closing(executor), pytest.raises(StoppedError, match="SIGTERM with checkpoints; go on with the same command"):
+        do(jobs(tmp_path, seeds=3), executor, silent)
+    assert executor.asked
+    assert executor.killed == []
+
+
+def test_a_worker_killed_while_it_is_idle_is_replaced():
+    said = []
+    with closing(Processes(1)) as executor:
+        assert do([Quick()], executor, silent) == {}
+        (process,) = executor._workers.values()
+        process.kill()
+        process.join()
+        assert do([Quick()], executor, lambda job, text: said.append(text)) == {}
+    assert said == [1.0]  # without a death of the job
+
+
+def test_a_worker_starts_without_torch():
+    """Torch reads the number of its threads when it is imported, and a worker is told that number once it runs."""
+    script = "import sys, pml_ext_compare.processes; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_signal_while_processes_start_is_no_death():
+    said = []
+
+    class Signaled(Processes):
+        def start(self, job):
+            super().start(job)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with closing(Signaled(1)) as executor, pytest.raises(StoppedError, match="with checkpoints"):
+        do([Sleeper()], executor, lambda job, text: said.append(text))
+    assert said == []
+
+
+def test_a_killed_process_is_replaced_and_its_run_resumed(tmp_path, here):
+    """Also where the process has data-loader workers, which it may start."""
+    said = []
+    (job,) = jobs(tmp_path, more="data = { workers = 1 }")
+    assert metrics([Killed(**vars(job))], Processes(1), lambda job, text: said.append(text)) == here[:1]
+    assert (job.plan.folder.parent / "killed").exists()
+    assert any("its worker died; another one resumes it" in str(each) for each in said)
