@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pml_ext import plugin
 from pml_ext.registry import hooks as hookspecs
-from pml_ext.registry.discovery import HOOKS
+from pml_ext.registry.answers import HOOKS
 
 PATH = Path(__file__).with_suffix(".md")
 HEAD = """# Reference of hooks and helpers

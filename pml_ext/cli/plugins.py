@@ -17,7 +17,7 @@ from .options import AsJson, Verbose
 from .output import print_json, print_result, print_table, stderr, stdout
 
 if TYPE_CHECKING:
-    from ..registry.discovery import PluginRecord
+    from ..registry.entry_points import PluginRecord
     from ..testing.runner import CheckResult
 
 COUNTED = ("passed", "failed", "skipped", "xfail")

@@ -13,8 +13,8 @@ from .components import Paper as Paper
 from .components import capabilities as capabilities
 from .components import kind_of as kind_of
 from .diagnosis import diagnosis as diagnosis
-from .discovery import LOCAL as LOCAL
-from .discovery import is_allowed as is_allowed
+from .entry_points import LOCAL as LOCAL
+from .entry_points import is_allowed as is_allowed
 from .lookup import candidates as candidates
 from .lookup import class_names as class_names
 from .lookup import commands as commands

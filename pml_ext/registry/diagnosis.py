@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from ..errors import PluginError
+from .answers import TABLES
 from .components import KINDS
-from .discovery import TABLES, PluginRecord
+from .entry_points import PluginRecord
 from .lookup import components, owners_of, plugins, plugins_naming
 
 

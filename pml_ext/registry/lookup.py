@@ -13,8 +13,10 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from ..errors import PluginError, PluginWarning, UnknownNameError, shortened, unknown
+from .answers import validated
 from .components import KINDS, Command, Component, Paper, kebab
-from .discovery import LOCAL, PluginRecord, Plugins, validated
+from .discovery import Plugins
+from .entry_points import LOCAL, PluginRecord
 
 _plugins = Plugins()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .. import registry
 from ..errors import ConfigError, needs_extra
-from .discovery import RESERVED
+from .entry_points import RESERVED
 
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:

@@ -21,7 +21,7 @@ import torch
 from .. import registry
 from ..errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
 from ..registry import settings_of
-from ..registry.discovery import TABLES
+from ..registry.answers import TABLES
 from .batches import shuffle
 from .calling import error_location, error_summary
 from .runner import CheckResult

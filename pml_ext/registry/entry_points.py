@@ -1,0 +1,165 @@
+"""Entry points of group ``pml_ext``: their records, and which of them the allow list and the deny list let in."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import traceback
+import warnings
+from importlib import metadata
+
+from ..errors import PluginError, PluginWarning, one_line, unknown
+from .imports import package_of, place_in
+
+GROUP = "pml_ext"
+ALLOW = "PML_EXT_PLUGINS"  # environment variables with names of entry points
+BLOCK = "PML_EXT_BLOCK"
+LOCAL = "local"  # plugin name of classes registered in the current process
+BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
+RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
+
+
+@dataclasses.dataclass
+class PluginRecord:
+    """An entry point, its module and distribution, and the result of loading it."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
+    error: str = ""  # the reasons, unless the status is "waiting" or "ok"
+    hooks: list[str] = dataclasses.field(default_factory=list)
+    components: int = 0
+    commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.diagnosis
+    clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.diagnosis
+    seconds: float = 0.0  # time to import it and call its first hooks
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.distribution} {self.version}"
+
+    @property
+    def package(self) -> str:
+        """The top package of its module."""
+        return package_of(self.module)
+
+    @property
+    def shipped(self) -> bool:
+        """True for a plugin of this distribution."""
+        return self.distribution.replace("_", "-").lower() == "pml-ext"
+
+    def add_error(self, error: BaseException, hook: str = "") -> None:
+        """Record the plugin as broken, with one more reason."""
+        reason = f"{type(error).__name__}: {error}"
+        place = place_in(self.package, error)
+        if place:
+            reason = f"{reason}, in {place}"
+        if hook:
+            reason = f"{hook}: {reason}"
+        self.status = "broken"
+        self.error = f"{self.error}; {reason}" if self.error else reason
+        self.traceback += "".join(traceback.format_exception(error))
+
+
+def read_entry_points() -> tuple[list[PluginRecord], list[tuple[PluginRecord, metadata.EntryPoint]]]:
+    """Return a record of each entry point, those of this distribution first, and those that are to be loaded.
+
+    PluginError if the allow or deny list names a plugin that is not installed.
+    """
+    points, unreadable = _entry_points()
+    found = []
+    for point in points:
+        distribution, version = _distribution_of(point)
+        found.append((PluginRecord(point.name, distribution, version, point.value), point))
+    found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
+    records = [record for record, _ in found]
+    _leave_out(records, ALLOW, "not allowed")
+    _leave_out(records, BLOCK, "blocked")
+    waiting = [(record, point) for record, point in found if record.status == "waiting"]
+    for record, error in unreadable:
+        records.append(record)
+        record.add_error(error)
+        text = f"entry points of the distribution {record.distribution!r} cannot be read: {one_line(error)}"
+        advice = f"plugins in it are left out; type: pip install --force-reinstall {record.distribution}"
+        warnings.warn(f"{text} ({advice})", PluginWarning, stacklevel=4)
+    return records, waiting
+
+
+def _leave_out(records: list[PluginRecord], variable: str, status: str) -> None:
+    """Set the status of plugins that an environment variable, the allow list or the deny list, leaves out."""
+    names = [record.name for record in records]
+    not_installed = sorted(_listed_in(variable).difference(names))
+    if not_installed:
+        name = not_installed[0]
+        installed = ", ".join(names) or "none"
+        raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
+    for record in records:
+        if record.status == "waiting" and not _allowed_by(variable, record.name):
+            record.status = status
+            record.error = f"by {variable}"
+
+
+EntryPoints = tuple[list[metadata.EntryPoint], list[tuple[PluginRecord, Exception]]]
+"""Entry points, and a record of each distribution whose entry points cannot be read."""
+
+
+def _entry_points() -> EntryPoints:
+    """Return the entry points of all distributions; a damaged file of any of them stops importlib's function."""
+    try:
+        return list(metadata.entry_points(group=GROUP)), []
+    except Exception:  # of a parser: anything
+        return _readable_entry_points()
+
+
+def _readable_entry_points() -> EntryPoints:
+    """Read the entry points of one distribution after the other, which takes longer."""
+    points: list[metadata.EntryPoint] = []
+    unreadable: list[tuple[PluginRecord, Exception]] = []
+    seen = set()  # the first distribution of a name on the path is meant
+    for distribution in metadata.distributions():
+        name = _metadata_of(distribution, "name")
+        if name in seen:
+            continue
+        if name:
+            seen.add(name)
+        try:
+            points += distribution.entry_points.select(group=GROUP)
+        except Exception as error:
+            version = _metadata_of(distribution, "version")
+            unreadable.append((PluginRecord(name or "unknown", name or "unknown", version, ""), error))
+    return points, unreadable
+
+
+def _distribution_of(point: metadata.EntryPoint) -> tuple[str, str]:
+    """Return name and version of an entry point's distribution, ``"unknown"`` and "" if its metadata have none."""
+    if point.dist is None:
+        return "unknown", ""
+    return _metadata_of(point.dist, "name") or "unknown", _metadata_of(point.dist, "version")
+
+
+def _metadata_of(distribution: metadata.Distribution, attribute: str) -> str:
+    """Return the name or the version of a distribution; "" if its file ``METADATA`` is damaged or missing."""
+    try:
+        return str(getattr(distribution, attribute) or "")
+    except Exception:  # depends on the version of Python
+        return ""
+
+
+def _listed_in(variable: str) -> set[str]:
+    """Return the entry-point names in an environment variable, which separates them by commas."""
+    names = {name.strip() for name in os.environ.get(variable, "").split(",")}
+    return names - {""}
+
+
+def _allowed_by(variable: str, name: str) -> bool:
+    """Return whether an environment variable, the allow list or the deny list, lets a plugin in."""
+    if variable not in os.environ:
+        return True
+    is_listed = name in _listed_in(variable)
+    return is_listed if variable == ALLOW else not is_listed
+
+
+def is_allowed(name: str) -> bool:
+    """Return whether the allow list and the deny list let a plugin in, by the name of its entry point."""
+    return _allowed_by(ALLOW, name) and _allowed_by(BLOCK, name)
