@@ -122,11 +122,14 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
         if isinstance(target, type):
             parameters = parameters[1:]  # without self
         settings_of_function = {}
+        passes_others_on = False
         for p in parameters:
+            if p.kind is p.VAR_KEYWORD:
+                passes_others_on = True
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 settings_of_function[p.name] = p.replace(annotation=_resolved(p.annotation, names))
         settings = settings_of_function | settings
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        if not passes_others_on:
             break
     settings.pop("mat_based_loss", None)  # set by PML's losses themselves
     return settings

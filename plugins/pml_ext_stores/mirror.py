@@ -48,7 +48,7 @@ def open(address: str, identity: str, size: int) -> MirroredStore:
 
     ConfigError for an address without a known scheme.
     """
-    schemes = registry.factories("store")
+    schemes = registry.values("store")
     # A scheme of two plugins is "entry-point:scheme".
     scheme = next((each for each in schemes if ":" in each and address.startswith(f"{each}:")), "")
     if not scheme:

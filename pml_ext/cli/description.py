@@ -69,13 +69,13 @@ def _factories() -> dict[str, dict[str, Any]]:
     """Return the factories of data sets, transforms and trunks by kind and name."""
     from ..data import PATH_FACTORIES
 
-    data_sets = registry.factories("data set")
+    data_sets = registry.values("data set")
     for prefix, (factory, _) in PATH_FACTORIES.items():
         data_sets[prefix] = factory
     return {
         "data set": data_sets,
-        "transform": registry.factories("transform"),
-        "trunk": registry.factories("trunk"),
+        "transform": registry.values("transform"),
+        "trunk": registry.values("trunk"),
     }
 
 

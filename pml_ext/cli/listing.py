@@ -168,7 +168,7 @@ def _factories(kind: str) -> list[dict[str, Any]]:
     from .. import registry
 
     entries = []
-    for name, factory in registry.factories(kind).items():
+    for name, factory in registry.values(kind).items():
         plugin, _ = registry.find(kind, name)
         entries.append(_factory(name, factory, plugin))
     return entries

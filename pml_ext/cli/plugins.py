@@ -28,7 +28,7 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     from .. import registry
 
     with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
-        records = registry.plugins()
+        records = registry.diagnosis()
     if verbose and not as_json:
         stdout().print("\n".join(map(_details, records)), soft_wrap=True)
     else:

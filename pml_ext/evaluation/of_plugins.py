@@ -23,7 +23,7 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
         calculator = AccuracyCalculator
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
-    for name, function in registry.factories("metric").items():
+    for name, function in registry.values("metric").items():
         if name in taken or hasattr(calculator, PREFIX + name):
             plugin, _ = registry.find("metric", name)
             text = f"the metric {name!r} of the plugin {plugin!r} is left out: the name is taken"

@@ -268,7 +268,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
 
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
-        if os.path.exists(name) and name not in registry.factories("data set"):
+        if os.path.exists(name) and name not in registry.values("data set"):
             kind = "table"
             if os.path.isdir(name):
                 kind = "folder"

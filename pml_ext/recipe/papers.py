@@ -161,7 +161,7 @@ class Quoted(NamedTuple):
 def papers() -> dict[str, Printed]:
     """Return the papers of the hook ``pml_ext_papers`` by name, warning of unreadable files."""
     read = {}
-    for name, file in registry.factories("paper").items():
+    for name, file in registry.values("paper").items():
         try:
             read[name] = _parsed(file)
         except ConfigError as error:
@@ -172,7 +172,7 @@ def papers() -> dict[str, Printed]:
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
     """Return a table, ``"cbml/7"``, and its paper; None if no paper has the name, for example ``"Table 7"``."""
     paper, _, number = name.partition("/")
-    files = registry.factories("paper")
+    files = registry.values("paper")
     if paper not in files or not number:
         return None
     read = _parsed(files[paper])

@@ -498,7 +498,7 @@ class EvaluationTable(Table):
             self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at, verification=verifies
         )
         names = [metric.name for metric in metrics if metric.in_runs]
-        names += registry.factories("metric")
+        names += registry.values("metric")
         for protocol in self.protocols:
             names += [f"{PROTOCOLS[protocol]}_top_{k}" for k in TOP]
         return names

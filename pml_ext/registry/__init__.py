@@ -12,13 +12,13 @@ from .components import Component as Component
 from .components import Paper as Paper
 from .components import capabilities as capabilities
 from .components import kind_of as kind_of
+from .diagnosis import diagnosis as diagnosis
 from .discovery import LOCAL as LOCAL
 from .discovery import is_allowed as is_allowed
 from .lookup import candidates as candidates
 from .lookup import class_names as class_names
 from .lookup import commands as commands
 from .lookup import components as components
-from .lookup import factories as factories
 from .lookup import factory as factory
 from .lookup import find as find
 from .lookup import get as get
@@ -31,6 +31,7 @@ from .lookup import records_of as records_of
 from .lookup import register as register
 from .lookup import ships as ships
 from .lookup import short_name as short_name
+from .lookup import values as values
 from .lookup import version_of as version_of
 from .origin import Origin as Origin
 from .origin import origin_of as origin_of

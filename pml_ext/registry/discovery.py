@@ -108,8 +108,8 @@ class PluginRecord:
     error: str = ""  # the reasons, unless the status is "waiting" or "ok"
     hooks: list[str] = dataclasses.field(default_factory=list)
     components: int = 0
-    commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
-    clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
+    commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.diagnosis
+    clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.diagnosis
     seconds: float = 0.0  # time to import it and call its first hooks
     traceback: str = ""
 
@@ -125,6 +125,18 @@ class PluginRecord:
     def shipped(self) -> bool:
         """True for a plugin of this distribution."""
         return self.distribution.replace("_", "-").lower() == "pml-ext"
+
+    def add_error(self, error: BaseException, hook: str = "") -> None:
+        """Record the plugin as broken, with one more reason."""
+        reason = f"{type(error).__name__}: {error}"
+        place = place_in(self.package, error)
+        if place:
+            reason = f"{reason}, in {place}"
+        if hook:
+            reason = f"{hook}: {reason}"
+        self.status = "broken"
+        self.error = f"{self.error}; {reason}" if self.error else reason
+        self.traceback += "".join(traceback.format_exception(error))
 
 
 class Plugins:
@@ -201,7 +213,7 @@ class Plugins:
         self._leave_out(BLOCK, "blocked")
         for record, error in unreadable:
             self.records.append(record)
-            self.add_error(record, error)
+            record.add_error(error)
             text = f"entry points of the distribution {record.distribution!r} cannot be read: {one_line(error)}"
             advice = f"plugins in it are left out; type: pip install --force-reinstall {record.distribution}"
             warnings.warn(f"{text} ({advice})", PluginWarning, stacklevel=4)
@@ -286,23 +298,11 @@ class Plugins:
             raise
         except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
             left_out = f"the answer of {hook}" if hook else "it"
-            self.add_error(record, error, hook)
+            record.add_error(error, hook)
             advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
             reason = reason_of(error, record.package)
             text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
             warnings.warn(text, PluginWarning, stacklevel=4)
-
-    def add_error(self, record: PluginRecord, error: BaseException, hook: str = "") -> None:
-        """Record a plugin as broken, with one more reason."""
-        reason = f"{type(error).__name__}: {error}"
-        place = place_in(record.package, error)
-        if place:
-            reason = f"{reason}, in {place}"
-        if hook:
-            reason = f"{hook}: {reason}"
-        record.status = "broken"
-        record.error = f"{record.error}; {reason}" if record.error else reason
-        record.traceback += "".join(traceback.format_exception(error))
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES.

@@ -14,30 +14,20 @@ from typing import Any
 
 from ..errors import PluginError, PluginWarning, UnknownNameError, shortened, unknown
 from .components import KINDS, Command, Component, Paper, kebab
-from .discovery import LOCAL, TABLES, PluginRecord, Plugins, validated
+from .discovery import LOCAL, PluginRecord, Plugins, validated
 
 _plugins = Plugins()
 
 
 def plugins() -> list[PluginRecord]:
-    """Return the record of each entry point, name clashes included.
-
-    This calls all hooks, and imports what other distributions' plugins name by its import path.
-    """
-    for record in _plugins.records:
-        record.clashes = []
-        record.commands = []
-    for name, by_plugin in _plugins.registered("command").items():
-        for plugin in by_plugin.keys() & _plugins.loaded.keys():
-            _plugins.loaded[plugin].commands.append(name)
-    for kind in (*KINDS, *TABLES, "class"):
-        for name, by_plugin in _plugins.registered(kind).items():
-            if len(by_plugin) > 1:
-                _record_name_clash(kind, name, list(by_plugin))
-    for record in _plugins.loaded.values():
-        if not record.shipped:
-            _record_failing_imports(record)
+    """Return the record of each entry point; this calls no further hook, and changes none."""
+    _plugins.load()
     return list(_plugins.records)
+
+
+def plugins_naming(kind: str) -> dict[str, dict[str, Any]]:
+    """Return ``{name: {plugin: value}}`` of everything of a kind, ``"class"`` too."""
+    return {name: dict(by_plugin) for name, by_plugin in _plugins.registered(kind).items()}
 
 
 def loaded_plugins() -> list[PluginRecord]:
@@ -56,42 +46,6 @@ def records_of(what: str) -> list[PluginRecord]:
     return found
 
 
-def _record_failing_imports(record: PluginRecord) -> None:
-    """Import the classes and commands that a plugin names as text, and record what fails, each failure once."""
-    for component in components():
-        if component.plugin == record.name:
-            with _recorded(record, "pml_ext_components"):
-                _ = component.cls
-    for name, by_plugin in _plugins.registered("command").items():
-        if record.name in by_plugin:
-            with _recorded(record, "pml_ext_commands"):
-                by_plugin[record.name].load(name, record.name)
-
-
-@contextlib.contextmanager
-def _recorded(record: PluginRecord, hook: str) -> Iterator[None]:
-    """Record a PluginError of an import inside the block."""
-    try:
-        yield
-    except PluginError as error:
-        if str(error) not in record.error:
-            _plugins.add_error(record, error, hook)
-
-
-def _record_name_clash(kind: str, name: str, plugins: list[str]) -> None:
-    """Add a text about a name of several plugins to the records of those that are entry points."""
-    meant = list(_candidates(kind, name))  # by the bare name
-    if len(meant) == 1:
-        meaning = f"means that of {meant[0]!r}"
-    else:
-        meaning = "is an error"
-    for plugin in plugins:
-        if plugin in _plugins.loaded:
-            others = " and ".join(repr(other) for other in plugins if other != plugin)
-            text = f"{kind} {name!r}: also of {others}; the bare name {meaning}"
-            _plugins.loaded[plugin].clashes.append(text)
-
-
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """Use a fresh registry inside the block, with entry points read again; restore the old one afterwards."""
@@ -104,7 +58,7 @@ def isolated() -> Iterator[None]:
         _plugins = before
 
 
-def _candidates(kind: str, name: str) -> dict[str, Any]:
+def owners_of(kind: str, name: str) -> dict[str, Any]:
     """Return the candidates for a name, or ``entry-point:name``, by plugin: several if the name is ambiguous."""
     registered = _plugins.registered(kind)
     prefix, _, bare_name = name.rpartition(":")
@@ -123,7 +77,7 @@ def find(kind: str, name: str) -> tuple[str, Any]:
 
     Raise UnknownNameError for an unknown name, and PluginError if two plugins claim it.
     """
-    found = _candidates(kind, name)
+    found = owners_of(kind, name)
     if not found:
         error = _plugins.missing_extras.get(kind)
         if error is not None:
@@ -161,7 +115,7 @@ def get(name: str, kind: str | None = None) -> Component:
     """
     if kind:
         return _component(kind, name)
-    kinds = [each for each in KINDS if _candidates(each, name)]
+    kinds = [each for each in KINDS if owners_of(each, name)]
     if not kinds:
         raise UnknownNameError(unknown("component", name, (c.name for c in components())))
     if len(kinds) > 1:
@@ -179,7 +133,7 @@ def candidates(name: str, kind: str | None = None) -> list[Component]:
     """Return the components that a name (see :func:`get`) may refer to: of several kinds or plugins."""
     found: list[Component] = []
     for each in _kinds(kind):
-        found += _candidates(each, name).values()
+        found += owners_of(each, name).values()
     return found
 
 
@@ -200,7 +154,7 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     component = validated(Component(cls, name or kebab(cls.__name__), paper), LOCAL)
     _plugins.load()
     _plugins.add(component)
-    meant = _candidates(component.kind, component.name)
+    meant = owners_of(component.kind, component.name)
     if LOCAL not in meant:
         other = next(iter(meant))
         text = f"{component.name!r} is a {component.kind} of {other!r} too, which the bare name means"
@@ -215,11 +169,11 @@ def class_names() -> dict[str, dict[str, Component]]:
 
 def recipes() -> dict[str, Traversable]:
     """Return recipe files by name, sorted."""
-    return factories("recipe")
+    return values("recipe")
 
 
-def factories(kind: str) -> dict[str, Any]:
-    """Return all values of ``"data set"``, ``"trunk"``, ``"transform"``, ``"metric"``, ``"tracker"``, ``"store"`` ...
+def values(kind: str) -> dict[str, Any]:
+    """Return everything of a kind by name, ``"recipe"``, ``"data set"``, ``"trunk"``, ``"metric"``, ``"store"`` ...
 
     A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
@@ -232,7 +186,7 @@ def factories(kind: str) -> dict[str, Any]:
 def _by_shortest_name(kind: str) -> Iterator[tuple[str, str, Any]]:
     """Yield the shortest unambiguous name, the plugin and the value of everything of a kind."""
     for name, by_plugin in _plugins.registered(kind).items():
-        meant = list(_candidates(kind, name))
+        meant = list(owners_of(kind, name))
         for plugin, value in by_plugin.items():
             shown = name if meant == [plugin] else f"{plugin}:{name}"
             yield shown, plugin, value

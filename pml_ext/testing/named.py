@@ -74,7 +74,7 @@ def broken_plugins(what: str) -> list[CheckResult]:
     for record in registry.records_of(what):
         for kind, table in TABLES.items():
             if table.hook in record.hooks:
-                registry.factories(kind)  # calls the hook
+                registry.values(kind)  # calls the hook
         if record.status == "broken":
             results.append(CheckResult(f"{record.name} (plugin)", "check_hooks", "failed", record.error))
     return results
@@ -90,7 +90,7 @@ def find_named_by_name(name: str) -> list[Named]:
 
 def _all_of(kind: str) -> list[Named]:
     values = []
-    for name, value in registry.factories(kind).items():
+    for name, value in registry.values(kind).items():
         plugin, _ = registry.find(kind, name)
         values.append(Named(kind, name, value, plugin))
     return values
@@ -123,7 +123,7 @@ def check_named(named: Named) -> list[CheckResult]:
 def checks_of_tools(kind: str) -> list[Contract]:
     """Return the checks of a kind that plugins give by the hook ``pml_ext_checks``."""
     checks = []
-    for name, check in registry.factories("check").items():
+    for name, check in registry.values("check").items():
         if name.rpartition(":")[2] == kind:
             checks.append(check)
     return checks

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("isolated_registry")
 
 
 def record(name):
-    return next(record for record in registry.plugins() if record.name == name)
+    return next(record for record in registry.diagnosis() if record.name == name)
 
 
 def names(kind=None):
@@ -64,12 +64,12 @@ def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, insta
     (package / "__init__.py").write_text(broken + "\n")
     install_loss("foreign")
     with pytest.warns(PluginWarning, match=r"'broken' of broken 1.0 is broken") as caught:
-        assert {record.name for record in registry.plugins()} >= {"foreign", "broken"}
+        assert {record.name for record in registry.diagnosis()} >= {"foreign", "broken"}
     assert len(caught) == 1
     assert registry.get("foreign").kind == "loss"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert {"convnet", "mlp"} <= registry.factories("trunk").keys()
+        assert {"convnet", "mlp"} <= registry.values("trunk").keys()
         assert record("broken").status == "broken"
         assert re.search(cause, record("broken").error), record("broken").error
     assert not any(component.plugin == "broken" for component in registry.components())
@@ -81,7 +81,7 @@ def test_a_failing_hook_costs_its_own_names_and_nothing_else(install_loss):
     install_loss("late", "Late", "late", more=failing + works)
     before = registry.get("late")
     with pytest.warns(PluginWarning, match="'late' of late 1.0 is broken and the answer of pml_ext_datasets.*no disk"):
-        assert "digits" in registry.factories("data set")
+        assert "digits" in registry.values("data set")
     assert registry.get("late") == before
     assert registry.factory("trunk", "late-trunk") is int
     assert record("late").status == "broken"
@@ -93,7 +93,7 @@ def test_without_extras_the_core_hooks_cost_no_plugin_anything(install_loss, mon
     monkeypatch.setitem(sys.modules, "pml_ext.data", None)  # as where its extra is not installed
     monkeypatch.setitem(sys.modules, "pml_ext.networks.trunks", None)
     assert registry.factory("data set", "theirs") is int
-    assert [*registry.factories("data set")] == ["theirs"]
+    assert [*registry.values("data set")] == ["theirs"]
     assert record("foreign").status == "ok"
     for look_up in (lambda: registry.factory("data set", "digits"), lambda: registry.factory("trunk", "convnet")):
         with pytest.raises(MissingExtraError, match="pml-ext\\[train\\]"):
@@ -104,8 +104,8 @@ def test_two_distributions_with_one_entry_point_name(install_loss):
     install_loss("first", "One", "one", entry_point="shared", distribution="dist-a")
     install_loss("second", "Two", "two", entry_point="shared", distribution="dist-b")
     with pytest.warns(PluginWarning, match="already claims the entry-point name 'shared'"):
-        registry.plugins()
-    assert sorted(record.status for record in registry.plugins() if record.name == "shared") == ["broken", "ok"]
+        registry.diagnosis()
+    assert sorted(record.status for record in registry.diagnosis() if record.name == "shared") == ["broken", "ok"]
     assert len({"one", "two"} & names()) == 1
 
 
@@ -134,7 +134,7 @@ def test_a_typing_error_in_either_list_is_an_error_each_time(monkeypatch, variab
             registry.get("cbml")
     monkeypatch.setenv(variable, "cbml,angular")
     assert ("cbml" in names("loss")) == (variable == "PML_EXT_PLUGINS")
-    assert len({r.name for r in registry.plugins()}) == len(registry.plugins())
+    assert len({r.name for r in registry.diagnosis()}) == len(registry.diagnosis())
 
 
 def test_the_output_of_an_import_goes_to_stderr(install_loss, capsys):
@@ -150,9 +150,9 @@ def test_warnings_that_are_errors_leave_nothing_half_done(install_plugin):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(PluginWarning, match="ZeroDivisionError"):
-            registry.plugins()
+            registry.diagnosis()
         assert registry.get("cbml").plugin == "cbml"
-    assert len({record.name for record in registry.plugins()}) == len(registry.plugins())
+    assert len({record.name for record in registry.diagnosis()}) == len(registry.diagnosis())
 
 
 def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
@@ -160,7 +160,7 @@ def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
     install_loss("foreign", class_name="CBML", name="cbml", more=trunk)
     install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
     with pytest.warns(PluginWarning, match="division by zero, in broken/__init__.py:2 .pml-ext plugins -v shows where"):
-        records = {record.name: record for record in registry.plugins()}
+        records = {record.name: record for record in registry.diagnosis()}
     foreign = records["foreign"]
     broken = records["broken"]
     assert (foreign.hooks, foreign.components) == (["pml_ext_components", "pml_ext_trunks"], 1)
@@ -224,7 +224,7 @@ def test_unreadable_entry_points_are_named(install_plugin):
     (package.parent / "damaged-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe")
     text = "entry points of the distribution 'damaged' cannot be read: Unicode.*pip install --force-reinstall damaged"
     with pytest.warns(PluginWarning, match=text):
-        registry.plugins()
+        registry.diagnosis()
     assert "UnicodeDecodeError" in record("damaged").error
 
 
@@ -242,13 +242,13 @@ def test_an_entry_point_that_is_no_module_is_named(install_plugin):
     package = install_plugin("text", "plugin = 'hello'\n")
     (package.parent / "text-1.0.dist-info" / "entry_points.txt").write_text("[pml_ext]\ntext = text:plugin\n")
     with pytest.warns(PluginWarning, match="its entry point names 'hello'; wanted a module with hooks"):
-        registry.plugins()
+        registry.diagnosis()
 
 
 def test_the_warning_of_a_broken_plugin_has_its_line(install_plugin):
     install_plugin("broken", "import sys\n1 / 0\n")
     with pytest.warns(PluginWarning, match=r"ZeroDivisionError: division by zero, in broken/__init__.py:2 \(pml-ext"):
-        registry.plugins()
+        registry.diagnosis()
     assert record("broken").error == "ZeroDivisionError: division by zero, in broken/__init__.py:2"
 
 

@@ -53,8 +53,8 @@ def test_a_name_of_two_others_is_reached_by_its_plugin(install_loss):
     with pytest.raises(PluginError, match="use 'first:twice' or 'second:twice'"):
         registry.factory("data set", "twice")
     assert [registry.factory("data set", f"{each}:twice")(None) for each in ("first", "second")] == ["first", "second"]
-    assert {"first:twice", "second:twice"} <= set(registry.factories("data set"))
-    assert "twice" not in registry.factories("data set")
+    assert {"first:twice", "second:twice"} <= set(registry.values("data set"))
+    assert "twice" not in registry.values("data set")
 
 
 def test_register_in_the_running_process_and_again():
@@ -126,7 +126,7 @@ def ours():
 @pytest.fixture
 def claimed(install_plugin):
     """Two plugins, first and last by name, that claim every name of ours; and a third that claims our entry points."""
-    names = {"datasets": [*registry.factories("data set")], "trunks": [*registry.factories("trunk")]}
+    names = {"datasets": [*registry.values("data set")], "trunks": [*registry.values("trunk")]}
     names["classes"] = [(c.kind, c.name, c.cls.__name__) for c in ours()]
     for owner in ("aaa", "zzz"):
         package = install_plugin(owner, CLAIMS.format(owner=owner, **names))
@@ -136,7 +136,7 @@ def claimed(install_plugin):
     with registry.isolated():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PluginWarning)
-            registry.plugins()
+            registry.diagnosis()
         yield
 
 

@@ -104,7 +104,7 @@ PLUGIN = """
 def seen(install_plugin, isolated_registry):
     """The trackers of a plugin, as they are made."""
     install_plugin("others", PLUGIN)
-    isolated_registry.plugins()
+    isolated_registry.diagnosis()
     return sys.modules["others"].seen
 
 

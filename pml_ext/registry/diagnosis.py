@@ -1,0 +1,69 @@
+"""What ``pml-ext plugins`` says of plugins: commands, names of several plugins, and what cannot be imported."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..errors import PluginError
+from .components import KINDS
+from .discovery import TABLES, PluginRecord
+from .lookup import components, owners_of, plugins, plugins_naming
+
+
+def diagnosis() -> list[PluginRecord]:
+    """Return a copy of the record of each entry point, with its commands, name clashes and failing imports.
+
+    This calls all hooks, and imports what other distributions' plugins name by its import path.
+    """
+    for kind in (*KINDS, *TABLES):
+        plugins_naming(kind)  # a hook that fails is recorded
+    records = []
+    for record in plugins():
+        copied = dataclasses.replace(record, commands=[], clashes=[])
+        records.append(copied)
+        if record.status in ("ok", "broken") and record.hooks:
+            _add_names(copied)
+            if not record.shipped:
+                _add_failing_imports(copied)
+    return records
+
+
+def _add_names(record: PluginRecord) -> None:
+    """Add the commands of a plugin, and a text about each of its names that is another plugin's too."""
+    for name, by_plugin in plugins_naming("command").items():
+        if record.name in by_plugin:
+            record.commands.append(name)
+    for kind in (*KINDS, *TABLES, "class"):
+        for name, by_plugin in plugins_naming(kind).items():
+            if record.name in by_plugin and len(by_plugin) > 1:
+                record.clashes.append(_clash(kind, name, [each for each in by_plugin if each != record.name]))
+
+
+def _clash(kind: str, name: str, others: list[str]) -> str:
+    meant = list(owners_of(kind, name))  # by the bare name
+    if len(meant) == 1:
+        meaning = f"means that of {meant[0]!r}"
+    else:
+        meaning = "is an error"
+    return f"{kind} {name!r}: also of {' and '.join(map(repr, others))}; the bare name {meaning}"
+
+
+def _add_failing_imports(record: PluginRecord) -> None:
+    """Import the classes and commands that a plugin names as text, and add what fails, each failure once."""
+    for component in components():
+        if component.plugin == record.name:
+            try:
+                _ = component.cls
+            except PluginError as error:
+                _add_once(record, error, "pml_ext_components")
+    for name, by_plugin in plugins_naming("command").items():
+        if record.name in by_plugin:
+            try:
+                by_plugin[record.name].load(name, record.name)
+            except PluginError as error:
+                _add_once(record, error, "pml_ext_commands")
+
+
+def _add_once(record: PluginRecord, error: PluginError, hook: str) -> None:
+    if str(error) not in record.error:
+        record.add_error(error, hook)
