@@ -13,7 +13,7 @@ import pml_ext.testing
 from pml_ext.registry.scaffold import new_plugin
 from pml_ext.testing import check_component
 from pml_ext.testing.checks import CHECKS
-from pml_ext.testing.named import CONTRACTS
+from pml_ext.testing.named import CONTRACTS, checks_of_tools
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHAPTERS = sorted((DOCS / "plugins").glob("*.md"))
@@ -63,6 +63,7 @@ def test_the_fixture_isolates(isolated_registry):
 def test_every_check_is_on_its_page():
     page = (DOCS / "plugins" / "checks.md").read_text("utf-8")
     every = {check.__name__ for checks in [*CHECKS.values(), *CONTRACTS.values()] for check in checks}
+    every |= {check.__name__ for kind in CONTRACTS for check in checks_of_tools(kind)}
     shared = {"check_capabilities"}  # said in words
     assert every - shared <= set(re.findall(r"check_\w+", page))
     assert set(re.findall(r"`(check_\w+)`", page)) <= every | {"check_component", "check_hooks"}
