@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+# Hooks, components, errors: imported at once.
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
@@ -23,25 +24,11 @@ from .registry.hooks import packaged as packaged
 from .registry.lazy import lazily as lazily
 from .registry.lazy import own_imports
 
-if TYPE_CHECKING:
-    from .data import DataSplits as DataSplits
-    from .data import LabeledImages as LabeledImages
-    from .data import read_image as read_image
-    from .distances import EuclideanDistance as EuclideanDistance
-    from .distances import GramCosineSimilarity as GramCosineSimilarity
-    from .distances import GramDotProductSimilarity as GramDotProductSimilarity
-    from .distances import NormalizedRows as NormalizedRows
-    from .distances import matrix_of as matrix_of
-    from .distances import require_distance as require_distance
-    from .distances import require_similarity as require_similarity
-    from .evaluation import figures as figures
-    from .evaluation import kmeans as kmeans
-    from .files import write_atomically as write_atomically
+if TYPE_CHECKING:  # losses of pairs, and what they are reduced from
     from .losses import Compilation as Compilation
     from .losses import PairLoss as PairLoss
     from .losses import PairLossSettings as PairLossSettings
     from .losses import Pairs as Pairs
-    from .losses import RegularizedLoss as RegularizedLoss
     from .losses import Terms as Terms
     from .losses import call_loss as call_loss
     from .losses import per_anchor as per_anchor
@@ -52,17 +39,31 @@ if TYPE_CHECKING:
     from .losses.classes import ClassMembers as ClassMembers
     from .losses.classes import class_members as class_members
     from .losses.full_precision import FullPrecisionForward as FullPrecisionForward
+
+if TYPE_CHECKING:  # distances, miners, regularizers, reducers, samplers, relations
+    from .distances import EuclideanDistance as EuclideanDistance
+    from .distances import GramCosineSimilarity as GramCosineSimilarity
+    from .distances import GramDotProductSimilarity as GramDotProductSimilarity
+    from .distances import NormalizedRows as NormalizedRows
+    from .distances import matrix_of as matrix_of
+    from .distances import require_distance as require_distance
+    from .distances import require_similarity as require_similarity
     from .miners import FullPrecisionMining as FullPrecisionMining
     from .miners import PairMiner as PairMiner
     from .miners import PairMinerSettings as PairMinerSettings
     from .miners import TiledMiner as TiledMiner
+    from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
+    from .regularizers import LabeledRegularizer as LabeledRegularizer
+    from .relations import Relation as Relation
+    from .samplers import GroupSampler as GroupSampler
+    from .samplers import members_by_class as members_by_class
+
+if TYPE_CHECKING:  # functions of matrices of pairs
     from .pairwise import Float64Buffers as Float64Buffers
     from .pairwise import all_entries as all_entries
     from .pairwise import apply_or_plain as apply_or_plain
     from .pairwise import autocast_off as autocast_off
     from .pairwise import check_batch as check_batch
-    from .pairwise import check_references as check_references
-    from .pairwise import cosine_similarity as cosine_similarity
     from .pairwise import euclidean_distances as euclidean_distances
     from .pairwise import exp_bounded as exp_bounded
     from .pairwise import gram as gram
@@ -86,6 +87,8 @@ if TYPE_CHECKING:
     from .pairwise import transformed as transformed
     from .pairwise import widest_dtype as widest_dtype
     from .pairwise import with_log_weights as with_log_weights
+
+if TYPE_CHECKING:  # PML's base classes, and the types of their settings
     from .pml import BaseDistance as BaseDistance
     from .pml import BaseMetricLossFunction as BaseMetricLossFunction
     from .pml import BaseMiner as BaseMiner
@@ -95,24 +98,27 @@ if TYPE_CHECKING:
     from .pml import DotProductSimilarity as DotProductSimilarity
     from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
     from .pml import LossSettings as LossSettings
-    from .pml import LpDistance as LpDistance
     from .pml import MinerSettings as MinerSettings
     from .pml import ModuleSettings as ModuleSettings
     from .pml import RegularizerSettings as RegularizerSettings
-    from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
-    from .regularizers import LabeledRegularizer as LabeledRegularizer
-    from .relations import Relation as Relation
-    from .retrieval.stores import Rows as Rows
-    from .retrieval.stores import SearchFilter as SearchFilter
-    from .retrieval.stores import SearchResult as SearchResult
-    from .retrieval.stores import Store as Store
-    from .samplers import GroupSampler as GroupSampler
-    from .samplers import members_by_class as members_by_class
+
+if TYPE_CHECKING:  # checks of settings
     from .settings import check_choice as check_choice
     from .settings import check_count as check_count
     from .settings import check_flag as check_flag
     from .settings import check_number as check_number
     from .settings import check_tile_size as check_tile_size
+
+if TYPE_CHECKING:  # data sets, clustering, figures, trackers and stores
+    from .data import DataSplits as DataSplits
+    from .data import LabeledImages as LabeledImages
+    from .evaluation import figures as figures
+    from .evaluation import kmeans as kmeans
+    from .files import write_atomically as write_atomically
+    from .retrieval.stores import Rows as Rows
+    from .retrieval.stores import SearchFilter as SearchFilter
+    from .retrieval.stores import SearchResult as SearchResult
+    from .retrieval.stores import Store as Store
     from .training.trackers import Tracker as Tracker
 
 __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")

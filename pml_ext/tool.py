@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from . import __version__ as __version__
 from .registry.lazy import lazily
 
-if TYPE_CHECKING:
-    from . import registry as registry
+if TYPE_CHECKING:  # the command line: options, output
     from .cli.options import AsJson as AsJson
     from .cli.options import ComparedBy as ComparedBy
     from .cli.options import DataFolder as DataFolder
@@ -33,6 +32,90 @@ if TYPE_CHECKING:
     from .cli.output import stderr as stderr
     from .cli.output import stdout as stdout
     from .cli.results import print_results as print_results
+
+if TYPE_CHECKING:  # errors, and texts of errors
+    from .errors import ConfigError as ConfigError
+    from .errors import DataError as DataError
+    from .errors import MissingExtraError as MissingExtraError
+    from .errors import PluginError as PluginError
+    from .errors import PmlExtError as PmlExtError
+    from .errors import StoppedError as StoppedError
+    from .errors import TooManyPixelsError as TooManyPixelsError
+    from .errors import TrainingError as TrainingError
+    from .errors import UnwritableError as UnwritableError
+    from .errors import counted as counted
+    from .errors import first_of as first_of
+    from .errors import needs_extra as needs_extra
+    from .errors import one_line as one_line
+    from .errors import printable as printable
+    from .errors import shortened as shortened
+    from .errors import unknown as unknown
+
+if TYPE_CHECKING:  # recipes and their overrides
+    from .recipe import Override as Override
+    from .recipe import Recipe as Recipe
+    from .recipe import build_dataset as build_dataset
+    from .recipe import build_network as build_network
+    from .recipe import flat as flat
+    from .recipe import load_recipe as load_recipe
+    from .recipe import load_recipes as load_recipes
+    from .recipe import overridden as overridden
+    from .recipe import overrides_of as overrides_of
+    from .recipe import paper_values as paper_values
+    from .recipe import plugins_in as plugins_in
+    from .recipe import preprocessing_of as preprocessing_of
+    from .recipe import ranges_of as ranges_of
+    from .recipe import read_tables as read_tables
+    from .recipe import reported_phases as reported_phases
+    from .recipe import tables_of as tables_of
+    from .recipe import tables_of_papers as tables_of_papers
+    from .recipe import validate as validate
+    from .recipe.build import VECTORS as VECTORS
+    from .recipe.schema import MOST as MOST
+    from .recipe.schema import DataTable as DataTable
+    from .recipe.schema import TuneTable as TuneTable
+    from .recipe.schema import problem_of as problem_of
+    from .recipe.tables import name_or_value as name_or_value
+
+if TYPE_CHECKING:  # runs: started, followed, opened again
+    from .training import activations as activations
+    from .training import signals as signals
+    from .training.batches import embed_batches as embed_batches
+    from .training.database import write_csv as write_csv
+    from .training.evaluation import nearest as nearest
+    from .training.features import FeatureCache as FeatureCache
+    from .training.finished import is_finished as is_finished
+    from .training.finished import read_metrics as read_metrics
+    from .training.finished import tables_of_run as tables_of_run
+    from .training.folder import CHOICE as CHOICE
+    from .training.folder import RECIPE as RECIPE
+    from .training.folder import TRIALS as TRIALS
+    from .training.folder import check_unchanged as check_unchanged
+    from .training.launch import QUICK as QUICK
+    from .training.launch import execute as execute
+    from .training.launch import locked as locked
+    from .training.launch import train as train
+    from .training.listener import Listener as Listener
+    from .training.loaded import LoadedRun as LoadedRun
+    from .training.loader import WorkerDataset as WorkerDataset
+    from .training.loader import data_loader as data_loader
+    from .training.loop import train_run as train_run
+    from .training.opened import open_run as open_run
+    from .training.plan import LOCK as LOCK
+    from .training.plan import Plan as Plan
+    from .training.plan import check_folder as check_folder
+    from .training.plan import default_folder as default_folder
+    from .training.plan import restarted as restarted
+    from .training.run import Run as Run
+    from .training.series import metric_by_epoch as metric_by_epoch
+    from .training.signals import PASSED_ON as PASSED_ON
+    from .training.signals import handle_signals as handle_signals
+    from .training.summary import spread as spread
+    from .training.trackers import import_tracker as import_tracker
+    from .training.trackers import phases_of as phases_of
+    from .training.trial import train_and_validate as train_and_validate
+
+if TYPE_CHECKING:  # data: images, vectors, folders
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
     from .data import hold_out_classes as hold_out_classes
@@ -55,34 +138,18 @@ if TYPE_CHECKING:
     from .data.splits import classes_of_two as classes_of_two
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
-    from .distributed import from_rank_0 as from_rank_0
-    from .distributed import from_ranks as from_ranks
-    from .distributed import num_processes as num_processes
-    from .distributed import process_group as process_group
-    from .distributed import rank as rank
-    from .distributed.allocator import keep_freed_memory as keep_freed_memory
-    from .distributed.devices import Precision as Precision
-    from .distributed.devices import autocast as autocast
-    from .distributed.devices import check_precision as check_precision
-    from .distributed.devices import choose_device as choose_device
-    from .distributed.processes import share_of as share_of
-    from .distributed.threads import threads_for as threads_for
-    from .errors import ConfigError as ConfigError
-    from .errors import DataError as DataError
-    from .errors import MissingExtraError as MissingExtraError
-    from .errors import PluginError as PluginError
-    from .errors import PmlExtError as PmlExtError
-    from .errors import StoppedError as StoppedError
-    from .errors import TooManyPixelsError as TooManyPixelsError
-    from .errors import TrainingError as TrainingError
-    from .errors import UnwritableError as UnwritableError
-    from .errors import counted as counted
-    from .errors import first_of as first_of
-    from .errors import needs_extra as needs_extra
-    from .errors import one_line as one_line
-    from .errors import printable as printable
-    from .errors import shortened as shortened
-    from .errors import unknown as unknown
+
+if TYPE_CHECKING:  # networks, and what stands behind them
+    from .networks.memory_format import use_channels_last as use_channels_last
+    from .networks.network import By as By
+    from .networks.network import Network as Network
+    from .networks.network import Preprocessing as Preprocessing
+    from .networks.trunks import whitened_components as whitened_components
+    from .pml import BaseDistance as BaseDistance
+    from .whitening import TotalWhitening as TotalWhitening
+    from .whitening import WithinClassWhitening as WithinClassWhitening
+
+if TYPE_CHECKING:  # metrics, neighbors, figures
     from .evaluation import KReciprocal as KReciprocal
     from .evaluation import NearestNeighbors as NearestNeighbors
     from .evaluation import QueryExpansion as QueryExpansion
@@ -115,6 +182,15 @@ if TYPE_CHECKING:
     from .evaluation.projection import mark as mark
     from .evaluation.recall_sample import RecallSample as RecallSample
     from .evaluation.sampling import sample_indices as sample_indices
+
+if TYPE_CHECKING:  # reports
+    from .report import ReportFigure as ReportFigure
+    from .report import ReportTable as ReportTable
+    from .report import draw as draw
+    from .report import percent as percent
+    from .report import render as render
+
+if TYPE_CHECKING:  # files, written whole or not at all
     from .files import DamagedError as DamagedError
     from .files import check_writable as check_writable
     from .files import final_path as final_path
@@ -132,46 +208,25 @@ if TYPE_CHECKING:
     from .files.stat import is_inside as is_inside
     from .files.stat import path_bytes as path_bytes
     from .files.stat import utf8_of as utf8_of
-    from .networks.memory_format import use_channels_last as use_channels_last
-    from .networks.network import By as By
-    from .networks.network import Network as Network
-    from .networks.network import Preprocessing as Preprocessing
-    from .networks.network import VectorInput as VectorInput
-    from .networks.trunks import whitened_components as whitened_components
-    from .pml import BaseDistance as BaseDistance
-    from .recipe import Override as Override
-    from .recipe import Recipe as Recipe
-    from .recipe import build_dataset as build_dataset
-    from .recipe import build_network as build_network
-    from .recipe import flat as flat
-    from .recipe import load_recipe as load_recipe
-    from .recipe import load_recipes as load_recipes
-    from .recipe import merged as merged
-    from .recipe import nested as nested
-    from .recipe import overridden as overridden
-    from .recipe import overrides_of as overrides_of
-    from .recipe import paper_values as paper_values
-    from .recipe import plugins_in as plugins_in
-    from .recipe import preprocessing_of as preprocessing_of
-    from .recipe import ranges_of as ranges_of
-    from .recipe import read_tables as read_tables
-    from .recipe import reported_phases as reported_phases
-    from .recipe import tables_of as tables_of
-    from .recipe import tables_of_papers as tables_of_papers
-    from .recipe import validate as validate
-    from .recipe.build import VECTORS as VECTORS
-    from .recipe.schema import MOST as MOST
-    from .recipe.schema import DataTable as DataTable
-    from .recipe.schema import TuneTable as TuneTable
-    from .recipe.schema import problem_of as problem_of
-    from .recipe.tables import name_or_value as name_or_value
+
+if TYPE_CHECKING:  # devices and processes
+    from .distributed import from_rank_0 as from_rank_0
+    from .distributed import from_ranks as from_ranks
+    from .distributed import num_processes as num_processes
+    from .distributed import process_group as process_group
+    from .distributed import rank as rank
+    from .distributed.allocator import keep_freed_memory as keep_freed_memory
+    from .distributed.devices import Precision as Precision
+    from .distributed.devices import autocast as autocast
+    from .distributed.devices import check_precision as check_precision
+    from .distributed.devices import choose_device as choose_device
+    from .distributed.processes import share_of as share_of
+    from .distributed.threads import threads_for as threads_for
+
+if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
+    from . import registry as registry
     from .registry.lazy import lazily as lazily
     from .registry.services import service as service
-    from .report import ReportFigure as ReportFigure
-    from .report import ReportTable as ReportTable
-    from .report import draw as draw
-    from .report import percent as percent
-    from .report import render as render
     from .retrieval.images import EmbeddedImages as EmbeddedImages
     from .retrieval.images import ImageCluster as ImageCluster
     from .retrieval.images import ImageClusters as ImageClusters
@@ -192,44 +247,5 @@ if TYPE_CHECKING:
     from .testing.named import requires_no_options as requires_no_options
     from .testing.named import takes_arguments as takes_arguments
     from .testing.subject import SkipCheck as SkipCheck
-    from .training import activations as activations
-    from .training import signals as signals
-    from .training.batches import embed_batches as embed_batches
-    from .training.database import write_csv as write_csv
-    from .training.evaluation import nearest as nearest
-    from .training.features import FeatureCache as FeatureCache
-    from .training.finished import is_finished as is_finished
-    from .training.finished import read_metrics as read_metrics
-    from .training.finished import tables_of_run as tables_of_run
-    from .training.folder import CHOICE as CHOICE
-    from .training.folder import METRICS as METRICS
-    from .training.folder import RECIPE as RECIPE
-    from .training.folder import TRIALS as TRIALS
-    from .training.folder import check_unchanged as check_unchanged
-    from .training.launch import QUICK as QUICK
-    from .training.launch import execute as execute
-    from .training.launch import locked as locked
-    from .training.launch import train as train
-    from .training.listener import Listener as Listener
-    from .training.loaded import LoadedRun as LoadedRun
-    from .training.loader import WorkerDataset as WorkerDataset
-    from .training.loader import data_loader as data_loader
-    from .training.loop import train_run as train_run
-    from .training.opened import open_run as open_run
-    from .training.plan import LOCK as LOCK
-    from .training.plan import Plan as Plan
-    from .training.plan import check_folder as check_folder
-    from .training.plan import default_folder as default_folder
-    from .training.plan import restarted as restarted
-    from .training.run import Run as Run
-    from .training.series import metric_by_epoch as metric_by_epoch
-    from .training.signals import PASSED_ON as PASSED_ON
-    from .training.signals import handle_signals as handle_signals
-    from .training.summary import spread as spread
-    from .training.trackers import import_tracker as import_tracker
-    from .training.trackers import phases_of as phases_of
-    from .training.trial import train_and_validate as train_and_validate
-    from .whitening import TotalWhitening as TotalWhitening
-    from .whitening import WithinClassWhitening as WithinClassWhitening
 
 __getattr__ = lazily(__name__, "train", "the names of pml_ext.tool")

@@ -51,6 +51,17 @@ def test_the_page_for_authors_lists_existing_names():
     assert not set(names) - set(dir(plugin))
 
 
+@pytest.mark.parametrize("door", ["plugin", "tool"])
+def test_the_page_for_authors_has_the_groups_of_each_door(door):
+    source = (ROOT / "pml_ext" / f"{door}.py").read_text()
+    groups = re.findall("^if TYPE_CHECKING:  # (.*)$", source, re.M)
+    assert len(groups) > 5
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    table = page.partition(f"| group in `pml_ext.{door}` | for |")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| ([^|]*) \|", table, re.M)
+    assert [group for group in listed if group != "hooks, components, errors"] == groups
+
+
 def test_a_run_is_what_components_are_promised(tmp_path):
     recipe = load_recipes("cbml/digits")["cbml/digits"]
     run: RunView = Run(recipe, "cbml/digits", tmp_path, seed=3)
