@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pml_ext import registry
-from pml_ext.data import omniglot, photographs
+from pml_ext.data import image_sets, omniglot
 from pml_ext.data.published import Count
 from pml_ext.networks.network import Network
 from pml_ext.recipe import build_dataset, load_recipes, preprocessing_of, quoted
@@ -36,7 +36,7 @@ for _name in (
     "photographs-fine-tuned-head",
     "vectors",
 ):
-    RECIPES.remove(f"pml/{_name}")  # of data of the user's own
+    RECIPES.remove(f"fit/{_name}")  # of data of the user's own
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +47,18 @@ def made_up_sets(tmp_path_factory):
     test = Count(TESTED * EACH, TESTED)
     apart = {"train": train, "query": Count(TESTED, TESTED), "gallery": Count(TESTED * (EACH - 1), TESTED)}
     sets = {
-        (photographs, "CUB"): (made_up.cub_folder, {}, {"train": train, "test": test}),
-        (photographs, "CARS196"): (made_up.cars_folder, {}, {"train": train, "test": test}),
-        (photographs, "SOP"): (made_up.sop_folder, {"tested": TESTED}, {"train": train, "test": test}),
-        (photographs, "INSHOP"): (made_up.inshop_folder, {"tested": TESTED}, apart),
-        (photographs, "IMAGENET"): (made_up.imagenet_folder, {}, apart),
+        (image_sets, "CUB"): (made_up.cub_folder, {}, {"train": train, "test": test}),
+        (image_sets, "CARS196"): (made_up.cars_folder, {}, {"train": train, "test": test}),
+        (image_sets, "SOP"): (made_up.sop_folder, {"tested": TESTED}, {"train": train, "test": test}),
+        (image_sets, "INSHOP"): (made_up.inshop_folder, {"tested": TESTED}, apart),
+        (image_sets, "IMAGENET"): (made_up.imagenet_folder, {}, apart),
     }
     with pytest.MonkeyPatch.context() as patch:
         for (module, name), (make, more, counts) in sets.items():
             about = getattr(module, name)
             make(place / about.name, CLASSES, EACH, **more)
             patch.setattr(module, name, dataclasses.replace(about, counts=counts))
-        patch.setattr(photographs, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
+        patch.setattr(image_sets, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
         made_up.omniglot_zip(place / omniglot.TRAIN, {"Greek": 80})
         made_up.omniglot_zip(place / omniglot.TEST, {"Latin": 2})
         small = dataclasses.replace(omniglot.SMALL, counts={"train": Count(240, 80), "test": Count(6, 2)})

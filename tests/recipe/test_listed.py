@@ -37,7 +37,7 @@ def test_metrics_and_phases_of_lists(recipe):
     assert pairs.data.listed == "pairs"
     assert {"verification_roc_auc", "verification_accuracy", "verification_eer"} <= set(pairs.metric_names())
     assert "recall_at_1" not in pairs.metric_names()
-    assert reported_phases(pairs) == ["after", "training", "raw", "before", "pca"]
+    assert reported_phases(pairs) == ["after", "training", "raw", "before", "pca", "within_class"]
     triplets = load_recipe(recipe, typed([*TRIPLETS, "loss.name=pml/triplet-margin"]))
     assert triplets.metric_names() == ["triplet_accuracy"]
     assert load_recipe("cbml/digits").data.listed is None

@@ -187,13 +187,13 @@ def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
     batches = epoch_batches([list(range(0, 80, 2))], 0, 1, views=2)
     labels = np.arange(len(run.data.training_images))
     objective, _ = run.objective(stage, recorded=False)
-    images = next(iter(run.reader_of(stage).read(batches))).images
+    images = next(iter(run.inputs.reader_of(stage).read(batches))).images
     run.trunk.eval()
     with torch.no_grad():
         embeddings = run.embedder(run.trunk(images))
     wanted = pml_ext.SelfSupervisedLoss(NTXentLoss(temperature=0.1))(embeddings[::2], embeddings[1::2])
-    (step,) = run.engine.epoch(run.reader_of(stage).read(batches, labels), objective)
-    run.close_readers()
+    (step,) = run.engine.epoch(run.inputs.reader_of(stage).read(batches, labels), objective)
+    run.inputs.close()
     assert step.loss == pytest.approx(float(wanted), rel=1e-5)
 
 
