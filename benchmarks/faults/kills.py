@@ -142,7 +142,7 @@ class Counter:
         self.around(utils, "write_dict_of_lists_to_csv", lambda _, path, **__: f"rows in {Path(path).name}")
         self.around(SummaryWriter, "flush", lambda *_: "events")
         self.around(records.Records, "add", lambda _, number, __: f"iteration or epoch {number}")
-        for name in ("_retrieval", "_cluster_metrics"):
+        for name in ("_retrieval", "_clustering"):
             self.around(evaluation, name, lambda *_, **__: "an evaluation")
         self.around(results, "write_run_report", lambda *_, **__: "the report")
         self.around(Run, "call_parts", lambda _, method: method)

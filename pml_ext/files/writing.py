@@ -193,14 +193,16 @@ def read_toml(path: Path, table: str) -> dict[str, Any]:
 def toml_value(text: str, key: str) -> Any:
     """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``); return the text itself if it is not TOML.
 
-    ``key`` is what the value is given to, for the error of an integer that is too long.
+    ``key`` is what the value is given to, for the error of an integer that is too long or of lists that are too deep.
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:  # an integer of more digits than Python parses
-        raise ConfigError(f"{key}={text}: {error}") from None
+        raise ConfigError(f"{key}={shortened(text, 100)}: {shortened(error, 300)}") from None
+    except RecursionError:
+        raise ConfigError(f"{key}={shortened(text, 100)}: nested too deep; wanted a value of few parts") from None
 
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:

@@ -21,7 +21,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
 
     ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has. It keeps
-    all if only the place differs, as in ``folder:a`` and ``folder:b``, and from a folder of images to a table how
+    all if only the place of a folder or a table differs, as in ``folder:a`` and ``folder:b``, and from a folder of images to a table how
     images are cut.
     In ``[tune]``, the entry of a group replaces the entries of its keys. A child recipe overrides the origin of the
     settings that it sets; inherited settings keep theirs. Ranges of ``[tune]`` in a replaced table are dropped.
@@ -135,7 +135,7 @@ def _kept_for_other_data(old: Mapping[str, Any], name: Any) -> dict[str, Any]:
     """Return the settings of ``[data]`` that a data set of another name keeps."""
     old_kind, has_place, _ = str(old.get("name")).partition(":")
     kind, _, _ = str(name).partition(":")
-    if has_place and kind == old_kind:
+    if has_place and kind == old_kind and kind in OWN_IMAGES:
         return dict(old)
     kept = [*KEPT_FOR_ANY_DATA]
     if kind in OWN_IMAGES and old_kind in OWN_IMAGES:
