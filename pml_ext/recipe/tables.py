@@ -21,8 +21,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
 
     ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has. It keeps
-    all if only the place of a folder or a table differs, as in ``folder:a`` and ``folder:b``, and from a folder of images to a table how
-    images are cut.
+    all if only the place of a folder or a table differs, as in ``folder:a`` and ``folder:b``, and from a folder of
+    images to a table how images are cut.
     In ``[tune]``, the entry of a group replaces the entries of its keys. A child recipe overrides the origin of the
     settings that it sets; inherited settings keep theirs. Ranges of ``[tune]`` in a replaced table are dropped.
     """

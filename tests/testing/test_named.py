@@ -183,7 +183,7 @@ BUGS = {
     "not called": ("transform", lambda: 3, "it returns int; wanted a function of an image"),
     "of numpy": ("transform", OfNumpy, "with the same seed of torch it gives other pixels; draw from torch's"),
     "not sent": ("transform", lambda: lambda image: image, "cannot be pickled, which data.workers wants"),
-    "fails": ("transform", lambda: torch.linalg.inv, "it refuses gray and color images: (RuntimeError|NotImplementedError)"),
+    "fails": ("transform", lambda: torch.linalg.inv, "it refuses gray and color images: (Runtime|NotImplemented)Error"),
     "half": ("tracker", lambda folder: object(), "returns object without the method log"),
     "failed run": ("tracker", OnlyFinished, "KeyError: 'after'"),
     "one argument": ("store", lambda address: None, r"factory\(address, table, size, ...\), but too many"),
