@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .evaluation.metrics import map_at_r
 from .relations import Relation
 from .settings import check_count, check_number
 
@@ -415,14 +414,21 @@ def _positive_pairs(relation: Relation, labels: Any, features: Tensor) -> Tensor
 
 
 def _map_at_r(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return the MAP@R of each item among the others by cosine, ``[N]``; each class has two items or more."""
+    """Return the MAP@R of each item among the others by cosine, ``[N]``; each class has two items or more.
+
+    It is :func:`pml_ext.evaluation.metrics.map_at_r`, whose package needs the extra ``train``.
+    """
     points = nn.functional.normalize(embeddings)
     sizes = torch.bincount(labels)[labels] - 1
     most = int(sizes.max())
+    ranks = torch.arange(1, most + 1, device=points.device)
     values = []
     for rows in _in_parts(torch.arange(len(points), device=points.device), _COMPARED):
         similarity = points[rows] @ points.T
         similarity[torch.arange(len(rows), device=points.device), rows] = -torch.inf
         nearest = similarity.topk(most, dim=1).indices
-        values.append(map_at_r(labels[nearest] == labels[rows][:, None], sizes[rows]))
+        relevant = sizes[rows][:, None]
+        right = (labels[nearest] == labels[rows][:, None]) & (ranks <= relevant)
+        precision = right.cumsum(1).to(torch.float64) / ranks
+        values.append((precision * right / relevant).sum(1))
     return torch.cat(values)
