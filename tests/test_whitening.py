@@ -136,7 +136,7 @@ def test_classes_of_one_item_do_not_count():
 
 
 def test_labels_are_texts_series_or_numbers():
-    import pandas
+    pandas = pytest.importorskip("pandas")
 
     features, labels = some_features()
     texts = [f"class {int(label)}" for label in labels]
