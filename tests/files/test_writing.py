@@ -161,7 +161,7 @@ def test_values_are_toml_or_the_text_itself():
     for text, value in values.items():
         found = toml_value(text, "--set key")
         assert (found, type(found)) == (value, type(value))
-    with pytest.raises(ConfigError, match=r"^--set key=9{5000}: "):
+    with pytest.raises(ConfigError, match=r"^--set key=9+ ... 9+: "):
         toml_value("9" * 5000, "--set key")
 
 

