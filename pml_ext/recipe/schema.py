@@ -292,6 +292,11 @@ class ModelTable(Table):
         return self
 
     @property
+    def trains_embedder(self) -> bool:
+        """Whether training changes the embedder, which is neither fitted in closed form nor left out."""
+        return self.embedder in ("linear", "mlp")
+
+    @property
     def hidden_layers(self) -> list[int]:
         """The sizes of the embedder's hidden layers: one of 512 for "mlp", unless ``hidden_sizes`` say otherwise."""
         if self.embedder == "mlp" and not self.hidden_sizes:
@@ -302,8 +307,7 @@ class ModelTable(Table):
     def _head_fits(self) -> Self:
         if self.lora is not None and self.freeze != "none":
             raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
-        is_trained = self.embedder in ("linear", "mlp")
-        if not is_trained:
+        if not self.trains_embedder:
             for key in ("hidden_sizes", "norm", "dropout", "start", "refit"):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
@@ -645,7 +649,7 @@ class Recipe(Table):
             raise ConfigError(
                 f"schedule.gamma: goes with name = 'multi-step', not with {schedule.name!r}; leave it out"
             )
-        if self.model.embedder in ("none", "pca") and self.optimizer.head_lr_factor != 1:
+        if not self.model.trains_embedder and self.optimizer.head_lr_factor != 1:
             text = f"embedder = {self.model.embedder!r} is not trained"
             raise ConfigError(f"optimizer.head_lr_factor: {text}; leave it out")
 

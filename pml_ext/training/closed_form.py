@@ -23,26 +23,43 @@ def fit_embedder(view: View) -> None:
     It is principal components or whitening, which is not trained, or what the training of a linear layer starts from.
     """
     model = view.recipe.model
+    _check_size(view)
+    if model.refit == "within-class":  # told before the training, not after it
+        made_up = torch.randn(len(view.images("train")), 2, generator=torch.Generator().manual_seed(0))
+        _whitened_within_classes(view, made_up.to(view.device), size=None)
     if model.embedder == "pca" and not model.shrinkage:
         fit_whitened_pca(view.embeddings("train", "trunk"), cast(nn.Linear, view.embedder))
     elif model.embedder == "pca":
         whitening = TotalWhitening(float(model.shrinkage or 0), model.embedding_size)
         _replace_embedder(view, whitening.fit(view.embeddings("train", "trunk")))
     elif "within-class" in (model.embedder, model.start):
-        _replace_embedder(view, _whitened_within_classes(view))
+        refit(view)
+
+
+def _check_size(view: View) -> None:
+    """Raise ConfigError for whitening with more outputs than there are features."""
+    model = view.recipe.model
+    size = model.embedding_size
+    whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
+    if whitens and size > view.network.features:
+        raise ConfigError(
+            f"model.embedding_size: found {size}, but the trunk gives {view.network.features} features, and whitening "
+            "has no more outputs than these"
+        )
 
 
 def refit(view: View) -> None:
-    """Replace the trained embedder by whitening within the training classes, of the trained trunk's features."""
-    _replace_embedder(view, _whitened_within_classes(view))
+    """Replace the embedder by whitening within the training classes, of the trunk's features as they are now."""
+    features = view.embeddings("train", "trunk")
+    _replace_embedder(view, _whitened_within_classes(view, features, view.recipe.model.embedding_size))
 
 
-def _whitened_within_classes(view: View) -> nn.Linear:
-    """Return the layer of the recipe's size and shrinkage; ConfigError for data that have no two items of a class."""
+def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> nn.Linear:
+    """Return the layer of the recipe's shrinkage; ConfigError for data that have no two items of a class."""
     model = view.recipe.model
     shrinkage: Shrinkage = SHRINKAGE if model.shrinkage is None else model.shrinkage
     try:
-        return fit_within_classes(view, view.embeddings("train", "trunk"), shrinkage, model.embedding_size)
+        return fit_within_classes(view, features, shrinkage, size)
     except ValueError as error:
         raise ConfigError(f"[model] within-class: {error}") from None
 

@@ -93,6 +93,16 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("cbml/digits", ["schedule={name='cosine', epochs=3, gamma=0.5}"], "schedule.gamma: goes with name = 'multi-"),
         (
             "cbml/digits",
+            [
+                "model.embedder=within-class",
+                "model.freeze=trunk",
+                "model.trunk.weights=random",
+                "optimizer.head_lr_factor=3",
+            ],
+            "--set optimizer.head_lr_factor=3: .*: embedder = 'within-class' is not trained",
+        ),
+        (
+            "cbml/digits",
             ["model.embedder=none", "optimizer.head_lr_factor=3"],
             "--set optimizer.head_lr_factor=3: .*: embedder = 'none' is not trained",
         ),

@@ -96,5 +96,26 @@ def test_settings_without_effect_are_refused(settings, text):
 
 def test_a_size_above_that_of_the_features_is_named(tmp_path):
     closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=5000"]
-    with pytest.raises(ConfigError, match=r"within-class: size must be at most the \d+ columns"):
+    with pytest.raises(ConfigError, match=r"embedding_size: found 5000, but the trunk gives 256 features"):
         train("pml/multi-similarity/digits", out=tmp_path / "run", overrides=typed([*FAST, *closed]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["model.embedding_size=5000"], "embedding_size: found 5000"),
+        (["data.labels=instance", "data.views=2", "sampler={name='shuffle', batch_size=40}"], "have no classes"),
+        (
+            ["model.shrinkage=auto", "data.relation={name='near', within=1}"],
+            "holds out classes, which a relation has not",
+        ),
+    ],
+)
+def test_a_head_that_cannot_be_fitted_again_is_refused_before_the_training(tmp_path, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        train(
+            "pml/multi-similarity/digits",
+            out=tmp_path / "run",
+            overrides=typed([*FAST, "model.refit=within-class", *settings]),
+        )
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
