@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # errors, and texts of errors
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
     from .errors import MissingExtraError as MissingExtraError
+    from .errors import NothingToLearnError as NothingToLearnError
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
@@ -91,6 +92,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training.folder import RECIPE as RECIPE
     from .training.folder import TRIALS as TRIALS
     from .training.folder import check_unchanged as check_unchanged
+    from .training.folder import remove_run as remove_run
     from .training.launch import QUICK as QUICK
     from .training.launch import execute as execute
     from .training.launch import locked as locked

@@ -12,6 +12,7 @@ import torch
 from pml_ext.plugin import DataError, LabeledImages
 from pml_ext.tool import VECTORS, Override, VectorFile, read_tables, read_vectors
 
+from .candidates import NOTHING_TO_LEARN, Choice
 from .own_data import (
     dataset_options,
     describe_split,
@@ -42,6 +43,7 @@ class OwnVectors:
     batches: Settings
     description: list[str]  # a line each
     sampler: str  # that the options name; "" for the recipe's
+    size: int  # of a vector
 
     @property
     def settings(self) -> Settings:
@@ -50,6 +52,16 @@ class OwnVectors:
         if takes_fitting_batches(read_tables(RECIPE)["sampler"], self.sampler):
             settings |= self.batches
         return settings
+
+    @property
+    def as_they_are(self) -> Choice:
+        """The vectors without a head, where a head would have nothing to learn."""
+        settings = self.settings | {
+            "model.embedder": "none",
+            "model.embedding_size": self.size,
+            "description": f"Your own vectors as they are: {NOTHING_TO_LEARN}",
+        }
+        return Choice("vectors as they are", RECIPE, settings)
 
 
 def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnVectors:
@@ -95,7 +107,7 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
         "--set schedule.epochs=40",
     ]
     head = {"model.embedder": embedder, "model.embedding_size": size}
-    return OwnVectors(name, data, head, batches, description, sampler_of(overrides))
+    return OwnVectors(name, data, head, batches, description, sampler_of(overrides), vectors)
 
 
 _HEADS = {
