@@ -142,11 +142,11 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.thumbnail import thumbnail as thumbnail
 
 if TYPE_CHECKING:  # networks, and what stands behind them
+    from .networks.embedders import whitened_components as whitened_components
     from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import By as By
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
-    from .networks.trunks import whitened_components as whitened_components
     from .pml import BaseDistance as BaseDistance
     from .whitening import TotalWhitening as TotalWhitening
     from .whitening import WithinClassWhitening as WithinClassWhitening
@@ -245,9 +245,9 @@ if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of the
     from .retrieval.run import SearchService as SearchService
     from .retrieval.stores import Numbers as Numbers
     from .retrieval.stores import Vectors as Vectors
-    from .testing.named import Named as Named
-    from .testing.named import requires_no_options as requires_no_options
-    from .testing.named import takes_arguments as takes_arguments
+    from .testing.contracts import Named as Named
+    from .testing.contracts import requires_no_options as requires_no_options
+    from .testing.contracts import takes_arguments as takes_arguments
     from .testing.subject import SkipCheck as SkipCheck
 
 __getattr__ = lazily(__name__, "train", "the names of pml_ext.tool")

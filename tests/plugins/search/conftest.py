@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import warnings
@@ -54,8 +55,11 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def indexed(runs: tuple[Path, Path], folder: Path) -> tuple[TrainedRun, Gallery]:
-    run = load_run(runs[0], "cpu")
+def indexed(
+    runs: tuple[Path, Path], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainedRun, Gallery]:
+    """A run's collection; the run is this worker's own, as the other workers have other folders of images."""
+    run = load_run(shutil.copytree(runs[0], tmp_path_factory.mktemp("indexed") / "run"), "cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedImage)
         return run, run.index(folder)
