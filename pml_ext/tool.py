@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training import activations as activations
     from .training import signals as signals
     from .training.batches import embed_batches as embed_batches
+    from .training.closed_form import refit as refit
     from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache

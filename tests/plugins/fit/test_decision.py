@@ -1,40 +1,65 @@
-"""The simplest of what is best on held-out classes."""
+"""The best of what costs nothing, and what is trained if it is significantly better."""
 
+import numpy as np
 import pytest
+import torch
 
-from pml_ext_fit import candidates, decision
-from pml_ext_fit.images import describe_images
+from pml_ext_fit import decision
+from pml_ext_fit.decision import Scored, Scores
 
-from .helpers import by_class
+from .helpers import scores
 
 
-def scored(photos, values):
-    known = candidates.candidates(describe_images(photos))
-    return [decision.Scored(candidate, value) for candidate, value in zip(known, values, strict=False)]
+def test_scores_are_means_over_the_items_of_each_class():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(60, 4, generator=generator)
+    labels = torch.cat([torch.arange(9).repeat(6), torch.tensor([3, 3, 7, 7, 7, 9])])  # one item of the last
+    similarities = torch.nn.functional.normalize(points) @ torch.nn.functional.normalize(points).T
+    recalls, values = [], []
+    for label in range(9):
+        right_first, of_class = [], []
+        for query in (labels == label).nonzero().flatten().tolist():
+            order = similarities[query].argsort(descending=True)
+            right = labels[order[order != query]] == label
+            relevant = int(right.sum())
+            precision = right.double().cumsum(0) / torch.arange(1, len(right) + 1)
+            of_class.append(float((precision * right)[:relevant].sum()) / relevant)
+            right_first.append(float(right[0]))
+        recalls.append(np.mean(right_first))
+        values.append(np.mean(of_class))
+    found = decision.scores_of(points, labels)
+    torch.testing.assert_close(found.recall_at_1, torch.tensor(recalls, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.map_at_r, torch.tensor(values, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_large_classes_are_searched_without_keeping_neighbors(monkeypatch):
+    kept = []
+    evaluate = decision.RetrievalAccuracyCalculator.evaluate
+    monkeypatch.setattr(
+        decision.RetrievalAccuracyCalculator,
+        "evaluate",
+        lambda self, *given, keep=0: kept.append(keep) or evaluate(self, *given, keep=keep),
+    )
+    decision.scores_of(torch.randn(40, 3), torch.arange(2).repeat(20))
+    assert kept == [0]
+
+
+def test_both_scores_count_alike():
+    found = Scores(torch.tensor([0.5, 0.7]).double(), torch.tensor([0.1, 0.3]).double())
+    torch.testing.assert_close(found.both, torch.tensor([0.3, 0.5]).double())
+    assert str(found) == "60.0 / 20.0"
+
+
+@pytest.mark.parametrize(("means", "wanted"), [((0.3, 0.2, 0.31), 2), ((0.5, 0.5, 0.4), 0), ((0.1, 0.4, 0.4), 1)])
+def test_the_best_of_what_is_free_is_taken_and_the_simplest_of_equals(means, wanted):
+    tried = [Scored(None, [scores(mean, spread=0)]) for mean in means]
+    assert decision.best_of(tried) is tried[wanted]
 
 
 @pytest.mark.parametrize(
-    ("means", "spread", "wanted"),
-    [
-        ((0.3, 0.2, 0.25, 0.5), 0.01, candidates.LastBlocks),
-        ((0.5, 0.2, 0.25, 0.3), 0.01, candidates.FrozenFeatures),
-        ((0.30, 0.301, 0.29, 0.302), 0.1, candidates.FrozenFeatures),  # differences as large as chance gives
-        ((0.3, 0.4, 0.35, 0.401), 0.02, candidates.WhitenedFeatures),
-        ((0.3, 0.3, 0.5, 0.4), 0.01, candidates.HeadOnFeatures),
-    ],
+    ("mean", "spread", "wanted"), [(0.6, 0.05, True), (0.501, 0.1, False), (0.4, 0.01, False), (0.5, 0.0, False)]
 )
-def test_the_simplest_of_the_best_is_taken(photos, means, spread, wanted):
-    values = [by_class(mean, spread, seed=number) for number, mean in enumerate(means)]
-    tried = scored(photos, values)
-    best = decision.simplest_of_the_best(tried)
-    assert type(best.candidate) is wanted
-    description = decision.description_of(best, tried)
-    assert description.startswith(
-        f"The {best.candidate.title}, chosen by MAP@R in % on 12 held-out training classes: frozen features "
-    )
-
-
-def test_equal_candidates_leave_the_simplest(photos):
-    same = by_class(0.5)
-    tried = scored(photos, [same, same.clone()])
-    assert decision.simplest_of_the_best(tried) is tried[0]
+def test_what_is_trained_is_compared_in_its_own_folds(mean, spread, wanted):
+    free = [scores(0.5, spread, seed=1), scores(0.9, spread, seed=2)]
+    costly = [scores(mean, spread, seed=3)]
+    assert decision.is_significant(costly, free) == wanted
