@@ -95,7 +95,7 @@ def test_statistics_of_the_first_batch(statistics, exponent):
 
 
 def test_the_width_of_negatives_near_zero_is_bounded():
-    """Of similarities as whitened embeddings have them at first, Sec. 4.4 F gives a width that training makes useless."""
+    """For similarities of whitened embeddings, Sec. 4.4 F gives a width that training makes useless."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(64) // 8
     centers = 0.4 * torch.randn(8, 400, generator=generator)
