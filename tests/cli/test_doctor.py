@@ -26,7 +26,7 @@ def test_a_folder_that_cannot_be_written_is_an_exit_code(pml_ext_command, monkey
 
 @pytest.mark.usefixtures("isolated_registry")
 def test_a_broken_plugin_is_an_exit_code(pml_ext_command, install_plugin):
-    install_plugin("its_broken", "raise RuntimeError('a wrong import')")
+    install_plugin("broken", "raise RuntimeError('a wrong import')")
     done = pml_ext_command("doctor")
     assert done.returncode == 1
     assert "a wrong import" in done.stdout
