@@ -260,7 +260,8 @@ class _Finder:
             places = {}
             for place, numbers in enumerate(groups):
                 places.update(dict.fromkeys(numbers, place))
-            for first, second, distance in zip(*(column.tolist() for column in pairs), strict=True):
+            columns = (pairs.first.tolist(), pairs.second.tolist(), pairs.distances.tolist())
+            for first, second, distance in zip(*columns, strict=True):
                 named = (self._images.names[first], self._images.names[second], distance)
                 pairs_of[places[first]].append(named)
         settled = []
@@ -276,7 +277,7 @@ class _Finder:
 
     def _copies(self, largest: int, numbers: list[int]) -> list[Copy]:
         """Return the images of a group, the largest first, the others by distance from it."""
-        copies = []
+        copies: list[Copy] = []
         distances = (self._points[numbers] - self._points[largest]).norm(dim=1).tolist()
         for distance, number in sorted(zip(distances, numbers, strict=True)):
             stat = self._images.stat(number)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ _WAITING = 1 << 20  # pairs that are held before only the shortest are kept
 _LISTS_SEARCHED = 16  # of faiss's index, by each vector
 
 
-class Pairs(NamedTuple):
-    """Pairs of vectors and their distances."""
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """Pairs of vectors and their distances, three arrays of one length."""
 
     first: Numbers
     second: Numbers
@@ -94,7 +95,8 @@ def _of_lists(points: Tensor, radius: float) -> Iterator[Tensor]:
     faiss.extract_index_ivf(index).nprobe = _LISTS_SEARCHED
     for start in range(0, len(rows), _BLOCK):
         limits, _, numbers = index.range_search(rows[start : start + _BLOCK], radius**2 + 2e-5)
-        found = np.diff(limits.astype(np.int64))
+        ends = limits.astype(np.int64)
+        found = ends[1:] - ends[:-1]
         firsts = start + np.arange(len(found)).repeat(found)
         are_others = numbers != firsts
         yield torch.from_numpy(np.stack([firsts[are_others], numbers[are_others]]))

@@ -42,15 +42,17 @@ def _rows_of(group: Group, noun: str) -> list[list[str]]:
 
 def _summary(found: Duplicates, noun: str) -> str:
     """Return a line that says what was found, and how the radius was chosen."""
-    paths = set()
+    paths: set[str] = set()
     for group in found.groups:
         paths.update(image.path for image in group.images)
     parts = []
     if noun == "images":
-        for kind, name in (("exact", "of the same bytes"), ("same", "of the same pixels")):
-            groups = len(found.of_kind(kind))
-            if groups:
-                parts.append(f"{groups} {name}")
+        exact = len(found.of_kind("exact"))
+        same = len(found.of_kind("same"))
+        if exact:
+            parts.append(f"{exact} of the same bytes")
+        if same:
+            parts.append(f"{same} of the same pixels")
     near = f"{len(found.of_kind('near'))} near, within {found.radius:.3g}"
     if found.made_up:
         near += f", which holds most of {found.made_up} made-up copies"
