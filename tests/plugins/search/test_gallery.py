@@ -1,6 +1,5 @@
 """The searchable index: exact distances, near-duplicates, and an index that is made anew."""
 
-import json
 import shutil
 
 import pytest
@@ -30,20 +29,6 @@ def test_groups_of_duplicates_are_what_pairs_connect(make, monkeypatch, factory)
     assert gallery.duplicates(1e-4) == [["003.png", "100.png"]]
     paths = [f"{number:05d}.png" for number in range(1000)]  # of which there are 499,500 pairs
     assert made_up(make("copies"), torch.full((1000, 64), 0.125), factory, paths).duplicates() == [paths]
-
-
-def test_the_command_lists_near_duplicates(command, make, few, tmp_path):
-    run = make()
-    images = shutil.copytree(few[0], tmp_path / "images")
-    file = sorted(images.glob("*/*.png"))[0]
-    shutil.copy(file, images / "copy $1_3.png")
-    place = ("--store", run.index(images).place)
-    done = command("query", run.folder, "--duplicates", "--radius", 1e-3, *place)
-    assert done.returncode == 0, done.stderr
-    assert "copy $1_3.png" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 group of 2 images within 0.001 of another (--radius)"
-    told = json.loads(command("query", run.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
-    assert told == {"radius": 0.001, "groups": [[file.relative_to(images).as_posix(), "copy $1_3.png"]]}
 
 
 def test_a_collection_that_was_made_anew_is_opened_again(make):
