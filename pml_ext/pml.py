@@ -90,6 +90,8 @@ if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
 
     class BaseLossWrapper(_CalledAsLoss, losses.BaseLossWrapper): ...
 
+    class BaseCrossBatchMemory(_CalledAsLoss, losses.CrossBatchMemory): ...
+
     class MultipleLosses(_CalledAsLoss, losses.MultipleLosses): ...
 
     class SelfSupervisedLoss(losses.SelfSupervisedLoss):
@@ -111,6 +113,7 @@ if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
 else:
     BaseMetricLossFunction = losses.BaseMetricLossFunction
     BaseLossWrapper = losses.BaseLossWrapper
+    BaseCrossBatchMemory = losses.CrossBatchMemory  # the type that PML's DistributedLossWrapper asks for
     MultipleLosses = losses.MultipleLosses
     SelfSupervisedLoss = losses.SelfSupervisedLoss
     BaseMiner = miners.BaseMiner

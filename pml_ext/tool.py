@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # errors, and texts of errors
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
     from .errors import MissingExtraError as MissingExtraError
+    from .errors import NothingToLearnError as NothingToLearnError
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
@@ -91,6 +92,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training.folder import RECIPE as RECIPE
     from .training.folder import TRIALS as TRIALS
     from .training.folder import check_unchanged as check_unchanged
+    from .training.folder import remove_run as remove_run
     from .training.launch import QUICK as QUICK
     from .training.launch import execute as execute
     from .training.launch import locked as locked
@@ -135,16 +137,18 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
+    from .data.rows import columns_of_parquet as columns_of_parquet
     from .data.splits import classes_of_two as classes_of_two
+    from .data.table import has_split as has_split
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
 
 if TYPE_CHECKING:  # networks, and what stands behind them
+    from .networks.embedders import whitened_components as whitened_components
     from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import By as By
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
-    from .networks.trunks import whitened_components as whitened_components
     from .pml import BaseDistance as BaseDistance
     from .whitening import TotalWhitening as TotalWhitening
     from .whitening import WithinClassWhitening as WithinClassWhitening
@@ -243,9 +247,9 @@ if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of the
     from .retrieval.run import SearchService as SearchService
     from .retrieval.stores import Numbers as Numbers
     from .retrieval.stores import Vectors as Vectors
-    from .testing.named import Named as Named
-    from .testing.named import requires_no_options as requires_no_options
-    from .testing.named import takes_arguments as takes_arguments
+    from .testing.contracts import Named as Named
+    from .testing.contracts import requires_no_options as requires_no_options
+    from .testing.contracts import takes_arguments as takes_arguments
     from .testing.subject import SkipCheck as SkipCheck
 
 __getattr__ = lazily(__name__, "train", "the names of pml_ext.tool")

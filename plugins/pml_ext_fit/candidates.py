@@ -26,6 +26,10 @@ WHITENED = 128
 MOST_VIEWS = 8  # augmented views of an image whose activations are kept
 VIEWS_IN_ALL = 15_000  # of all training images: about two minutes on two cores
 SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
+CHANNELS = 32  # of the last feature maps of the small network
+SHRINKS = 16  # times the side of an image over that of these maps
+# why features are taken as they are, in descriptions
+NOTHING_TO_LEARN = "the classes are so far apart in them that no pair adds to the loss, and there is nothing to learn"
 # seconds of a step from cached activations, over those of embedding the images of its batch
 STEP = 0.75
 
@@ -66,6 +70,11 @@ class Candidate(ABC):
     def settings(self) -> Settings:
         """The settings of the recipe."""
 
+    @property
+    def description(self) -> str:
+        """A line for the report where nothing was tried; empty for that of the recipe."""
+        return ""
+
     @abstractmethod
     def score(self, held_out: HeldOut) -> ByClass | None:
         """Return MAP@R of each held-out class; None for a candidate that cannot be tried."""
@@ -98,6 +107,11 @@ class FrozenFeatures(Candidate):
         """The settings of the recipe."""
         return self._frozen_settings() | {"model.embedder": "none", "model.embedding_size": FEATURES}
 
+    @property
+    def description(self) -> str:
+        """A line for the report where nothing was tried."""
+        return f"{self.title.capitalize()} of {TRUNK} with ImageNet weights"
+
     def score(self, held_out: HeldOut) -> ByClass:
         """Return MAP@R of each held-out class."""
         return held_out.score_of_features(self.squash)
@@ -117,6 +131,11 @@ class WhitenedFeatures(Candidate):
         """The settings of the recipe."""
         components = min(WHITENED, self.images.training_images * 3 // 4 - 1)
         return self._frozen_settings() | {"model.embedder": "pca", "model.embedding_size": components}
+
+    @property
+    def description(self) -> str:
+        """A line for the report where nothing was tried."""
+        return f"Features of {TRUNK} with ImageNet weights, whitened"
 
     def score(self, held_out: HeldOut) -> ByClass:
         """Return MAP@R of each held-out class."""
@@ -181,6 +200,22 @@ class SmallNetwork(Candidate):
         return held_out.score_of_trained(self)
 
 
+class UntrainedNetwork(SmallNetwork):
+    """The features of the small network with random weights, where these have the classes apart."""
+
+    title = "features of a small network with random weights"
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the recipe."""
+        return super().settings | {
+            "model.freeze": "trunk",
+            "model.trunk.weights": "random",
+            "model.embedder": "none",
+            "model.embedding_size": CHANNELS * (self.images.side // SHRINKS) ** 2,
+        }
+
+
 def candidates(images: OwnImages, squash: bool = False) -> list[Candidate]:
     """Return what can be delivered, in the order of cost: frozen, whitened, a head, last blocks, a small network."""
     found: list[Candidate] = []
@@ -198,3 +233,10 @@ class Choice:
     title: str  # of the candidate
     recipe: str
     settings: Settings
+
+
+def features_as_they_are(images: OwnImages, pretrained: bool, squash: bool) -> Choice:
+    """Return the features of a trunk, where its training would have nothing to learn."""
+    candidate = FrozenFeatures(images, squash) if pretrained else UntrainedNetwork(images)
+    description = f"{candidate.title.capitalize()}: {NOTHING_TO_LEARN}"
+    return Choice(candidate.title, candidate.recipe, candidate.settings | {"description": description})

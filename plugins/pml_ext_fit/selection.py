@@ -49,8 +49,9 @@ class Decision:
     def choice(self) -> Choice:
         """Return the recipe and its settings."""
         settings = self.candidate.settings
-        if self.description:
-            settings = settings | {"description": self.description}
+        description = self.description or self.candidate.description
+        if description:
+            settings = settings | {"description": description}
         return Choice(self.candidate.title, self.candidate.recipe, settings)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pml_ext.tool import (
     MOST,
     Listener,
+    NothingToLearnError,
     Override,
     Recipe,
     RetrievalAccuracyCalculator,
@@ -116,12 +117,17 @@ class Trials:
     def score_of_trained(self, candidate: Candidate) -> ByClass | None:
         """Return MAP@R by class of embeddings that are trained on the other classes.
 
-        None, and a line, where the activations of all training images are more than may be kept.
+        None, and a line, where the activations of all training images are more than may be kept, and where no pair of
+        the images adds to the loss.
         """
         run = self._run(candidate)
         if self._takes_too_much(candidate, run):
             return None
-        found = train_run(run, finish=_score_of_embeddings)
+        try:
+            found = train_run(run, finish=_score_of_embeddings)
+        except NothingToLearnError:
+            self._say(f"  {candidate.title}: left out, since no pair of the images adds to the loss")
+            return None
         by_class: ByClass = found["map_at_r"]
         return by_class
 

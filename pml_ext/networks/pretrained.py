@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, first_of, needs_extra, one_line
+from . import bn_inception
 from .efficientnet_lite import VARIANTS
-from .trunks import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
+from .trunks import PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
 
 HF = "hf/"
 RANDOM = "random"  # weights of a trunk that is meant to stay untrained, as a frozen one
@@ -253,7 +254,7 @@ def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages
         return None
     weights = options["weights"]
     if name == "bn-inception":
-        blue, green, red = BN_INCEPTION_MEAN
+        blue, green, red = bn_inception.MEAN
         return PretrainedImages(mean=(red / 255, green / 255, blue / 255), std=(1 / 255, 1 / 255, 1 / 255), bgr=True)
     if name in VARIANTS:
         half = (0.5, 0.5, 0.5)

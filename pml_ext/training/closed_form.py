@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..networks.trunks import fit_whitened_pca
+from ..networks.embedders import fit_whitened_pca
 from ..whitening import TotalWhitening, WithinClassWhitening
 from .view import View
 

@@ -17,8 +17,8 @@ from ..evaluation.metrics import metrics_of, title_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
 from ..evaluation.of_plugins import needs_clusters, plugin_metrics
 from ..evaluation.verification import best_threshold
+from ..networks.embedders import whitened_components
 from ..networks.pretrained import is_pretrained
-from ..networks.trunks import whitened_components
 from ..pml import BaseDistance
 from ..recipe import trains_pretrained_trunk
 from ..relations import Relation

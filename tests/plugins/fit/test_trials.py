@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pml_ext.errors import NothingToLearnError
 from pml_ext.training.listener import Silence
 from pml_ext_fit import trials
 from pml_ext_fit.candidates import HeadOnFeatures, LastBlocks
@@ -61,6 +62,20 @@ def test_activations_that_take_too_much_are_left_out(photos, tmp_path, size, lef
     assert trials._takes_too_much(candidate, run) == left_out
     text = "  last blocks: left out, since their activations would take 57.6 GB, and 8 GB is the most; "
     assert [line.startswith(text) for line in lines] == [True] * left_out
+
+
+def test_a_candidate_with_nothing_to_learn_is_left_out(photos, tmp_path, monkeypatch):
+    def satisfied(*_, **__):
+        raise NothingToLearnError("the loss was 0 in all iterations")
+
+    lines = []
+    found = Trials(describe_images(photos), [], tmp_path, 0, "cpu", None, Silence(), lines.append)
+    monkeypatch.setattr(
+        found, "_run", lambda _: SimpleNamespace(inputs=SimpleNamespace(cut_of=lambda _: None), stages=[0])
+    )
+    monkeypatch.setattr(trials, "train_run", satisfied)
+    assert found.score_of_trained(LastBlocks(describe_images(photos))) is None
+    assert lines == ["  last blocks: left out, since no pair of the images adds to the loss"]
 
 
 def test_values_by_class_are_those_of_classes_with_two_images():
