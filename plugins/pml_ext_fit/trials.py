@@ -34,7 +34,7 @@ from .folds import Fold, Folds
 from .settings import Settings
 
 BATCHES = ("sampler", "sampler.name", "sampler.m", "sampler.batch_size")  # settings of the images of a batch
-NOT_OF_TRIALS = ("evaluation", "track")  # tables of the command that are of the final run alone
+NOT_OF_TRIALS = ("evaluation", "track")  # tables that are of the final run alone
 OF_FEATURES = ("data", "engine")  # tables of the command that features depend on
 OF_TRIALS: Settings = {
     "data.unreadable": "stop",  # those files are left out by now
@@ -73,8 +73,8 @@ class Workplace:
 
         Further ``settings`` are below those of the command, and ``forced`` ones above.
         """
-        overrides = overrides_of(candidate.settings | settings)
-        overrides += [each for each in self.overrides if _table_of(each) not in NOT_OF_TRIALS]
+        overrides = overrides_of(candidate.settings | settings) + [*self.overrides]
+        overrides = [each for each in overrides if _table_of(each) not in NOT_OF_TRIALS]
         return load_recipe(candidate.recipe, [*overrides, *overrides_of(OF_TRIALS | (forced or {}))])
 
     def features_of(
@@ -84,8 +84,9 @@ class Workplace:
 
         The settings of batches fit these images.
         """
-        overrides = overrides_of(candidate.settings | settings)
-        overrides += [each for each in self.overrides if _table_of(each) in OF_FEATURES]
+        given = [each for each in self.overrides if _table_of(each) in OF_FEATURES]
+        overrides = [*overrides_of(candidate.settings | settings), *given]
+        overrides = [each for each in overrides if _table_of(each) not in NOT_OF_TRIALS]
         recipe = load_recipe(candidate.recipe, [*overrides, *overrides_of(OF_TRIALS)])
         run = self._run(recipe, candidate, splits, train=images, test=images.subset([0]))
         return run.embeddings("train", "trunk"), run.relation

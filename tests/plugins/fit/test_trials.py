@@ -1,5 +1,6 @@
 """Trials on held-out items."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,13 @@ from pml_ext_fit.trials import Trials
 
 from ...overrides import typed
 from .helpers import needs_weights, recipe_of, workplace
+
+
+def test_a_table_with_validation_images_does_not_validate_trials(photos, tmp_path):
+    needs_weights()
+    candidate = LastBlocks(replace(describe_images(photos), data={"evaluation.select_on": "split"}))
+    recipe = workplace(tmp_path).recipe_of(candidate, {})
+    assert recipe.evaluation.select_on != "split"
 
 
 def trials_of(photos, folder, overrides=(), say=print):
