@@ -137,4 +137,5 @@ def pml_ext_commands() -> dict[str, Command]:
         "data": Command("pml_ext.cli.listing:data", "Describe, check and download a data set."),
         "export": Command("pml_ext.cli.export:export", "Export the network: safetensors, ONNX, model card."),
         "bench": Command("pml_ext.cli.bench:bench", "Measure time and memory of losses or training steps."),
+        "doctor": Command("pml_ext.cli.doctor:doctor", "Show versions, devices, extras and plugins, and test them."),
     }

@@ -25,8 +25,8 @@ def fit(
         Path,
         Argument(
             metavar="DATA",
-            help="Your own images, a folder with a sub-folder per class or a .csv table, or your own embeddings, a "
-            ".npz, .parquet or .safetensors file with embeddings and labels.",
+            help="Your own images, a folder with a sub-folder per class or a .csv or .parquet table, or your own "
+            "embeddings, a .npz, .parquet or .safetensors file with embeddings and labels.",
         ),
     ],
     data: DataFolder = None,
@@ -164,7 +164,9 @@ def _what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return the recipe that somebody's data get, and the settings that fit the data."""
     from pml_ext.tool import is_vector_file
 
-    if is_vector_file(place):
+    from .images import is_table
+
+    if is_vector_file(place) and not is_table(place):
         return _fitting_for_vectors(place, options, told)
     return _fitting_for_images(place, options, told)
 
@@ -236,12 +238,13 @@ def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting
 def _check_nothing_is_chosen(place: Path, overrides: list[Override]) -> None:
     """Refuse settings of what is trained, which the command chooses; ConfigError."""
     from .candidates import PRETRAINED
+    from .images import name_of
 
     for override in overrides:
         if override.key.partition(".")[0] in _CHOOSING:
             raise ConfigError(
                 f"{override}: fit chooses the model and the loss for images; to choose them yourself, type: "
-                f"pml-ext train {PRETRAINED} --set data.name=folder:{place} {override}"
+                f"pml-ext train {PRETRAINED} --set data.name={name_of(place)} {override}"
             )
 
 

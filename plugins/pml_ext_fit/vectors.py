@@ -22,6 +22,8 @@ from .own_data import (
     parts_of,
     range_of,
     sampler_of,
+    selection_on,
+    splits_of,
     takes_fitting_batches,
 )
 from .settings import Settings
@@ -83,9 +85,9 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
         split = fitting_split(file.path, [whole])
         options["split"] = split
         data["data.split"] = split
-    parts = parts_of(name, options, root)
-    if file.split is not None and (file.split == "validation").any():
-        data |= {"evaluation.select": "map_at_r", "evaluation.select_on": "split"}
+    splits = splits_of(name, options, root)
+    parts = parts_of(splits)
+    data |= selection_on(splits)
 
     trained = items_per_class(parts[:1])
     in_batch, per_class = fitting_batch(len(trained), float(np.median(trained)), BATCH)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,7 @@ def _main() -> None:
             number = arguments.index("") + 1
             empty = f"argument {number} is empty, as that of a variable that is not set"
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
+        _check_data_without_recipe(arguments)
         with _exits_of_plugins_named(arguments):
             app_for(arguments)(arguments, prog_name="pml-ext")
     except KeyboardInterrupt:  # while modules are imported; typer has its own text for those of a command
@@ -61,6 +63,18 @@ def _main() -> None:
             raise
         print(f"pml-ext{_rank()}: {_text(error)}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
+
+
+def _check_data_without_recipe(arguments: Sequence[str]) -> None:
+    """Refuse ``train --images DATA``, and name the command that chooses what is trained on somebody's data."""
+    if "train" not in arguments:
+        return
+    for place, argument in enumerate(arguments):
+        option, _, data = argument.partition("=")
+        if option in ("--images", "--vectors"):
+            following = [*arguments[place + 1 :], "DATA"]
+            command = f"pml-ext fit {shlex.quote(data or following[0])}"
+            raise ConfigError(f"{option}: train takes a recipe; to have it chosen for your own data, type: {command}")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ with needs_extra("train", "a data set"):
     from .listed import pairs as pairs
     from .listed import triplets as triplets
     from .omniglot import omniglot_small as omniglot_small
+    from .prepare import left_out_text as left_out_text
     from .prepare import prepare as prepare
     from .published import DatasetInfo as DatasetInfo
     from .published import cache_folder as cache_folder

@@ -133,6 +133,12 @@ def table(
     return dataclasses.replace(splits, note=_note(name, unused))
 
 
+def has_split(file: Path, columns: dict[str, str]) -> bool:
+    """Return whether a CSV or Parquet table has a split of its own; ``columns`` are as those of :func:`table`."""
+    found, _ = read_rows(file.expanduser(), "table:FILE.csv")
+    return columns.get("split", "split") in found
+
+
 def _own_split(rows: list[Row], place: Path, file: str, shared_classes: bool) -> dict[str, list[Entry]]:
     """Return the images of each part, as the column ``split`` has them."""
     by_part: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}

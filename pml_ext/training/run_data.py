@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, prepare
+from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, left_out_text, prepare
 from ..data.images import Transform
 from ..data.splits import classes_of_two
 from ..distributed import rank_0_first
@@ -68,15 +68,8 @@ class RunData:
 
     @property
     def unreadable_text(self) -> str:
-        """A warning that counts the files that were left out, and names the first; "" without any."""
-        reasons: list[str] = []
-        for paths in self.unreadable.values():
-            reasons.extend(paths.values())
-        if not reasons:
-            return ""
-        by_split = ", ".join(f"{len(paths)} of {split}" for split, paths in self.unreadable.items())
-        images = counted(len(reasons), "image")
-        return f"left out {images} that cannot be read ({by_split}); the first: {min(reasons)}"
+        """A warning that names the files that were left out; "" without any."""
+        return left_out_text(self.unreadable)
 
     def images(self, split: str) -> LabeledImages:
         """Return the images of a split, without augmentation; ValueError if the run has no such split."""
