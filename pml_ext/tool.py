@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import __version__ as __version__
-from .registry.lazy import lazily
+from .lazy import lazily
 
 if TYPE_CHECKING:  # the command line: options, output
     from .cli.options import AsJson as AsJson
@@ -230,7 +230,7 @@ if TYPE_CHECKING:  # devices and processes
 
 if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
     from . import registry as registry
-    from .registry.lazy import lazily as lazily
+    from .lazy import lazily as lazily
     from .registry.services import service as service
     from .retrieval.images import EmbeddedImages as EmbeddedImages
     from .retrieval.images import ImageCluster as ImageCluster
