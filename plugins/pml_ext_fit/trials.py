@@ -73,7 +73,7 @@ class Workplace:
 
         Further ``settings`` are below those of the command, and ``forced`` ones above.
         """
-        overrides = overrides_of(candidate.settings | settings) + [*self.overrides]
+        overrides = [*overrides_of(candidate.settings | settings), *self.overrides]
         overrides = [each for each in overrides if _table_of(each) not in NOT_OF_TRIALS]
         return load_recipe(candidate.recipe, [*overrides, *overrides_of(OF_TRIALS | (forced or {}))])
 
