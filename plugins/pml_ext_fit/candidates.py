@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from .closed_forms import AS_THEY_ARE, CLOSED_FORMS, ClosedForm
-from .decision import Scores
 from .folds import Fold
 from .framing import DEFAULT, Framing
 from .images import OwnImages
+from .scores import Scores
 from .settings import Settings
 
 SMALL = "fit/photographs"

@@ -40,10 +40,11 @@ from .candidates import (
     closed_forms,
     trained,
 )
-from .decision import SIGNIFICANT, Scored, Scores, best_of, gain, is_significant, joined, scores_of
+from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
 from .folds import Folds, folds_of
 from .framing import Framing, framings_to_compare
 from .images import OwnImages
+from .scores import Scores, joined, scores_of
 from .trials import Trials, Workplace
 
 SAMPLE = 300  # training images on which ways to frame them are compared

@@ -29,8 +29,8 @@ from pml_ext.tool import (
 
 from .candidates import Candidate, Trained
 from .closed_forms import ClosedForm, coordinates
-from .decision import Scores, scores_of
 from .folds import Fold, Folds
+from .scores import Scores, scores_of
 from .settings import Settings
 
 BATCHES = ("sampler", "sampler.name", "sampler.m", "sampler.batch_size")  # settings of the images of a batch

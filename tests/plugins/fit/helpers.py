@@ -7,8 +7,8 @@ from pml_ext.recipe import build_dataset, load_recipe
 from pml_ext.training.listener import Silence
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import SmallNetwork
-from pml_ext_fit.decision import Scores
 from pml_ext_fit.images import describe_images
+from pml_ext_fit.scores import Scores
 from pml_ext_fit.trials import Workplace
 
 

@@ -15,10 +15,10 @@ from pml_ext_fit import candidates, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
 from pml_ext_fit.commands import fit
-from pml_ext_fit.decision import Scores
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
+from pml_ext_fit.scores import Scores
 
 from ...overrides import typed
 from ...training.made_up_photos import write_photos
