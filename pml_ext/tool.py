@@ -139,7 +139,9 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.rows import columns_of_parquet as columns_of_parquet
     from .data.splits import classes_of_two as classes_of_two
+    from .data.table import TableRow as TableRow
     from .data.table import has_split as has_split
+    from .data.table import rows_of_table as rows_of_table
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
 
