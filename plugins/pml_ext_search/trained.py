@@ -35,13 +35,13 @@ from pml_ext.tool import (
 
 from .database import COLLECTION, recorded_by
 from .embedded import Embedded
-from .embedding import SEVERAL, ImageEmbedder, Listener
+from .embedding import READ, SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .folder_pass import FolderPass
 from .gallery import Gallery
 from .match import match, match_vectors
 from .parts_pass import parts_pass
-from .query import METRICS, RADIUS, Answer, Answers, QueryOptions, check_options
+from .query import METRICS, Answer, Answers, QueryOptions, check_options
 from .reading import Images, Listed, as_images, listed
 from .stored import answers_from, is_store, open_store
 from .table_images import cut_images, is_table
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion, VectorFile
 
     from .clusters import Clusters, Grouping, Number
+    from .duplicates import Duplicates
 
 
 def load_run(
@@ -491,9 +492,14 @@ class TrainedRun(LoadedRun):
         embedded = self.gallery().embedded
         return opened.update(embedded), opened.recall_at_10(embedded)
 
-    def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
-        """Return groups of near-duplicates among the images of the index; see :meth:`Gallery.duplicates`."""
-        return self.gallery().duplicates(radius)
+    def duplicates(self, radius: float | None = None) -> Duplicates:
+        """Return copies among the images of the index; see :func:`pml_ext_search.duplicates.find_duplicates`."""
+        from .duplicates import find_duplicates
+
+        embed = None
+        if not self.takes_vectors:
+            embed = functools.partial(self.images.embed, batch_size=READ)
+        return find_duplicates(self.gallery().embedded, embed, radius)
 
     def picture(self, answers: Sequence[Answer]) -> Figure:
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
