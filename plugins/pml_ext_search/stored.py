@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -10,9 +12,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pml_ext.plugin import SearchFilter
-from pml_ext.tool import ConfigError, Mirror, StoresService, printable, service, shortened, utf8_of
+from pml_ext.tool import ConfigError, DataError, Mirror, StoresService, printable, service, shortened, utf8_of
 
-from .query import Answer, QueryOptions, answers_of
+from .query import Answer, Answers, QueryOptions, answers_of
 from .state import Image
 
 if TYPE_CHECKING:
@@ -31,6 +33,17 @@ def open_store(address: str, identity: str, size: int) -> Mirror:
     scheme = address.partition(":")[0]  # what follows may have a password
     stores: StoresService = service("stores", f"the store {shortened(scheme, 50)}:...")
     return stores.open(address, identity, size)
+
+
+def answers_of_store(store: Mirror, gallery: Gallery, options: QueryOptions) -> Answers:
+    """Return a function from names and embeddings to a store's answers.
+
+    With a local index, images are not answers to themselves; without one, the store is searched alone.
+    """
+    known = None
+    with contextlib.suppress(DataError), gallery.reading():
+        known = gallery
+    return functools.partial(answers_from, store, known, options=options)
 
 
 def answers_from(
