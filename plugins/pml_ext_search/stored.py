@@ -61,12 +61,7 @@ def answers_from(
     if where.within is not None:
         of_class = f" of the class {printable(where.within)}"
         if len(points) and not any(results):
-            _check_class(store, points, where.within)
+            (any_of_class,) = store.search(points[:1].cpu().numpy(), 1, SearchFilter(where.within))
+            if not any_of_class:
+                raise ConfigError(f"--within {shortened(where.within, 100)}: no image of this class in the store")
     return answers_of(names, query_images, results, options, f"the store gave no more images{of_class}")
-
-
-def _check_class(store: Mirror, points: Tensor, name: str) -> None:
-    """Raise ConfigError if a store has no image of a class."""
-    (any_of_class,) = store.search(points[:1].cpu().numpy(), 1, SearchFilter(name))
-    if not any_of_class:
-        raise ConfigError(f"--within {shortened(name, 100)}: no image of this class in the store")
