@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import __version__ as __version__
-from .registry.lazy import lazily
+from .lazy import lazily
 
 if TYPE_CHECKING:  # the command line: options, output
     from .cli.options import AsJson as AsJson
@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training import activations as activations
     from .training import signals as signals
     from .training.batches import embed_batches as embed_batches
+    from .training.closed_form import refit as refit
     from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
@@ -139,7 +140,9 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.rows import columns_of_parquet as columns_of_parquet
     from .data.splits import classes_of_two as classes_of_two
+    from .data.table import TableRow as TableRow
     from .data.table import has_split as has_split
+    from .data.table import rows_of_table as rows_of_table
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
 
@@ -229,7 +232,7 @@ if TYPE_CHECKING:  # devices and processes
 
 if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
     from . import registry as registry
-    from .registry.lazy import lazily as lazily
+    from .lazy import lazily as lazily
     from .registry.services import service as service
     from .retrieval.images import EmbeddedImages as EmbeddedImages
     from .retrieval.images import ImageCluster as ImageCluster

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pml_ext import plugin
+from pml_ext.cli.scaffold import new_plugin
 from pml_ext.plugin import RunView
 from pml_ext.recipe import load_recipes
-from pml_ext.registry.scaffold import new_plugin
 from pml_ext.training.run import Run
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""The searchable index of a collection: its images, their nearest neighbors and near-duplicates."""
+"""The searchable index of a collection: its images and their nearest neighbors."""
 
 from __future__ import annotations
 
@@ -34,16 +34,13 @@ from pml_ext.tool import (
 from .collection import Collection
 from .embedded import Embedded
 from .problems import RetrievalWarning
-from .query import RADIUS, Answer, QueryOptions, answers_of, check_query
+from .query import Answer, QueryOptions, answers_of
 from .ranking import nearest_vectors, results_of, rows_of, with_exact_distances, within_radius
 from .state import Image, Index, in_shard
 from .transaction import Transaction
 from .vectors import changes_of
 
 _PATHS = "SELECT path, vector FROM images"
-_TILE = 2048  # images per block of the all-pairs search
-_BLOCK = 256  # images per block of the search by faiss
-_PAIRS = 1 << 18  # pairs per block of the distance computation
 
 
 class Gallery:
@@ -343,67 +340,3 @@ class Gallery:
             if not self.folder.is_dir():
                 text = f"the indexed folder {self.folder} is gone or moved"
             warnings.warn(f"{text}; type: {self.again}", RetrievalWarning, stacklevel=4)
-
-    def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
-        """Return the connected components of the images, where pairs within a radius are connected.
-
-        *Cost:* with an ``IVF...,Flat`` index, an image is compared with the lists that a query searches. Otherwise all
-        pairs are compared: 10,000 images take less than a second.
-        """
-        check_query(1, radius)
-        points = self.embedded.embeddings
-        paths = self.embedded.paths
-        groups = np.arange(len(paths))  # the group of each image; each begins as a group of its own
-        for pairs in self._pairs_nearly_within(points, radius):
-            groups_of_pairs = torch.from_numpy(groups).to(pairs.device)[pairs]
-            are_apart = groups_of_pairs[0] != groups_of_pairs[1]
-            candidates = pairs[:, are_apart].to(points.device)
-            is_near = []
-            for one, other in torch.split(candidates, _PAIRS, 1):
-                is_near.append((points[one] - points[other]).norm(dim=1) <= radius)
-            near_pairs = candidates[:, torch.cat(is_near)].cpu().numpy()
-            first, second = groups[near_pairs]
-            if len(first):
-                groups = _joined_groups(groups, first, second)
-
-        members = [group for group in _members_of(groups) if len(group) > 1]
-        members.sort(key=lambda group: (-len(group), group[0]))
-        groups_of_paths = []
-        for group in members:
-            groups_of_paths.append([paths[number] for number in group])
-        return groups_of_paths
-
-    def _pairs_nearly_within(self, points: Tensor, radius: float) -> Iterator[Tensor]:
-        """Yield pairs ``[2, P]`` that may be within a radius.
-
-        A tolerance above the rounding error of float32 adds pairs that are slightly farther.
-        """
-        if self.faiss is not None and self.faiss.setting == "nprobe" and self.faiss.has_vectors:
-            for start in range(0, len(points), _BLOCK):
-                pairs = self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5)
-                yield pairs + torch.tensor([[start], [0]])
-            return
-        least_product = 1 - radius**2 / 2 - 1e-5  # |x - y|^2 = 2 - 2 x.y of embeddings of length 1
-        for start in range(0, len(points), _TILE):
-            rows = points[start : start + _TILE]
-            for other in range(start, len(points), _TILE):
-                near = rows @ points[other : other + _TILE].T >= least_product
-                yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
-
-
-def _joined_groups(groups: Numbers, first: Numbers, second: Numbers) -> Numbers:
-    """Return the group of each image, ``[N]``, after joins: of the groups ``first[0]`` and ``second[0]``, and so on."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    edges = np.ones(len(first), dtype=bool)
-    graph = coo_array((edges, (first, second)), shape=(len(groups), len(groups)))
-    _, joined = connected_components(graph, directed=False)
-    return joined[groups]  # type: ignore[no-any-return]
-
-
-def _members_of(groups: Numbers) -> list[list[int]]:
-    """Return the images of each group, ascending, from the group of each image."""
-    order = np.argsort(groups, kind="stable")
-    ends = np.flatnonzero(np.diff(groups[order])) + 1
-    return [members.tolist() for members in np.split(order, ends)]

@@ -1,4 +1,4 @@
-"""The searchable index: exact distances, near-duplicates, and an index that is made anew."""
+"""The searchable index: exact distances, and an index that is made anew."""
 
 import shutil
 
@@ -10,25 +10,6 @@ from pml_ext.plugin import SearchFilter
 from pml_ext_search.query import QueryOptions
 
 from .conftest import made_up
-
-
-@pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
-def test_groups_of_duplicates_are_what_pairs_connect(make, monkeypatch, factory):
-    for name in ("_TILE", "_BLOCK"):
-        monkeypatch.setattr(f"pml_ext_search.gallery.{name}", 33)
-    points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))
-    points[100] = points[3]
-    points[50] = torch.nn.functional.normalize(points[3] + 0.01 * points[4], dim=0)
-    for step in range(3):  # a chain, of which the ends are farther than the radius
-        points[120 + step] = torch.nn.functional.normalize(points[7] + 0.08 * (step + 1) * points[8], dim=0)
-    paths = [f"{number:03d}.png" for number in range(150)]
-    gallery = made_up(make(), points, factory, paths)
-    groups = gallery.duplicates()
-    assert groups == [["007.png", "120.png", "121.png", "122.png"], ["003.png", "050.png", "100.png"]]
-    assert (points[7] - points[122]).norm() > 0.1
-    assert gallery.duplicates(1e-4) == [["003.png", "100.png"]]
-    paths = [f"{number:05d}.png" for number in range(1000)]  # of which there are 499,500 pairs
-    assert made_up(make("copies"), torch.full((1000, 64), 0.125), factory, paths).duplicates() == [paths]
 
 
 def test_a_collection_that_was_made_anew_is_opened_again(make):
@@ -58,4 +39,3 @@ def test_distances_are_those_of_the_embeddings(make, factory):
         assert answer.distances == pytest.approx(wanted, abs=1e-6)
     if not factory:
         assert all(len(answer.paths) == 2 for answer in answers)
-    assert len(gallery.duplicates(0.01)) == 200

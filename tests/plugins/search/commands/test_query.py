@@ -1,23 +1,8 @@
-"""``pml-ext query``: near-duplicates, files of answers, and what it imports."""
+"""``pml-ext query``: files of answers, and what it imports."""
 
 import json
-import shutil
 import subprocess
 import sys
-
-
-def test_the_command_lists_near_duplicates(command, make, few, tmp_path):
-    run = make()
-    images = shutil.copytree(few[0], tmp_path / "images")
-    file = sorted(images.glob("*/*.png"))[0]
-    shutil.copy(file, images / "copy $1_3.png")
-    place = ("--store", run.index(images).place)
-    done = command("query", run.folder, "--duplicates", "--radius", 1e-3, *place)
-    assert done.returncode == 0, done.stderr
-    assert "copy $1_3.png" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 group of 2 images within 0.001 of another (--radius)"
-    told = json.loads(command("query", run.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
-    assert told == {"radius": 0.001, "groups": [[file.relative_to(images).as_posix(), "copy $1_3.png"]]}
 
 
 def test_a_query_imports_what_it_uses_alone(indexed, folder):
