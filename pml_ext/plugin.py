@@ -94,7 +94,6 @@ if TYPE_CHECKING:  # PML's base classes, and the types of their settings
     from .pml import BaseMiner as BaseMiner
     from .pml import BaseReducer as BaseReducer
     from .pml import BaseRegularizer as BaseRegularizer
-    from .pml import CosineSimilarity as CosineSimilarity
     from .pml import DotProductSimilarity as DotProductSimilarity
     from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
     from .pml import LossSettings as LossSettings

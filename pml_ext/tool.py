@@ -72,7 +72,6 @@ if TYPE_CHECKING:  # recipes and their overrides
     from .recipe import tables_of_papers as tables_of_papers
     from .recipe import validate as validate
     from .recipe.build import VECTORS as VECTORS
-    from .recipe.schema import MOST as MOST
     from .recipe.schema import DataTable as DataTable
     from .recipe.schema import TuneTable as TuneTable
     from .recipe.schema import problem_of as problem_of
@@ -121,7 +120,6 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
 if TYPE_CHECKING:  # data: images, vectors, folders
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
-    from .data import hold_out_classes as hold_out_classes
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
     from .data import open_image as open_image
@@ -139,13 +137,13 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.rows import columns_of_parquet as columns_of_parquet
-    from .data.splits import classes_of_two as classes_of_two
+    from .data.table import TableRow as TableRow
     from .data.table import has_split as has_split
+    from .data.table import rows_of_table as rows_of_table
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
 
 if TYPE_CHECKING:  # networks, and what stands behind them
-    from .networks.embedders import whitened_components as whitened_components
     from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import By as By
     from .networks.network import Network as Network
@@ -172,7 +170,7 @@ if TYPE_CHECKING:  # metrics, neighbors, figures
     from .evaluation.figures import epoch_curves as epoch_curves
     from .evaluation.figures import gallery as gallery
     from .evaluation.fonts import drawable as drawable
-    from .evaluation.fonts import font_file as font_file
+    from .evaluation.fonts import font_families as font_families
     from .evaluation.fonts import short_name as short_name
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
     from .evaluation.metrics import is_known_metric as is_known_metric
@@ -230,7 +228,6 @@ if TYPE_CHECKING:  # devices and processes
 
 if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
     from . import registry as registry
-    from .lazy import lazily as lazily
     from .registry.services import service as service
     from .retrieval.images import EmbeddedImages as EmbeddedImages
     from .retrieval.images import ImageCluster as ImageCluster

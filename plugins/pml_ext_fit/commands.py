@@ -284,10 +284,10 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions, told: Told) -> tup
             told(f"goes on with what was chosen before: {kept.title}")
             return out, kept
     settings = [*options.general, *options.overrides]
-    selection.check_settings(images, settings)
+    selection.check_overrides(images, settings)
     tried = options.overrides
     if options.fine_tune:
-        fine_tuning.check_settings(images, settings)
+        fine_tuning.check_overrides(images, settings)
         tried = fine_tuning.without_epochs(tried)
     with begun.begun_folder(out):
         with begun.folder_of_trials(out) as folder:

@@ -41,7 +41,7 @@ def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
         raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
 
 
-def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
+def check_overrides(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
     load_recipe(BLOCKS_FIRST, [*overrides_of(images.settings_of(BLOCKS_FIRST)), *overrides])
 

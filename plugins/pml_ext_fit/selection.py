@@ -83,7 +83,7 @@ def why_not() -> str:
     return ""
 
 
-def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
+def check_overrides(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
     frozen = FeaturesOfImages(images)
     recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])

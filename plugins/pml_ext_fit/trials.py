@@ -95,7 +95,8 @@ class Workplace:
         self, recipe: Recipe, candidate: Candidate, splits: DataSplits, train: LabeledImages, test: LabeledImages
     ) -> Run:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        parts = replace(splits, train=train, test=test, query=None, gallery=None, validation=None)
+        size = recipe.data.settings.get("image_size", splits.image_size)  # of a small network's own
+        parts = replace(splits, image_size=size, train=train, test=test, query=None, gallery=None, validation=None)
         return Run(recipe, candidate.recipe, folder, self.seed, self.device, None, self.listener, splits=parts)
 
     @property

@@ -112,7 +112,11 @@ def _check_as_json(result: CheckResult) -> dict[str, str]:
 
 def _print_checks(results: list[CheckResult], verbose: bool) -> None:
     """Write the counts of each component, the failed checks (with ``verbose`` all), and the counts of all."""
-    _print_counts_by_component(results)
+    rows = []
+    for component, of_component in _by_component(results).items():
+        counts = _counts(of_component)
+        rows.append([component, *(str(counts[status]) for status in COUNTED)])
+    print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
 
     rows = []
     for result in _in_reading_order(results):
@@ -158,14 +162,6 @@ def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
     for result in results:
         by_component.setdefault(result.component, []).append(result)
     return by_component
-
-
-def _print_counts_by_component(results: list[CheckResult]) -> None:
-    rows = []
-    for component, of_component in _by_component(results).items():
-        counts = _counts(of_component)
-        rows.append([component, *(str(counts[status]) for status in COUNTED)])
-    print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
 
 
 def _counts(results: list[CheckResult]) -> collections.Counter[str]:
