@@ -129,8 +129,8 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, data: Path | None,
     folds = folds_of(splits.train.labels, vectors.shares_classes, place.seed)
     if folds is None:
         place.say(
-            "takes vectors as they are: others can be tried on four training classes of two vectors, or on vectors of the "
-            "tested classes, four of one"
+            "takes vectors as they are: others can be tried on four training classes of two vectors, or on vectors of "
+            "the tested classes, four of one"
         )
         return Decision(first)
     features, relation = place.features_of(first, splits, splits.train, {})
@@ -146,7 +146,8 @@ def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
     """Return the frozen features without a trial."""
     place.say(
         f"takes frozen features of {TRUNK}: whether whitening or training makes them better can be tried on four "
-        f"training classes of two images, or on images of the tested classes, four of one; to train anyway, name a recipe: {PRETRAINED}"
+        "training classes of two images, or on images of the tested classes, four of one; to train anyway, name a "
+        f"recipe: {PRETRAINED}"
     )
     return Decision(frozen)
 
