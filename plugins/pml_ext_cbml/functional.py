@@ -60,7 +60,8 @@ def metric_variance(
     variance = variance_around_target(
         similarity, masks, counts, gamma=gamma, reduction=reduction, detach_target=detach_target
     )
-    return variance * counts[0].clamp(max=1)  # a product keeps NaN, a mask would hide it
+    has_positives: Tensor = counts[0].clamp(max=1)
+    return variance * has_positives  # a product keeps NaN, a mask would hide it
 
 
 def variance_around_target(
