@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class PmlExtError(Exception):
@@ -66,6 +67,19 @@ class StoppedError(BaseException):
 
 class TrainingError(PmlExtError):
     """Training that had to stop (for example, the loss became NaN); the run's files are kept."""
+
+
+class NothingToLearnError(TrainingError):
+    """No pair or triplet of the batches has added to the loss, as when the classes are apart before any training.
+
+    Args:
+        text: what was found, and what to do.
+        folder: of the run.
+    """
+
+    def __init__(self, *text: str, folder: Path = Path()) -> None:
+        super().__init__(*text)
+        self.folder = folder
 
 
 class PluginWarning(UserWarning):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import __version__ as __version__
-from .registry.lazy import lazily
+from .lazy import lazily
 
 if TYPE_CHECKING:  # the command line: options, output
     from .cli.options import AsJson as AsJson
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # errors, and texts of errors
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
     from .errors import MissingExtraError as MissingExtraError
+    from .errors import NothingToLearnError as NothingToLearnError
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
@@ -71,7 +72,6 @@ if TYPE_CHECKING:  # recipes and their overrides
     from .recipe import tables_of_papers as tables_of_papers
     from .recipe import validate as validate
     from .recipe.build import VECTORS as VECTORS
-    from .recipe.schema import MOST as MOST
     from .recipe.schema import DataTable as DataTable
     from .recipe.schema import TuneTable as TuneTable
     from .recipe.schema import problem_of as problem_of
@@ -81,6 +81,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training import activations as activations
     from .training import signals as signals
     from .training.batches import embed_batches as embed_batches
+    from .training.closed_form import refit as refit
     from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
@@ -91,6 +92,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training.folder import RECIPE as RECIPE
     from .training.folder import TRIALS as TRIALS
     from .training.folder import check_unchanged as check_unchanged
+    from .training.folder import remove_run as remove_run
     from .training.launch import QUICK as QUICK
     from .training.launch import execute as execute
     from .training.launch import locked as locked
@@ -118,7 +120,6 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
 if TYPE_CHECKING:  # data: images, vectors, folders
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
-    from .data import hold_out_classes as hold_out_classes
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
     from .data import open_image as open_image
@@ -135,7 +136,10 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
-    from .data.splits import classes_of_two as classes_of_two
+    from .data.rows import columns_of_parquet as columns_of_parquet
+    from .data.table import TableRow as TableRow
+    from .data.table import has_split as has_split
+    from .data.table import rows_of_table as rows_of_table
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
 
@@ -144,7 +148,6 @@ if TYPE_CHECKING:  # networks, and what stands behind them
     from .networks.network import By as By
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
-    from .networks.trunks import whitened_components as whitened_components
     from .pml import BaseDistance as BaseDistance
     from .whitening import TotalWhitening as TotalWhitening
     from .whitening import WithinClassWhitening as WithinClassWhitening
@@ -167,7 +170,7 @@ if TYPE_CHECKING:  # metrics, neighbors, figures
     from .evaluation.figures import epoch_curves as epoch_curves
     from .evaluation.figures import gallery as gallery
     from .evaluation.fonts import drawable as drawable
-    from .evaluation.fonts import font_file as font_file
+    from .evaluation.fonts import font_families as font_families
     from .evaluation.fonts import short_name as short_name
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
     from .evaluation.metrics import is_known_metric as is_known_metric
@@ -225,7 +228,6 @@ if TYPE_CHECKING:  # devices and processes
 
 if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
     from . import registry as registry
-    from .registry.lazy import lazily as lazily
     from .registry.services import service as service
     from .retrieval.images import EmbeddedImages as EmbeddedImages
     from .retrieval.images import ImageCluster as ImageCluster
@@ -243,9 +245,9 @@ if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of the
     from .retrieval.run import SearchService as SearchService
     from .retrieval.stores import Numbers as Numbers
     from .retrieval.stores import Vectors as Vectors
-    from .testing.named import Named as Named
-    from .testing.named import requires_no_options as requires_no_options
-    from .testing.named import takes_arguments as takes_arguments
+    from .testing.contracts import Named as Named
+    from .testing.contracts import requires_no_options as requires_no_options
+    from .testing.contracts import takes_arguments as takes_arguments
     from .testing.subject import SkipCheck as SkipCheck
 
 __getattr__ = lazily(__name__, "train", "the names of pml_ext.tool")

@@ -21,7 +21,7 @@ from pml_ext.errors import (
 
 def test_errors_have_their_text_and_exit_code():
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PmlExtError)]
-    assert len(kinds) == 9
+    assert len(kinds) == 10
     for kind in kinds:
         assert str(kind("one text")) == "one text"  # KeyError would quote it
         assert str(kind()) == ""

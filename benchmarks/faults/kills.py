@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.faults.events import scalars
+
 # Autograd looks for devices at the first backward of a process; torch.compile adds one, after which no fork may train.
 torch.ones(1, requires_grad=True).sum().backward()
 
@@ -318,17 +320,12 @@ def _csv_files(one: Path, other: Path) -> str:
 
 def _events(one: Path, other: Path) -> str:
     """What TensorBoard shows: values after the checkpoint of a run that went on are purged."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     for folder in sorted(path.parent for path in one.rglob("tensorboard/epochs")):
         for name in (".", "epochs"):
-            scalars = []
+            shown = []
             for each in (folder, other / folder.relative_to(one)):
-                events = EventAccumulator(str(each / name), {"scalars": 0, "tensors": 0})
-                events.Reload()
-                tags = sorted(events.Tags()["scalars"])
-                scalars.append({tag: sorted({(at.step, at.value) for at in events.Scalars(tag)}) for tag in tags})
-            if text := _unequal(*scalars):
+                shown.append({tag: sorted({*points}) for tag, points in scalars(each / name).items()})
+            if text := _unequal(*shown):
                 return f"events: {text}"
     return ""
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CENTERS_AND_WIDTHS = (0.5, 0.5, 1.0, 0.01)  # defaults of alpha_pos, beta_pos, alpha_neg, beta_neg
 ESTIMATED = ("auto", "auto-quadratic")  # statistics of the first batch, for linear or quadratic exponents
+LARGEST_EXPONENT = 10.0  # of a negative pair of similarity 1, with estimated centers and widths
 
 
 def _gives_cosines(distance: BaseDistance) -> bool:
@@ -98,7 +99,9 @@ class CBMLLoss(Float64Buffers, PairLoss):
         statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
             negative pairs, for the quadratic exponent of Eq. (20) instead of centers and widths; see
             :meth:`from_statistics`. ``"auto"`` estimates them on the first batch in training, of the untrained network,
-            for the centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. The
+            for the centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. With
+            ``"auto"``, the negatives' width is at least ``(1 - alpha_neg) / 10``: embeddings that begin whitened have
+            similarities near 0, which training spreads, and a width for the first of them is far too narrow. The
             state dict contains the estimates (``estimates``). Before that batch, a call in evaluation or without
             gradients uses the statistics of its own batch, or the default constants if it has none.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
@@ -259,6 +262,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         if self.estimated == "auto":
             for name, value in known.exponents().items():
                 setattr(self, name, value)
+            self.beta_neg = max(self.beta_neg, (1 - self.alpha_neg) / LARGEST_EXPONENT)
         else:
             self.statistics = dataclasses.astuple(known)[:4]
             self.delta = "ratio"

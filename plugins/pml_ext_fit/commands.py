@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from pml_ext.plugin import ConfigError
-from pml_ext.tool import AsJson, DataFolder, OnDevice, Overrides, Progress, process_number, stderr
+from pml_ext.tool import AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
 
 if TYPE_CHECKING:
     from pml_ext.tool import Override
@@ -25,8 +25,8 @@ def fit(
         Path,
         Argument(
             metavar="DATA",
-            help="Your own images, a folder with a sub-folder per class or a .csv table, or your own embeddings, a "
-            ".npz, .parquet or .safetensors file with embeddings and labels.",
+            help="Your own images, a folder with a sub-folder per class or a .csv or .parquet table, or your own "
+            "embeddings, a .npz, .parquet or .safetensors file with embeddings and labels.",
         ),
     ],
     data: DataFolder = None,
@@ -41,6 +41,14 @@ def fit(
             help="Train the whole network after what was found to be best for images, which takes much longer.",
         ),
     ] = False,
+    closed_form: Annotated[
+        bool,
+        Option(
+            "--closed-form",
+            help="Train nothing: deliver the features, as they are or whitened, whichever is best; takes a minute for "
+            "1,000 images.",
+        ),
+    ] = False,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out, or its trials.")] = False,
     quick: Annotated[
         bool,
@@ -51,10 +59,10 @@ def fit(
     """Choose what to train on your own data, train and test it, and write a report.
 
     The command chooses a split and batches. With the extra photos it tries on held-out classes of images whether frozen
-    features, a head or the last blocks of a pretrained network are best. It prints what it chose, and why. To train a
-    recipe of your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
+    features, whitened ones or the last blocks of a pretrained network are best. It prints what it chose, and why. To
+    train a recipe of your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
     """
-    from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_results, restarted, train
+    from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_results, restarted
 
     keep_freed_memory(choose_device(device))
     options = FitOptions(
@@ -66,21 +74,18 @@ def fit(
         device=device,
         data=data,
         fine_tune=fine_tune,
+        closed_form=closed_form,
     )
-    fitting = _what_to_train(data_path, options)
-    first = process_number() == 0
     with Progress() as bar:
-        results = train(
-            fitting.recipe,
-            out=fitting.out,
-            seed=seed,
-            device=device,
-            data=data,
-            overrides=[*options.general, *fitting.settings, *options.overrides],
-            resume=fitting.resume,
-            listener=bar if first else None,
-        )
-    if first:
+        told = Told(bar)
+        fitting = _what_to_train(data_path, options, told)
+        try:
+            results = _train(fitting, options, told)
+        except NothingToLearnError as error:
+            if fitting.as_they_are is None or _sets_model(options.overrides):
+                raise
+            results = _train(_delivered_as_they_are(fitting, error.folder, told), options, told)
+    if process_number() == 0:
         print_results(results, None, as_json, quick)
 
 
@@ -96,6 +101,7 @@ class FitOptions:
     device: str
     data: Path | None
     fine_tune: bool
+    closed_form: bool
 
 
 @dataclass(frozen=True)
@@ -106,81 +112,155 @@ class Fitting:
     settings: list[Override]  # that fit somebody's data, below the user's
     out: Path | None
     resume: bool  # whether the run's folder exists by now
+    name: str  # of the data set
+    as_they_are: Choice | None  # what is delivered if there is nothing to learn; None if this is it
 
 
-def _tell(line: str) -> None:
-    """Write a line about somebody's data on stderr, in the first process."""
+class Told:
+    """The progress of the command, which the first process alone shows."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.listener = bar if process_number() == 0 else None
+
+    def __call__(self, line: str) -> None:
+        """Write a line about somebody's data on stderr."""
+        if self.listener is not None:
+            self.listener.step(line)
+
+
+def _train(fitting: Fitting, options: FitOptions, told: Told) -> list[dict[str, Any]]:
+    """Train and test; return the contents of ``metrics.json``, with the run's folder."""
+    from pml_ext.tool import train
+
+    return train(
+        fitting.recipe,
+        out=fitting.out,
+        seed=options.seed,
+        device=options.device,
+        data=options.data,
+        overrides=[*options.general, *fitting.settings, *options.overrides],
+        resume=fitting.resume,
+        listener=told.listener,
+    )
+
+
+def _sets_model(overrides: list[Override]) -> bool:
+    """Return whether the user says what network is trained."""
+    return any(override.key.partition(".")[0] == "model" for override in overrides)
+
+
+def _delivered_as_they_are(fitting: Fitting, folder: Path, told: Told) -> Fitting:
+    """Return what is delivered where there was nothing to learn, in place of the run that has found that out.
+
+    Its files are removed. What is written about the choice goes on after a kill.
+    """
+    from pml_ext.tool import locked, overrides_of, remove_run
+
+    from . import begun
+
+    chosen = fitting.as_they_are
+    assert chosen is not None
+    told(f"takes {chosen.title}: no pair of the batches adds to the loss, so there is nothing to learn")
     if process_number() == 0:
-        stderr().print(line, soft_wrap=True)
+        with locked(folder):
+            remove_run(folder)
+            begun.keep_choice(folder, chosen, fitting.name)
+    settings = overrides_of(chosen.settings)
+    return Fitting(chosen.recipe, settings, folder, True, fitting.name, as_they_are=None)
 
 
-def _what_to_train(place: Path, options: FitOptions) -> Fitting:
+def _what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return the recipe that somebody's data get, and the settings that fit the data."""
     from pml_ext.tool import is_vector_file
 
-    if is_vector_file(place):
-        return _fitting_for_vectors(place, options)
-    return _fitting_for_images(place, options)
+    from .images import is_table
+
+    if is_vector_file(place) and not is_table(place):
+        return _fitting_for_vectors(place, options, told)
+    return _fitting_for_images(place, options, told)
 
 
-def _fitting_for_vectors(place: Path, options: FitOptions) -> Fitting:
+def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
     from pml_ext.tool import overrides_of
 
+    from . import begun
     from .vectors import RECIPE, describe_vectors
 
     if options.fine_tune:
         raise ConfigError(f"--fine-tune is for images, and {place} has vectors, without a network; leave it out")
     found = describe_vectors(place, options.overrides, options.data)
     for line in found.description:
-        _tell(line)
-    return Fitting(RECIPE, overrides_of(found.settings), options.out, options.resume)
+        told(line)
+    if options.resume and options.out is not None:
+        kept = begun.kept_choice(options.out, found.name)
+        if kept is not None:
+            told(f"goes on with what was chosen before: {kept.title}")
+            return Fitting(kept.recipe, overrides_of(kept.settings), options.out, True, found.name, None)
+    return Fitting(
+        RECIPE,
+        overrides_of(found.settings),
+        options.out,
+        options.resume,
+        found.name,
+        as_they_are=found.as_they_are,
+    )
 
 
-def _fitting_for_images(place: Path, options: FitOptions) -> Fitting:
+def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
-    from pml_ext.tool import RECIPE, load_recipe, overrides_of
+    from pml_ext.tool import RECIPE, flat, load_recipe, overrides_of
 
     from . import begun, fine_tuning, selection
-    from .candidates import SmallNetwork
+    from .candidates import SmallNetwork, features_as_they_are
+    from .framing import DEFAULT, framing_of
     from .images import describe_images
 
     _check_nothing_is_chosen(place, options.overrides)
+    if options.fine_tune and options.closed_form:
+        raise ConfigError("--closed-form trains nothing, and --fine-tune the whole network; leave one out")
     if options.fine_tune:
         fine_tuning.check_possible()
     found = describe_images(place, options.overrides, options.data)
     for line in found.description:
-        _tell(line)
+        told(line)
+    reason = selection.why_not()
     if options.resume and options.out is not None:
-        tables = begun.begun_run(options.out, found.name, _tell)
+        tables = begun.begun_run(options.out, found.name, told)
         if tables is not None:
             file = str(options.out / RECIPE)
             if options.fine_tune:
                 fine_tuning.check_resumed(options.out, tables["run"].get("recipe", ""), load_recipe(file))
-            return Fitting(file, [], options.out, resume=True)
-    reason = selection.why_not()
+            framing = framing_of(flat(tables))
+            features = features_as_they_are(found, pretrained=not reason, framing=framing)
+            return Fitting(file, [], options.out, True, found.name, features)
     if reason:
-        _tell(reason)
-        _tell(found.last_line)
+        told(reason)
+        told(found.last_line)
         small = SmallNetwork(found)
-        return Fitting(small.recipe, overrides_of(small.settings), options.out, options.resume)
-    out, chosen = _chosen_by_trials(found, options)
-    return Fitting(chosen.recipe, overrides_of(chosen.settings), out, resume=True)
+        features = features_as_they_are(found, pretrained=False, framing=DEFAULT)
+        settings = overrides_of(small.settings)
+        return Fitting(small.recipe, settings, options.out, options.resume, found.name, features)
+    out, chosen = _chosen_by_trials(found, options, told)
+    features = features_as_they_are(found, pretrained=True, framing=framing_of(chosen.settings))
+    return Fitting(chosen.recipe, overrides_of(chosen.settings), out, True, found.name, features)
 
 
 def _check_nothing_is_chosen(place: Path, overrides: list[Override]) -> None:
     """Refuse settings of what is trained, which the command chooses; ConfigError."""
     from .candidates import PRETRAINED
+    from .images import name_of
 
     for override in overrides:
         if override.key.partition(".")[0] in _CHOOSING:
             raise ConfigError(
                 f"{override}: fit chooses the model and the loss for images; to choose them yourself, type: "
-                f"pml-ext train {PRETRAINED} --set data.name=folder:{place} {override}"
+                f"pml-ext train {PRETRAINED} --set data.name={name_of(place)} {override}"
             )
 
 
-def _chosen_by_trials(images: OwnImages, options: FitOptions) -> tuple[Path, Choice]:
+def _chosen_by_trials(images: OwnImages, options: FitOptions, told: Told) -> tuple[Path, Choice]:
     """Return the run's folder, and what trials choose, or have chosen before the run was interrupted.
 
     Whatever would be refused after the trials is refused before them.
@@ -188,6 +268,7 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions) -> tuple[Path, Cho
     from pml_ext.tool import check_folder, default_folder, load_recipe, overrides_of
 
     from . import begun, fine_tuning, selection
+    from .trials import Workplace
 
     check_folder(options.out, options.resume)
     out = options.out
@@ -200,20 +281,20 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions) -> tuple[Path, Cho
             if options.fine_tune:
                 recipe = load_recipe(kept.recipe, overrides_of(kept.settings))
                 fine_tuning.check_resumed(out, kept.recipe, recipe)
-            _tell(f"goes on with what was chosen before: {kept.title}")
+            told(f"goes on with what was chosen before: {kept.title}")
             return out, kept
     settings = [*options.general, *options.overrides]
-    selection.check_settings(images, settings)
+    selection.check_overrides(images, settings)
     tried = options.overrides
     if options.fine_tune:
-        fine_tuning.check_settings(images, settings)
+        fine_tuning.check_overrides(images, settings)
         tried = fine_tuning.without_epochs(tried)
-    where = (options.device, options.data)
-    with begun.begun_folder(out), Progress() as bar:
+    with begun.begun_folder(out):
         with begun.folder_of_trials(out) as folder:
-            decision = selection.choose(images, tried, folder, options.seed, *where, bar, _tell)
+            place = Workplace(tried, folder, options.seed, options.device, told.bar, told)
+            decision = selection.choose(images, place, options.data, options.closed_form)
         if options.fine_tune:
-            chosen = fine_tuning.continued(decision, images, options.overrides, *where, _tell)
+            chosen = fine_tuning.continued(decision, images, options.overrides, options.device, options.data, told)
         else:
             chosen = decision.choice()
         begun.keep_choice(out, chosen, images.name)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pml_ext.plugin import DataError, LabeledImages
-from pml_ext.tool import Override, open_image, read_tables
+from pml_ext.tool import Override, columns_of_parquet, first_of, has_split, open_image, read_tables
 
 from .own_data import (
     dataset_options,
@@ -22,6 +23,8 @@ from .own_data import (
     parts_of,
     range_of,
     sampler_of,
+    selection_on,
+    splits_of,
     takes_fitting_batches,
 )
 from .settings import Settings
@@ -29,7 +32,7 @@ from .settings import Settings
 BATCH = 64  # images, at most
 SIDE = 64  # pixels, at most
 FEWEST_ITERATIONS = 20  # in an epoch of a recipe for photographs
-IN_MEMORY = 20_000 * 3 * SIDE * SIDE * 1.5  # bytes of images that are cached: 20,000 color photographs of 3:2
+IN_MEMORY = 1_500_000_000  # bytes of images that are cached: 10,000 squares of 224 pixels
 SAMPLED_FILES = 200  # files whose size is looked at
 
 
@@ -110,25 +113,26 @@ class OwnImages:
 
 
 def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnImages:
-    """Look at a folder of images or a ``.csv`` table.
+    """Look at a folder of images, or a ``.csv`` or ``.parquet`` table of them.
 
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
     place = _existing(place)
     overrides = list(overrides)
-    is_table = place.suffix.lower() == ".csv"
-    kind = "table" if is_table else "folder"
-    name = f"{kind}:{place}"
+    name = name_of(place)
     options = dataset_options(overrides)
+    _check_columns(place, options)
     data: Settings = {"data.name": name, "data.unreadable": "skip"}
 
-    is_divided = is_table or all((place / part).is_dir() for part in ("train", "test"))
-    split_is_chosen = is_divided or "split" in options
+    split_is_chosen = "split" in options or _is_divided(place, options)
     if not split_is_chosen:
-        split = fitting_split(place, parts_of(name, options | {"split": "image"}, root))
+        by_image = splits_of(name, options | {"split": "image"}, root)
+        split = fitting_split(place, parts_of(by_image))
         options["split"] = split
         data["data.split"] = split
-    parts = parts_of(name, options, root)
+    splits = splits_of(name, options, root)
+    data |= selection_on(splits)
+    parts = parts_of(splits)
     images_per_class = items_per_class(parts)
     trained_per_class = items_per_class(parts[:1])
     image_sizes = _sample_of_sizes(parts)
@@ -172,9 +176,41 @@ def _existing(place: Path) -> Path:
     if kind in ("folder", "table") and not os.path.exists(place):
         place = Path(path)
     if not os.path.exists(place):
-        wanted = "wanted a folder of images, a .csv table of them, or a file of vectors"
+        wanted = "wanted a folder of images, a .csv or .parquet table of them, or a file of vectors"
         raise DataError(f"{place}: no such folder or file; {wanted}")
     return place
+
+
+def is_table(place: Path) -> bool:
+    """Return whether a path is that of a table of images: a CSV file, or a Parquet file without embeddings."""
+    if place.suffix.lower() == ".parquet" and place.is_file():
+        return "embeddings" not in columns_of_parquet(place)
+    return place.suffix.lower() == ".csv"
+
+
+def name_of(place: Path) -> str:
+    """Return the name of a data set of images, ``folder:PATH`` or ``table:PATH``."""
+    kind = "table" if is_table(place) else "folder"
+    return f"{kind}:{place}"
+
+
+def _check_columns(place: Path, options: Mapping[str, Any]) -> None:
+    """Raise DataError for a Parquet file that has neither vectors nor images by the names of its columns."""
+    if place.suffix.lower() != ".parquet" or "columns" in options:
+        return
+    found = columns_of_parquet(place)
+    if "path" not in found:
+        raise DataError(
+            f"{place}: found the columns {first_of(found, 8)}; wanted embeddings and labels, of vectors, or path and "
+            "label, of images (of other names: --set data.columns.path=NAME --set data.columns.label=NAME)"
+        )
+
+
+def _is_divided(place: Path, options: Mapping[str, Any]) -> bool:
+    """Return whether a folder or a table says itself what is trained and what is tested."""
+    if is_table(place):
+        return has_split(place, options.get("columns", {}))
+    return all((place / part).is_dir() for part in ("train", "test"))
 
 
 def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:

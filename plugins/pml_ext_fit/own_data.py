@@ -13,7 +13,9 @@ from pml_ext.plugin import ConfigError, DataError
 from pml_ext.tool import DataTable, Override, build_dataset, name_or_value, problem_of, tables_of
 
 if TYPE_CHECKING:
-    from pml_ext.plugin import LabeledImages
+    from pml_ext.plugin import DataSplits, LabeledImages
+
+    from .settings import Settings
 
 MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
 FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to test
@@ -45,14 +47,25 @@ def takes_fitting_batches(sampler: Mapping[str, Any], chosen: str) -> bool:
     return "m" in sampler and chosen in ("", sampler.get("name"))
 
 
-def parts_of(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:
-    """Return the training images of a data set, and its tested splits."""
+def splits_of(name: str, options: dict[str, Any], root: Path | None) -> DataSplits:
+    """Return the splits of a data set with its options."""
     try:
         table = DataTable(name=name, **options)
     except ValidationError as error:
         raise ConfigError(f"data.{problem_of(error)}") from None
-    splits = build_dataset(table, root)
+    return build_dataset(table, root)
+
+
+def parts_of(splits: DataSplits) -> list[LabeledImages]:
+    """Return the training images, and the tested splits."""
     return [splits.train, *splits.tested().values()]
+
+
+def selection_on(splits: DataSplits) -> Settings:
+    """Return the settings that choose the epoch on the validation part of the data; none without one."""
+    if splits.validation is None:
+        return {}
+    return {"evaluation.select": "map_at_r", "evaluation.select_on": "split"}
 
 
 def items_per_class(parts: list[LabeledImages]) -> Any:

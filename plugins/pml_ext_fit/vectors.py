@@ -12,6 +12,7 @@ import torch
 from pml_ext.plugin import DataError, LabeledImages
 from pml_ext.tool import VECTORS, Override, VectorFile, read_tables, read_vectors
 
+from .candidates import NOTHING_TO_LEARN, Choice
 from .own_data import (
     dataset_options,
     describe_split,
@@ -21,6 +22,8 @@ from .own_data import (
     parts_of,
     range_of,
     sampler_of,
+    selection_on,
+    splits_of,
     takes_fitting_batches,
 )
 from .settings import Settings
@@ -42,6 +45,7 @@ class OwnVectors:
     batches: Settings
     description: list[str]  # a line each
     sampler: str  # that the options name; "" for the recipe's
+    size: int  # of a vector
 
     @property
     def settings(self) -> Settings:
@@ -50,6 +54,16 @@ class OwnVectors:
         if takes_fitting_batches(read_tables(RECIPE)["sampler"], self.sampler):
             settings |= self.batches
         return settings
+
+    @property
+    def as_they_are(self) -> Choice:
+        """The vectors without a head, where a head would have nothing to learn."""
+        settings = self.settings | {
+            "model.embedder": "none",
+            "model.embedding_size": self.size,
+            "description": f"Your own vectors as they are: {NOTHING_TO_LEARN}",
+        }
+        return Choice("vectors as they are", RECIPE, settings)
 
 
 def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnVectors:
@@ -71,9 +85,9 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
         split = fitting_split(file.path, [whole])
         options["split"] = split
         data["data.split"] = split
-    parts = parts_of(name, options, root)
-    if file.split is not None and (file.split == "validation").any():
-        data |= {"evaluation.select": "map_at_r", "evaluation.select_on": "split"}
+    splits = splits_of(name, options, root)
+    parts = parts_of(splits)
+    data |= selection_on(splits)
 
     trained = items_per_class(parts[:1])
     in_batch, per_class = fitting_batch(len(trained), float(np.median(trained)), BATCH)
@@ -95,7 +109,7 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
         "--set schedule.epochs=40",
     ]
     head = {"model.embedder": embedder, "model.embedding_size": size}
-    return OwnVectors(name, data, head, batches, description, sampler_of(overrides))
+    return OwnVectors(name, data, head, batches, description, sampler_of(overrides), vectors)
 
 
 _HEADS = {

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .clusters import Grouping as Grouping
     from .clusters import group as group
     from .collection import Collection as Collection
+    from .duplicates import Duplicates as Duplicates
     from .embedded import Embedded as Embedded
     from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .gallery import Gallery as Gallery
     from .problems import RetrievalWarning as RetrievalWarning
     from .problems import StoreWarning as StoreWarning
-    from .query import RADIUS as RADIUS
     from .query import Answer as Answer
     from .saving import save_embeddings as save_embeddings
     from .trained import TrainedRun as TrainedRun

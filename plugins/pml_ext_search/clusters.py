@@ -24,7 +24,6 @@ from pml_ext.tool import (
     Vectors,
     counted,
     drawable,
-    font_file,
     kmeans,
     listed_sheets,
     nearest_of,
@@ -34,6 +33,7 @@ from pml_ext.tool import (
 )
 
 from .embedded import Embedded
+from .fonts import font_file
 from .pictures import PictureReader
 
 AUTO = "auto"

@@ -127,11 +127,6 @@ class FaissIndex:
             raise OSError(shortened(error, 200)) from error
 
     @property
-    def has_vectors(self) -> bool:
-        """Whether the index has the vectors as they are, and not codes with other distances."""
-        return self.factory.endswith("Flat")
-
-    @property
     def most(self) -> int:
         """The maximum effort: the number of lists, or of images."""
         import faiss
@@ -154,12 +149,6 @@ class FaissIndex:
             self._set(effort)
             distances[has_too_few], numbers[has_too_few] = self.index.search(rows[has_too_few], k)
         return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
-
-    def within(self, points: Tensor, squared: float) -> Tensor:
-        """Return pairs ``[2, P]`` of points and indexed points within a squared distance, at the chosen effort."""
-        self._set(self.effort)
-        limits, _, numbers = self.index.range_search(_rows(points), squared)
-        return torch.from_numpy(np.stack([np.arange(len(points)).repeat(np.diff(limits.astype(np.int64))), numbers]))
 
     def _set(self, effort: int) -> None:
         if self.setting and effort != self._effort_set:  # setting the effort takes as long as searching a list

@@ -1,4 +1,4 @@
-"""The searchable index of a collection: its images, their nearest neighbors and near-duplicates."""
+"""The searchable index of a collection: its images and their nearest neighbors."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import SearchResult
 from pml_ext.tool import (
     Changes,
     ConfigError,
@@ -27,10 +25,8 @@ from pml_ext.tool import (
     file_stat,
     is_inside,
     nearest_of,
-    neighbors_under,
     path_bytes,
     read_vectors,
-    reranked_under,
     shortened,
     unknown,
 )
@@ -38,19 +34,13 @@ from pml_ext.tool import (
 from .collection import Collection
 from .embedded import Embedded
 from .problems import RetrievalWarning
-from .query import RADIUS, Answer, QueryOptions, answers_of, check_query
+from .query import Answer, QueryOptions, answers_of
+from .ranking import nearest_vectors, results_of, rows_of, with_exact_distances, within_radius
 from .state import Image, Index, in_shard
 from .transaction import Transaction
 from .vectors import changes_of
 
-if TYPE_CHECKING:
-    from pml_ext.tool import BaseDistance
-
 _PATHS = "SELECT path, vector FROM images"
-_TILE = 2048  # images per block of the all-pairs search
-_BLOCK = 256  # images per block of the search by faiss
-_EXACT = 1 << 23  # numbers of found vectors whose exact distances are computed at a time
-_PAIRS = 1 << 18  # pairs per block of the distance computation
 
 
 class Gallery:
@@ -275,22 +265,22 @@ class Gallery:
         query_images = [self._image_of(current, name) for name in names]
         count = min(options.k + 1, len(vectors))  # one more than k, since the query itself may be among them
         if options.reranking is None:
-            distances, places = _nearest(search, points, count, vectors, options)
+            distances, places = nearest_vectors(search, points, count, vectors, options)
         else:
             from .reranking import reranked
 
-            query_rows = _rows_of(query_images, numbers)
+            query_rows = rows_of(query_images, numbers)
             distances, places = reranked(options.reranking, search, points, count, vectors, query_rows)
         if options.metric is None and options.reranking is None:
-            distances, places = _with_exact_distances(points, vectors, places)
+            distances, places = with_exact_distances(points, vectors, places)
         distances = distances.cpu()
         places = places.cpu()
         if where.radius is not None:
-            places = _within_radius(distances, places, where.radius, options.metric)
+            places = within_radius(distances, places, where.radius, options.metric)
         vector_numbers = np.where(places >= 0, numbers[places], -1)
 
         images = self._images_by_vector(current, vector_numbers)
-        results = _results(vector_numbers, distances, images)
+        results = results_of(vector_numbers, distances, images)
         reason = f"the index holds {len(vectors)} {self.noun}{of_class}"
         answers = answers_of(names, query_images, results, options, reason)
         self._warn_of_gone(answers)
@@ -350,137 +340,3 @@ class Gallery:
             if not self.folder.is_dir():
                 text = f"the indexed folder {self.folder} is gone or moved"
             warnings.warn(f"{text}; type: {self.again}", RetrievalWarning, stacklevel=4)
-
-    def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
-        """Return the connected components of the images, where pairs within a radius are connected.
-
-        *Cost:* with an ``IVF...,Flat`` index, an image is compared with the lists that a query searches. Otherwise all
-        pairs are compared: 10,000 images take less than a second.
-        """
-        check_query(1, radius)
-        points = self.embedded.embeddings
-        paths = self.embedded.paths
-        groups = np.arange(len(paths))  # the group of each image; each begins as a group of its own
-        for pairs in self._pairs_nearly_within(points, radius):
-            groups_of_pairs = torch.from_numpy(groups).to(pairs.device)[pairs]
-            are_apart = groups_of_pairs[0] != groups_of_pairs[1]
-            candidates = pairs[:, are_apart].to(points.device)
-            is_near = []
-            for one, other in torch.split(candidates, _PAIRS, 1):
-                is_near.append((points[one] - points[other]).norm(dim=1) <= radius)
-            near_pairs = candidates[:, torch.cat(is_near)].cpu().numpy()
-            first, second = groups[near_pairs]
-            if len(first):
-                groups = _joined_groups(groups, first, second)
-
-        members = [group for group in _members_of(groups) if len(group) > 1]
-        members.sort(key=lambda group: (-len(group), group[0]))
-        groups_of_paths = []
-        for group in members:
-            groups_of_paths.append([paths[number] for number in group])
-        return groups_of_paths
-
-    def _pairs_nearly_within(self, points: Tensor, radius: float) -> Iterator[Tensor]:
-        """Yield pairs ``[2, P]`` that may be within a radius.
-
-        A tolerance above the rounding error of float32 adds pairs that are slightly farther.
-        """
-        if self.faiss is not None and self.faiss.setting == "nprobe" and self.faiss.has_vectors:
-            for start in range(0, len(points), _BLOCK):
-                pairs = self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5)
-                yield pairs + torch.tensor([[start], [0]])
-            return
-        least_product = 1 - radius**2 / 2 - 1e-5  # |x - y|^2 = 2 - 2 x.y of embeddings of length 1
-        for start in range(0, len(points), _TILE):
-            rows = points[start : start + _TILE]
-            for other in range(start, len(points), _TILE):
-                near = rows @ points[other : other + _TILE].T >= least_product
-                yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
-
-
-def _joined_groups(groups: Numbers, first: Numbers, second: Numbers) -> Numbers:
-    """Return the group of each image, ``[N]``, after joins: of the groups ``first[0]`` and ``second[0]``, and so on."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    edges = np.ones(len(first), dtype=bool)
-    graph = coo_array((edges, (first, second)), shape=(len(groups), len(groups)))
-    _, joined = connected_components(graph, directed=False)
-    return joined[groups]  # type: ignore[no-any-return]
-
-
-def _members_of(groups: Numbers) -> list[list[int]]:
-    """Return the images of each group, ascending, from the group of each image."""
-    order = np.argsort(groups, kind="stable")
-    ends = np.flatnonzero(np.diff(groups[order])) + 1
-    return [members.tolist() for members in np.split(order, ends)]
-
-
-def _nearest(
-    search: Search, points: Tensor, count: int, vectors: Tensor, options: QueryOptions
-) -> tuple[Tensor, Tensor]:
-    """Return the distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``.
-
-    A metric is computed for all vectors, or for the shortlist that ``search`` finds.
-    """
-    metric = options.metric
-    if metric is not None and options.shortlist is not None:
-        search = reranked_under(metric, options.shortlist, search, normalized=True).search
-    elif metric is not None:
-        search = neighbors_under(metric).search
-    return search(points, count, vectors)
-
-
-def _with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return exact distances of the found vectors and their rows or -1, ``[Q, k]``, nearest first.
-
-    Compressed vectors of faiss have others, and so have products of many queries, by a thousandth for equal images.
-    """
-    distances = torch.full(places.shape, torch.inf, device=points.device)
-    queries, found = places.shape
-    size = points.shape[1]
-    columns_at_once = max(1, _EXACT // size)
-    queries_at_once = max(1, columns_at_once // max(1, found))
-    for start in range(0, queries, queries_at_once):
-        rows = slice(start, start + queries_at_once)
-        for first in range(0, found, columns_at_once):
-            columns = slice(first, first + columns_at_once)
-            neighbors = vectors[places[rows, columns].clamp(min=0).to(vectors.device)]
-            distances[rows, columns] = (neighbors - points[rows, None]).norm(dim=2)
-    distances.masked_fill_((places < 0).to(distances.device), torch.inf)
-    distances, order = distances.sort(dim=1, stable=True)
-    return distances, places.to(order.device).gather(1, order)
-
-
-def _rows_of(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
-    """Return the row of each image among the numbers of vectors, -1 for None and images that are not there."""
-    rows = []
-    for image in images:
-        row = -1
-        if image is not None:
-            place = int(np.searchsorted(numbers, image.vector))
-            if place < len(numbers) and numbers[place] == image.vector:
-                row = place
-        rows.append(row)
-    return torch.tensor(rows, dtype=torch.int64)
-
-
-def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:
-    """Return places with -1 for answers beyond a radius; of a similarity, for those below it."""
-    values = distances.double()
-    is_similarity = metric is not None and metric.is_inverted
-    inside = values >= radius if is_similarity else values <= radius
-    return places.where(inside, -1)
-
-
-def _results(numbers: Numbers, distances: Tensor, images: Mapping[int, Image]) -> list[list[SearchResult]]:
-    """Return what was found for each query, from the numbers of vectors (-1: none) and their distances."""
-    results: list[list[SearchResult]] = []
-    for row, values in zip(numbers.tolist(), distances.tolist(), strict=True):
-        found = []
-        for number, distance in zip(row, values, strict=True):
-            if number != -1:
-                image = images[number]
-                found.append(SearchResult(image.id, image.path, image.class_name, distance))
-        results.append(found)
-    return results

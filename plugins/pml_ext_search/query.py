@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
 
 METRICS = ("euclidean", "learned")
-RADIUS = 0.1  # maximum distance of near-duplicates: a cosine similarity of 0.995
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,7 @@ def _main() -> None:
             number = arguments.index("") + 1
             empty = f"argument {number} is empty, as that of a variable that is not set"
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
+        _check_data_without_recipe(arguments)
         with _exits_of_plugins_named(arguments):
             app_for(arguments)(arguments, prog_name="pml-ext")
     except KeyboardInterrupt:  # while modules are imported; typer has its own text for those of a command
@@ -63,6 +65,20 @@ def _main() -> None:
         sys.exit(getattr(error, "exit_code", 1))
 
 
+def _check_data_without_recipe(arguments: Sequence[str]) -> None:
+    """Refuse ``train --images DATA``, and name the command that chooses what is trained on somebody's data."""
+    if "train" not in arguments:
+        return
+    for place, argument in enumerate(arguments):
+        for option in ("--images", "--vectors"):
+            if argument != option and not argument.startswith(f"{option}="):
+                continue
+            data = argument.removeprefix(option).removeprefix("=")
+            following = [*arguments[place + 1 :], "DATA"]
+            command = f"pml-ext fit {shlex.quote(data or following[0])}"
+            raise ConfigError(f"{option}: train takes a recipe; to have it chosen for your own data, type: {command}")
+
+
 @contextlib.contextmanager
 def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
     """Raise a PluginError for a ``sys.exit()`` in the code of a plugin, but for one of the plugin's own command."""
@@ -72,12 +88,22 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
         from .. import registry
 
         origin = registry.origin_of(error)
-        commands = registry.commands()
-        called = next((commands[argument] for argument in arguments if argument in commands), ("", None))
-        if origin is None or origin.plugin == called[0]:
+        if origin is None or origin.plugin == _plugin_of_command(arguments):
             raise
         text = f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception"
         raise PluginError(f"{text} (PML_EXT_BLOCK={origin.plugin} leaves the plugin out)") from error
+
+
+def _plugin_of_command(arguments: Sequence[str]) -> str:
+    """Return the plugin of the command that was called; "" if there is none."""
+    from .. import registry
+
+    commands = registry.commands()
+    for argument in arguments:
+        if argument in commands:
+            plugin, _ = commands[argument]
+            return plugin
+    return ""
 
 
 def _rank() -> str:

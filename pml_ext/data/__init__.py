@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import needs_extra
-from ..registry.lazy import require_packages
+from ..lazy import require_packages
 
 require_packages(("PIL", "torchvision"), "train", "a data set")  # checked here, imported on first use
 with needs_extra("train", "a data set"):
@@ -20,6 +20,7 @@ with needs_extra("train", "a data set"):
     from .listed import pairs as pairs
     from .listed import triplets as triplets
     from .omniglot import omniglot_small as omniglot_small
+    from .prepare import left_out_text as left_out_text
     from .prepare import prepare as prepare
     from .published import DatasetInfo as DatasetInfo
     from .published import cache_folder as cache_folder
@@ -36,9 +37,9 @@ with needs_extra("train", "a data set"):
     from .transforms import Steps as Steps
     from .transforms import build_transforms as build_transforms
     from .transforms import raw_pixels as raw_pixels
-    from .vectors import VectorFile as VectorFile
-    from .vectors import is_vector_file as is_vector_file
-    from .vectors import read_vectors as read_vectors
+    from .vector_file import VectorFile as VectorFile
+    from .vector_file import is_vector_file as is_vector_file
+    from .vector_file import read_vectors as read_vectors
     from .vectors import vectors as vectors
 
 

@@ -125,6 +125,7 @@ class _Skipped:
 
     runs: list[Path] = dataclasses.field(default_factory=list)
     linked_folders: list[Path] = dataclasses.field(default_factory=list)
+    loose_images: list[Path] = dataclasses.field(default_factory=list)  # beside the folders of classes
     other_images: list[Path] = dataclasses.field(default_factory=list)  # in formats that are not read
 
     def notes(self) -> list[str]:
@@ -136,6 +137,12 @@ class _Skipped:
             count = len(self.linked_folders)
             first = min(self.linked_folders)
             notes.append(f"links to folders are not followed: {count}, {first} first; put the folders in their place")
+        if self.loose_images:
+            count = len(self.loose_images)
+            first = min(self.loose_images)
+            notes.append(
+                f"images beside the folders of classes have no class: {count}, {first} first; put them into one"
+            )
         if self.other_images:
             count = len(self.other_images)
             first = min(self.other_images)
@@ -233,8 +240,6 @@ def _files_by_class(place: Path, depth: int | None, skipped: _Skipped) -> dict[s
                 waiting.append(folder / name)
             elif entry.is_symlink() and os.path.isdir(entry.path):
                 skipped.linked_folders.append(folder / name)
-        if folder == place:
-            continue
         sheets = contact_sheets(folder, entries)
         images = []
         for name, entry in entries.items():
@@ -242,7 +247,9 @@ def _files_by_class(place: Path, depth: int | None, skipped: _Skipped) -> dict[s
                 images.append(folder / name)
             elif name.lower().endswith(_OTHER_IMAGES):
                 skipped.other_images.append(folder / name)
-        if images:
+        if folder == place:
+            skipped.loose_images += images
+        elif images:
             name = "/".join(folder.relative_to(place).parts[:depth])
             found.setdefault(name, []).extend(images)
     if not found:

@@ -16,7 +16,7 @@ from ..pairwise import Kind, ListedTuples
 from .images import LabeledImages
 from .rows import is_empty, read_rows
 from .splits import DataSplits
-from .vectors import PARTS, VectorFile, read_vectors
+from .vector_file import PARTS, VectorFile, read_vectors
 
 COLUMNS: dict[Kind, tuple[str, ...]] = {
     "pairs": ("image1", "image2", "same", "split"),

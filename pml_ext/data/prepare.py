@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -11,9 +11,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, counted
 from .images import LabeledImages, PackedImages, ResizedCache
 from .transforms import Steps
+
+NAMED = 5  # of the files that cannot be read, in a warning
+
+
+def left_out_text(unreadable: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a warning that counts the files that were left out, and names the first five with their reasons.
+
+    ``unreadable`` are the results of :func:`prepare` by split. The text is empty without any.
+    """
+    reasons: list[str] = []
+    for paths in unreadable.values():
+        for error in paths.values():
+            reason, _, _ = error.partition("; ")  # the remedy is the same for all
+            reasons.append(reason)
+    if not reasons:
+        return ""
+    by_split = ", ".join(f"{len(paths)} of {split}" for split, paths in unreadable.items() if paths)
+    shown = "; ".join(sorted(reasons)[:NAMED])
+    more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
+    return f"left out {counted(len(reasons), 'image')} that cannot be read ({by_split}): {shown}{more}"
 
 
 def prepare(

@@ -68,6 +68,21 @@ def rows_of_frame(frame: Any) -> tuple[list[str], Rows]:
     return [str(name) for name in frame.columns], rows
 
 
+def columns_of_parquet(file: Path) -> list[str]:
+    """Return the names of the columns of a Parquet file; DataError for another file."""
+    with needs_extra("parquet", str(file)):
+        import pyarrow
+        import pyarrow.parquet as parquet
+    try:
+        return list(parquet.read_schema(file).names)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise _no_parquet(file, error) from None
+
+
+def _no_parquet(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file}: cannot be read as a .parquet file ({one_line(error)}); write it again")
+
+
 def _rows_of_parquet(file: Path) -> tuple[list[str], Rows]:
     with needs_extra("parquet", str(file)):
         import pyarrow
@@ -75,7 +90,7 @@ def _rows_of_parquet(file: Path) -> tuple[list[str], Rows]:
     try:
         table = parquet.read_table(file)
     except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
-        raise DataError(f"{file}: cannot be read as a .parquet file ({one_line(error)}); write it again") from None
+        raise _no_parquet(file, error) from None
     rows: Rows = []
     for number, record in enumerate(table.to_pylist()):
         rows.append((f"row {number}", _as_texts(record)))

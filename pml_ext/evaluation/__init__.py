@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..registry.lazy import lazily
+from ..lazy import lazily
 
 if TYPE_CHECKING:
     from .calculator import Evaluation as Evaluation
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from .neighbors import nearest_of as nearest_of
     from .neighbors import neighbors_under as neighbors_under
     from .neighbors import reranked_under as reranked_under
+    from .pairs import VerificationPairs as VerificationPairs
+    from .pairs import listed_pairs as listed_pairs
+    from .pairs import pairs_of_classes as pairs_of_classes
     from .reranking import KReciprocal as KReciprocal
     from .reranking import QueryExpansion as QueryExpansion
     from .reranking import Reranking as Reranking
     from .sampling import some_of_each_class as some_of_each_class
-    from .verification import VerificationPairs as VerificationPairs
     from .verification import best_threshold as best_threshold
-    from .verification import listed_pairs as listed_pairs
     from .verification import pair_scores as pair_scores
-    from .verification import pairs_of_classes as pairs_of_classes
     from .verification import verification_metrics as verification_metrics
     from .verification import verify as verify
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .retrieval import Comparison
+from .blank import reason_of_clusters
+from .retrieval import Comparison, Sides
 
 
 @dataclass
@@ -39,3 +41,23 @@ class MetricArguments:
             if value is not None:
                 known[each.name] = value
         return known
+
+
+class Clusterings:
+    """The clusters of the queries, by number of clusters per class, each computed once."""
+
+    def __init__(self, sides: Sides, kmeans_func: Any) -> None:
+        self._query = sides.query
+        self._classes = len(torch.unique(sides.query_labels, dim=0))
+        self._kmeans = kmeans_func
+        self._found: dict[int, Tensor] = {}
+
+    def reason(self, per_class: int) -> str:
+        """Return why such clusters say nothing; "" if they do."""
+        return reason_of_clusters(len(self._query), self._classes, per_class * self._classes)
+
+    def of(self, per_class: int) -> Tensor:
+        """Return the cluster of each query, ``[Q]``."""
+        if per_class not in self._found:
+            self._found[per_class] = torch.as_tensor(self._kmeans(self._query, per_class * self._classes))
+        return self._found[per_class]

@@ -16,17 +16,18 @@ from torch import Tensor
 
 from ..errors import PluginError, unknown
 from ..pml import AccuracyCalculator, LpDistance
-from ..relations import DifferentGroups, Hierarchy, Relation
-from .arguments import MetricArguments
-from .blank import explained, reason_of_clusters, reason_of_neighbors
+from ..relations import DifferentGroups, Relation
+from .arguments import Clusterings, MetricArguments
+from .blank import explained, reason_of_neighbors
 from .clustering import kmeans
 from .inputs import Inputs, with_groups
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
 from .neighbors import default_neighbors
 from .of_plugins import PREFIX, needs_clusters, plugin_metrics, value_of_plugin
-from .reranking import Reranking
+from .pairs import pairs_of_sides
+from .reranking import Reranking, check_reranking
 from .retrieval import MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
-from .verification import pairs_of_classes, verify
+from .verification import verify
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 "pml_ext.evaluation.verify(embeddings, listed_pairs(...))"
             )
         if reranking is not None:
-            _check_reranking(reranking, knn_func)
+            check_reranking(reranking, knn_func)
         self.lone_queries = lone_queries
         self.relation = relation
         self.verification = verification
@@ -340,23 +341,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return classes
 
     def _verify(self, sides: Sides) -> dict[str, float]:
-        """Return the metrics of pairs of a query and a gallery item, or of two queries that are their own gallery."""
-        references = None
-        reference_labels = None
-        if sides.reference is not sides.query:
-            if sides.ref_includes_query:
-                raise ValueError(
-                    "verification takes pairs of different items, but ref_includes_query puts the queries into the "
-                    "gallery too; leave out the verification metrics, or the gallery"
-                )
-            references = sides.reference
-            reference_labels = sides.reference_labels
         most = None if self.verification == "all" else self.verification
-        pairs = pairs_of_classes(sides.query_labels, reference_labels, most)  # type: ignore[arg-type]
-        if sides.groups is not None:
-            first = sides.groups.query[pairs.first].cpu()
-            pairs = pairs.where((first < 0) | (first != sides.groups.reference[pairs.second].cpu()))
         distance = getattr(self.knn_func, "distance", None) or LpDistance(normalize_embeddings=False)
+        pairs = pairs_of_sides(sides, most)  # type: ignore[arg-type]
+        references = None if sides.reference is sides.query else sides.reference
         return verify(sides.query, pairs, references, distance=distance)
 
     def _may_be_blank(self, metric: Metric) -> bool:
@@ -417,7 +405,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         arguments.lone_query_labels = classes.classes[classes.lone]
         arguments.not_lone_query_mask = ~classes.lone_query
         if self.lone_queries == "drop":
-            arguments.not_lone_at_level = _not_lone_at_level(sides, search.trees)
+            arguments.not_lone_at_level = search.not_lone_at_levels()
         arguments.knn_labels = sides.reference_labels[seen_by_others.indices.to(sides.reference_labels.device)]
         arguments.knn_distances = seen_by_others.distances.to(sides.query.device)
         return neighbors
@@ -458,45 +446,3 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if not_lone_query_mask is None or lone_queries_miss:
             return None
         return not_lone_at_level.get(metric.level, not_lone_query_mask).cpu()
-
-
-class Clusterings:
-    """The clusters of the queries, by number of clusters per class, each computed once."""
-
-    def __init__(self, sides: Sides, kmeans_func: Any) -> None:
-        self._query = sides.query
-        self._classes = len(torch.unique(sides.query_labels, dim=0))
-        self._kmeans = kmeans_func
-        self._found: dict[int, Tensor] = {}
-
-    def reason(self, per_class: int) -> str:
-        """Return why such clusters say nothing; "" if they do."""
-        return reason_of_clusters(len(self._query), self._classes, per_class * self._classes)
-
-    def of(self, per_class: int) -> Tensor:
-        """Return the cluster of each query, ``[Q]``."""
-        if per_class not in self._found:
-            self._found[per_class] = torch.as_tensor(self._kmeans(self._query, per_class * self._classes))
-        return self._found[per_class]
-
-
-def _not_lone_at_level(sides: Sides, trees: Mapping[int, Hierarchy]) -> dict[int, Tensor]:
-    """Return which queries have a right item in the gallery, ``[Q]``, at each level of a tree."""
-    not_lone = {}
-    for level, tree in trees.items():
-        not_lone[level] = ~query_classes(sides, tree.positive, tree).lone_query
-    return not_lone
-
-
-def _check_reranking(reranking: Any, knn_func: Any) -> None:
-    """Raise TypeError for what is no re-ranking, and ValueError for a search by another distance."""
-    if isinstance(reranking, type) or not hasattr(reranking, "finder"):
-        raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
-    if knn_func is None:
-        return
-    is_euclidean = hasattr(knn_func, "distance") and knn_func.distance is None
-    if not is_euclidean:
-        raise ValueError(
-            "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
-            "NearestNeighbors without distance"
-        )

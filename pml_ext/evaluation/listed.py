@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from ..pairwise import ListedTuples
-from .verification import FOLDS, VerificationPairs, accuracy_at, curve_metrics, fold_metrics, pair_scores
+from .pairs import VerificationPairs
+from .verification import FOLDS, accuracy_at, curve_metrics, fold_metrics, pair_scores
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance

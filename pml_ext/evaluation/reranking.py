@@ -225,3 +225,17 @@ def _jaccard_distances(row: Any, by_column: Any) -> Any:
         part = slice(by_column.indptr[column], by_column.indptr[column + 1])
         common[by_column.indices[part]] += np.minimum(value, by_column.data[part])
     return 1 - common / (2 - common)
+
+
+def check_reranking(reranking: Any, knn_func: Any) -> None:
+    """Raise TypeError for what is no re-ranking, and ValueError for a search by another distance."""
+    if isinstance(reranking, type) or not hasattr(reranking, "finder"):
+        raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
+    if knn_func is None:
+        return
+    is_euclidean = hasattr(knn_func, "distance") and knn_func.distance is None
+    if not is_euclidean:
+        raise ValueError(
+            "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
+            "NearestNeighbors without distance"
+        )

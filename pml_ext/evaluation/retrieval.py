@@ -229,6 +229,13 @@ class MetricSearch:
                     trees[level] = self.relation.at(level)
         return trees
 
+    def not_lone_at_levels(self) -> dict[int, Tensor]:
+        """Return which queries have a right item in the gallery, ``[Q]``, at each level of a tree."""
+        not_lone = {}
+        for level, tree in self.trees.items():
+            not_lone[level] = ~query_classes(self.sides, tree.positive, tree).lone_query
+        return not_lone
+
     def _tiles(self, knn_func: Any) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield queries with the distances and indices of their neighbors; PML's searches give all at once."""
         sides = self.sides

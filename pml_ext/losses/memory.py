@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..pairwise import autocast_off, check_indices_tuple, normalizes, run_eagerly, to_full_precision
 from ..pml import (
-    BaseLossWrapper,
+    BaseCrossBatchMemory,
     ModuleSettings,
-    ModuleWithRecords,
     convert_to_pairs,
     convert_to_triplets,
     get_all_pairs_indices,
@@ -37,7 +36,7 @@ _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 
 
-class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
+class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     r"""A loss that compares a batch with the embeddings of past batches too (cross-batch memory, XBM).
 
     The last ``memory_size`` embeddings are kept in a queue. A batch first enters the queue; then each of its embeddings
@@ -50,7 +49,9 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     Queue, cursor and fill level are in the ``state_dict``: a restored memory gives the next loss to the last digit.
     Each process has a queue of its own batches (not a buffer, since DistributedDataParallel would overwrite it); with
-    ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same queue.
+    ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same queue. PML's ``DistributedLossWrapper`` takes
+    the memory too. Each process then has the joined batches with its own part first, so that queues hold the same rows
+    if ``memory_size`` is a multiple of the joined batch.
 
     *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; our pair losses work in tiles, so that
     a million references fit. PML's losses get a list of all ``B * memory_size`` pairs, or of those that a miner chose.
@@ -121,17 +122,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         check_count(self, "memory_size", memory_size)
         check_count(self, "first_epoch", first_epoch)
         check_flag(self, "detach_batch", detach_batch)
-        super().__init__(loss=loss, **kwargs)
-        self.loss = loss
-        self.miner = miner
-        self.embedding_size = embedding_size
-        self.memory_size = memory_size
+        super().__init__(loss, embedding_size, memory_size, miner, **kwargs)  # empties the queue
         self.detach_batch = detach_batch
         self.first_epoch = first_epoch
         self.active = True
-        self.reset_queue()
-        names = ["embedding_size", "memory_size", "queue_idx", "filled"]
-        self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
+        self.add_to_recordable_attributes(name="filled", is_stat=False)
 
     def start_epoch(self, run: Any) -> None:
         """Activate the memory from ``first_epoch`` on; a run calls this method before each epoch."""
@@ -157,7 +152,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     def filled(self) -> int:
         """The number of rows that hold embeddings."""
         if self.has_been_filled:
-            return self.memory_size
+            return int(self.memory_size)
         return self.queue_idx
 
     def _capabilities(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..data import Pipeline, Steps, build_transforms
 from ..errors import ConfigError, needs_extra
 from . import trunks as models
+from .embedders import embedder
 
 with needs_extra("train", "a network"):
     from pydantic import BaseModel, ConfigDict, Field
@@ -96,7 +97,7 @@ class Network(nn.Module):
     """A network from images to embeddings, with their preprocessing; or from vectors, with the identity as trunk.
 
     ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose size F is measured unless given.
-    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`.trunks.embedder`; ``hidden_sizes = None``:
+    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`.embedders.embedder`; ``hidden_sizes = None``:
     no embedder, the features are the embeddings.
     """
 
@@ -122,7 +123,7 @@ class Network(nn.Module):
             )
         self.embedder: nn.Module = nn.Identity()
         if hidden_sizes is not None:
-            self.embedder = models.embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
+            self.embedder = embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, or of vectors, not normalized."""

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, first_of, needs_extra, one_line
-from .efficientnet_lite import VARIANTS
-from .trunks import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
+from . import bn_inception
+from .efficientnet_lite import IMAGENET, VARIANTS
+from .trunks import PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
 
 HF = "hf/"
 RANDOM = "random"  # weights of a trunk that is meant to stay untrained, as a frozen one
@@ -247,13 +248,24 @@ class _Pooled(nn.Module):
         return tokens[:, 0]
 
 
+def weights_to_choose(name: str) -> list[str]:
+    """Return what ``weights`` of a trunk may be beside a file, in words; [] for a trunk that has none."""
+    if name in VARIANTS:
+        return [repr(IMAGENET)]
+    if name.startswith(TIMM):
+        return ["a tag of timm"]
+    if name.startswith((PREFIX, HF)):
+        return ["'DEFAULT'"]
+    return []
+
+
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
     """Return the preprocessing for a trunk's ``weights``; None without weights or if no library provides them."""
     if not is_pretrained(options):
         return None
     weights = options["weights"]
     if name == "bn-inception":
-        blue, green, red = BN_INCEPTION_MEAN
+        blue, green, red = bn_inception.MEAN
         return PretrainedImages(mean=(red / 255, green / 255, blue / 255), std=(1 / 255, 1 / 255, 1 / 255), bgr=True)
     if name in VARIANTS:
         half = (0.5, 0.5, 0.5)

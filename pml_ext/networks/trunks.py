@@ -1,4 +1,4 @@
-"""Networks: trunks from images to features, by name, and embedders from features to embeddings."""
+"""Trunks: networks from images to features, by name."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..errors import ConfigError, needs_extra, one_line, unknown
 from . import efficientnet_lite as lite
+from .bn_inception import BNInception
 from .modes import preserved_modes
 
 PREFIX = "torchvision/"
 TIMM = "timm/"
-_LEAST_VARIANCE = 1e-7  # of a component, over that of the first: a smaller one is rounding error
-BN_INCEPTION_MEAN = (104.0, 117.0, 128.0)  # BGR in 0 to 255, as its Caffe weights expect
 
 
 def torchvision_models() -> Any:
@@ -52,67 +49,6 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
 def identity(in_channels: int, image_size: int) -> nn.Module:
     """Return vectors as they are: the trunk of ``vectors:FILE``, which trains a head alone."""
     raise ConfigError("identity is the trunk of vectors, data.name = 'vectors:FILE'; images want convnet or another")
-
-
-NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
-
-
-def embedder(
-    in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = (), norm: str = "none", dropout: float = 0.0
-) -> nn.Module:
-    """Return linear layers from features to unnormalized embeddings, with ReLU between the layers.
-
-    Before each linear layer: a ``norm`` (``"batch"``, ``"layer"``), the ReLU of a hidden layer, and ``dropout``.
-    """
-    layers: list[nn.Module] = []
-    sizes = [in_features, *hidden_sizes, embedding_size]
-    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-        if norm != "none":
-            layers.append(NORMS[norm](inputs))
-        if number > 0:
-            layers.append(nn.ReLU())
-        if dropout:
-            layers.append(nn.Dropout(dropout))
-        layers.append(nn.Linear(inputs, outputs))
-    if len(layers) == 1:
-        return layers[0]
-    return nn.Sequential(*layers)
-
-
-def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
-    """Initialize a linear layer with whitened PCA of features ``[N, F]``: its outputs have unit variance.
-
-    Outputs along which the features hardly vary are 0, since scaling would blow up their rounding errors. ConfigError
-    if there are fewer components than outputs of the layer; N centered features have at most N - 1.
-    """
-    from sklearn.decomposition import PCA
-
-    components = _components_of(features)
-    if layer.out_features > components:
-        text = f"{features.shape[0]:,} features of length {features.shape[1]} have {components} components"
-        raise ConfigError(f"model.embedding_size: found {layer.out_features}, but {text}")
-    fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.cpu().double().numpy())
-    variances = fitted.explained_variance_
-    varies = variances > _LEAST_VARIANCE * variances.max()
-    scales = np.zeros_like(variances)
-    scales[varies] = 1 / np.sqrt(variances[varies])
-    weight = fitted.components_ * scales[:, None]
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weight).float())
-        layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_).float())
-
-
-def _components_of(features: Tensor) -> int:
-    """Return the number of principal components that features ``[N, F]`` can have."""
-    return min(len(features) - 1, features.shape[1])
-
-
-def whitened_components(features: Tensor, size: int) -> nn.Linear:
-    """Return a layer of at most ``size`` whitened principal components of features ``[N, F]``; nothing is random."""
-    size = max(1, min(size, _components_of(features)))
-    layer: nn.Linear = nn.Linear(features.shape[1], size, device="meta").to_empty(device=features.device)
-    fit_whitened_pca(features, layer)
-    return layer.requires_grad_(False)
 
 
 def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
@@ -193,105 +129,6 @@ def _remove_last_layer(model: nn.Module, name: str) -> None:
         raise ConfigError(f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off")
     parent, _, child = path.rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
-
-
-class _Block(NamedTuple):
-    """Channels of an inception block: the 1 x 1 branch, the two 3 x 3 branches, and the projection after pooling."""
-
-    single: int  # 0: no such branch, in a block that halves the image size
-    reduce: int
-    wide: int
-    double_reduce: int
-    double: int
-    projection: int
-    pool: Literal["mean", "max", "halve"] = "mean"
-
-
-_BLOCKS = {
-    "3a": _Block(64, 64, 64, 64, 96, 32),
-    "3b": _Block(64, 64, 96, 64, 96, 64),
-    "3c": _Block(0, 128, 160, 64, 96, 0, "halve"),
-    "4a": _Block(224, 64, 96, 96, 128, 128),
-    "4b": _Block(192, 96, 128, 96, 128, 128),
-    "4c": _Block(160, 128, 160, 128, 160, 128),
-    "4d": _Block(96, 128, 192, 160, 192, 128),
-    "4e": _Block(0, 128, 192, 192, 256, 0, "halve"),
-    "5a": _Block(352, 192, 320, 160, 224, 128),
-    "5b": _Block(352, 192, 320, 192, 224, 128, "max"),
-}
-
-
-class BNInception(nn.Module):
-    """BN-Inception (Ioffe and Szegedy, 2015): images ``[B, 3, S, S]`` to the scores of classes ``[B, num_classes]``.
-
-    GoogLeNet with batch norms; neither torchvision nor timm provides it. Parameters have the names of the known weights
-    from Caffe (``bn_inception-52deb4733.pth``): ``inception_3a_1x1.weight``, ``inception_3a_1x1_bn.weight``,
-    ``last_linear.weight``. ``pooling`` of the last 1,024 feature maps is ``"mean"`` or ``"max"``.
-    """
-
-    def __init__(self, num_classes: int = 1000, pooling: Literal["mean", "max"] = "mean") -> None:
-        super().__init__()
-        self.pooling = pooling
-        self._add("conv1_7x7_s2", 3, 64, 7, 2)
-        self._add("conv2_3x3_reduce", 64, 64, 1)
-        self._add("conv2_3x3", 64, 192, 3)
-        channels = 192
-        for name, block in _BLOCKS.items():
-            prefix = f"inception_{name}_"
-            stride = 2 if block.pool == "halve" else 1
-            if block.single:
-                self._add(prefix + "1x1", channels, block.single, 1)
-            self._add(prefix + "3x3_reduce", channels, block.reduce, 1)
-            self._add(prefix + "3x3", block.reduce, block.wide, 3, stride)
-            self._add(prefix + "double_3x3_reduce", channels, block.double_reduce, 1)
-            self._add(prefix + "double_3x3_1", block.double_reduce, block.double, 3)
-            self._add(prefix + "double_3x3_2", block.double, block.double, 3, stride)
-            if block.projection:
-                self._add(prefix + "pool_proj", channels, block.projection, 1)
-            channels = block.single + block.wide + block.double + (block.projection or channels)
-        self.last_linear: nn.Module = nn.Linear(channels, num_classes)
-
-    def _add(self, name: str, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
-        self.add_module(name, nn.Conv2d(inputs, outputs, size, stride, size // 2))
-        self.add_module(f"{name}_bn", nn.BatchNorm2d(outputs))
-
-    def _unit(self, x: Tensor, *names: str) -> Tensor:
-        """Return x after convolutions, each with its batch norm and ReLU."""
-        for name in names:
-            x = F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
-        return x
-
-    def _block(self, x: Tensor, name: str, block: _Block) -> Tensor:
-        prefix = f"inception_{name}_"
-        double = prefix + "double_3x3_"
-        branches = []
-        if block.single:
-            branches.append(self._unit(x, prefix + "1x1"))
-        branches.append(self._unit(x, prefix + "3x3_reduce", prefix + "3x3"))
-        branches.append(self._unit(x, double + "reduce", double + "1", double + "2"))
-        if block.pool == "halve":
-            branches.append(F.max_pool2d(x, 3, 2, ceil_mode=True))
-        elif block.pool == "max":
-            branches.append(self._unit(F.max_pool2d(x, 3, 1, 1), prefix + "pool_proj"))
-        else:
-            branches.append(self._unit(F.avg_pool2d(x, 3, 1, 1), prefix + "pool_proj"))
-        return torch.cat(branches, 1)
-
-    def extra_repr(self) -> str:
-        """Return the setting that no parameter shows."""
-        return f"pooling={self.pooling!r}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of classes, ``[B, num_classes]``."""
-        x = F.max_pool2d(self._unit(x, "conv1_7x7_s2"), 3, 2, ceil_mode=True)
-        x = F.max_pool2d(self._unit(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
-        for name, block in _BLOCKS.items():
-            x = self._block(x, name, block)
-        if self.pooling == "max":
-            pooled = x.amax((2, 3))
-        else:
-            pooled = x.mean((2, 3))
-        return self.last_linear(pooled)  # type: ignore[no-any-return]
 
 
 def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "max"] = "mean") -> nn.Module:
@@ -416,6 +253,12 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     for name in zoo.list_models(module=zoo):
         factories[PREFIX + name] = _named(torchvision_trunk, name)
     return factories
+
+
+def check_packages(name: str, weights: object) -> None:
+    """Raise :class:`MissingExtraError` unless the packages of a core trunk, and of its weights, are installed."""
+    if name in lite.VARIANTS:
+        lite.check_packages(name, weights)
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:

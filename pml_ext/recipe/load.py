@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .. import registry
 from ..errors import ConfigError, PluginError, RecipeWarning, UnknownNameError, needs_extra, shortened
 from .check import check_names, check_weights
+from .names import missing_plugins
 from .override import Override, Overrides, naming_option, overrides_of
 from .papers import quoted
 from .read import Variants, read_recipe, read_variants
@@ -53,10 +53,13 @@ def load_recipes(
                     is_first = not recipes
                     check_names(recipe, build=not (begins_first and is_first))
                 if not run:  # the recipe of a run that exists keeps its weights and rows, whatever there is now
-                    _check_new(recipe, check)
+                    recipe.check_effects()
+                    if check:
+                        check_weights(recipe)
+                    quoted(recipe.paper, recipe.data.name)
             recipes[full_name] = recipe
     except (ConfigError, UnknownNameError) as error:
-        missing = registry.missing_plugins(run.get("plugins", {}))
+        missing = missing_plugins(run.get("plugins", {}))
         if missing:
             reason = str(error).removeprefix(f"{source}: ")
             raise PluginError(f"{source}: {missing} ({reason})") from None
@@ -126,11 +129,3 @@ def _check_tables(variants: Variants) -> None:
     for tables in variants.tables.values():
         with _naming(variants.source):
             Recipe.model_validate(tables)
-
-
-def _check_new(recipe: Recipe, check: bool) -> None:
-    """Check the rows of papers, settings without effect, and with ``check`` the weights of a frozen trunk."""
-    recipe.check_effects()
-    if check:
-        check_weights(recipe)
-    quoted(recipe.paper, recipe.data.name)

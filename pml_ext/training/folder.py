@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,19 @@ def no_finished_run(folder: Path, missing: str) -> DataError:
     if (folder / "checkpoints").is_dir():
         command += " --resume"
     return DataError(f"{folder}: no finished run (no {missing} in it); type: {command}")
+
+
+def remove_run(folder: Path) -> None:
+    """Remove the files of a run from its folder, which should be locked.
+
+    The recipe comes last: a run whose removal is interrupted is still one to resume.
+    """
+    for name in sorted([*FILES, SUMS], key=RECIPE.__eq__):
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_run_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, prepare
+from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, left_out_text, prepare
 from ..data.images import Transform
 from ..data.splits import classes_of_two
 from ..distributed import rank_0_first
@@ -68,15 +68,8 @@ class RunData:
 
     @property
     def unreadable_text(self) -> str:
-        """A warning that counts the files that were left out, and names the first; "" without any."""
-        reasons: list[str] = []
-        for paths in self.unreadable.values():
-            reasons.extend(paths.values())
-        if not reasons:
-            return ""
-        by_split = ", ".join(f"{len(paths)} of {split}" for split, paths in self.unreadable.items())
-        images = counted(len(reasons), "image")
-        return f"left out {images} that cannot be read ({by_split}); the first: {min(reasons)}"
+        """A warning that names the files that were left out; "" without any."""
+        return left_out_text(self.unreadable)
 
     def images(self, split: str) -> LabeledImages:
         """Return the images of a split, without augmentation; ValueError if the run has no such split."""
@@ -122,21 +115,26 @@ class RunData:
         )
 
 
-def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell) -> RunData:
+def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, given: DataSplits | None = None) -> RunData:
     """Build the data set of a recipe and its splits; rank 0 goes first, since it may download the data.
 
-    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step.
+    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step. ``given``
+    splits are taken in place of those of the data set.
     """
     with rank_0_first():
-        given = build_dataset(recipe.data, root)
-        _check_parents(recipe, given)
+        if given is None:
+            given = build_dataset(recipe.data, root)
+        if "zero-shot" in recipe.evaluation.protocols and not given.parents:
+            missing = f"'zero-shot' wants classes with parents, which {recipe.data.name} does not have here"
+            raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
         splits = {"train": given.train, **given.tested()}
         note = given.note
         if given.validation is not None:
             if recipe.evaluation.select_on == "split":
                 splits["validation"] = given.validation
             else:
-                unused = _unused_validation(recipe, given.validation)
+                advice = "--set evaluation.select=map_at_r --set evaluation.select_on=split chooses the epoch by them"
+                unused = f"{len(given.validation)} of {recipe.data.name} are for validation, and not used: {advice}"
                 note = "; ".join(filter(None, [note, unused]))
         preprocessing, pipeline = _preprocessing(recipe, given)
         unreadable: dict[str, dict[str, str]] = {}
@@ -160,20 +158,6 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell) -> R
     if "nearest-class-mean" in recipe.evaluation.protocols:
         _check_class_means(data)
     return data
-
-
-def _check_parents(recipe: Recipe, given: DataSplits) -> None:
-    """Raise ConfigError where a protocol wants parents of classes, which the data set does not have."""
-    if "zero-shot" in recipe.evaluation.protocols and not given.parents:
-        missing = f"'zero-shot' wants classes with parents, which {recipe.data.name} does not have here"
-        raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
-
-
-def _unused_validation(recipe: Recipe, images: LabeledImages) -> str:
-    """Return a warning that the validation images of the data set are not used."""
-    unused = f"{len(images)} of {recipe.data.name} are for validation, and not used"
-    advice = "--set evaluation.select=map_at_r --set evaluation.select_on=split chooses the epoch by them"
-    return f"{unused}: {advice}"
 
 
 def _preprocessing(recipe: Recipe, given: DataSplits) -> tuple[Preprocessing | VectorInput, Pipeline | None]:

@@ -39,6 +39,11 @@ _PHASES_OF_VECTORS = {
     "learned_metric": "trained head, learned metric",
     "shortlist": "trained head, learned metric on a shortlist",
 }
+# of runs in which nothing was trained: features as they are, or their components
+_PHASES_WITHOUT_TRAINING = {
+    "images": {"after": "features, nothing trained", "training": "features of training images"},
+    "vectors": {"after": "vectors, nothing trained", "training": "training vectors"},
+}
 CLOSED_FORMS = {"pca": "pca", "within-class": "within_class"}  # phases of embedders that are not trained
 STAGES = ("head", "blocks")  # phases before the whole network trains
 _WITHOUT_FINE_TUNING = "Train without its last stage (in pml-ext fit, without --fine-tune) to keep that."
@@ -56,9 +61,11 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
     """Return the phases that a table of a run shows, with their titles, in their order.
 
     Where nothing was trained, the tested network is the untrained one, and phases with the same values are shown once.
+    Raw pixels are others than features, also where they have the same values.
     """
+    noun = metrics.get("input", "images")
     shown = {}
-    for phase, title in phase_titles(metrics.get("input", "images"), metrics).items():
+    for phase, title in phase_titles(noun, metrics).items():
         if phase in metrics:
             shown[phase] = title
     if is_trained(metrics):
@@ -69,9 +76,12 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
         values = {name: percent(value) for name, value in metrics[phase].items()}  # blank where a value is NaN
         if values in seen:
             del shown[phase]
+        elif phase in _PHASES_WITHOUT_TRAINING[noun]:
+            shown[phase] = _PHASES_WITHOUT_TRAINING[noun][phase]
         elif title.startswith("trained"):
             shown[phase] = f"un{title}"
-        seen.append(values)
+        if phase != "raw" or noun == "vectors":
+            seen.append(values)
     return shown
 
 
@@ -140,20 +150,24 @@ def _unanswerable(without_answer: Mapping[str, Any], queries: int) -> str:
 
 
 def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
-    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not.
+    """Say that the features before the head are ahead of the embeddings, by Recall@1 or MAP@R; empty if they are not.
 
-    ``folder`` is the run's, for the command that indexes images by features.
+    Features before whitening are those of the frozen trunk. ``folder`` is the run's, for the command that indexes
+    images by features; vectors are features, and are searched without a run.
     """
-    if "features" not in metrics:
+    phase = "frozen" if recipe.model.embedder in CLOSED_FORMS else "features"
+    if phase not in metrics or recipe.model.takes_vectors:
         return ""
-    name = headline_metric(metrics["after"])
-    features = metrics["features"][name]
-    embeddings = metrics["after"][name]
-    if not features > embeddings:
-        return ""
-    numbers = f"{title_of(name)} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
-    command = f"pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
-    return f"The features before the head are better than the embeddings: {numbers}. To search by them, type: {command}"
+    after = metrics["after"]
+    for name in (headline_metric(after), "map_at_r"):
+        if name in after and metrics[phase][name] > after[name]:
+            numbers = f"{title_of(name)} is {percent(metrics[phase][name])} %, and {percent(after[name])} %"
+            command = f"pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
+            return (
+                f"The features before the head are better than the embeddings: {numbers} of the embeddings. To search "
+                f"by them, type: {command}"
+            )
+    return ""
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:

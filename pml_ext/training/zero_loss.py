@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import join, max_over_ranks
+from ..errors import NothingToLearnError
 from ..relations import Relation
 from .batches import Batches, indices_of
 from .epoch import Epoch
@@ -30,7 +31,7 @@ def warn_of_zero_loss(epoch: Epoch) -> None:
         return
     if max_over_ranks(int(any(epoch.losses))):
         return
-    reason = _why_zero(run, stage, epoch.batches[:finished])
+    reason = _missing_pairs(run, stage, epoch.batches[:finished]) or _none_adds(run, stage)
     iterations = f"the first {finished} iterations"
     if len(run.stages) > 1:
         iterations += f" of stage {run.stages.index(stage) + 1}"
@@ -40,6 +41,7 @@ def warn_of_zero_loss(epoch: Epoch) -> None:
 def check_zero_loss(epoch: Epoch) -> None:
     """Raise TrainingError at the end of an epoch if the loss of every iteration of the run so far was 0.
 
+    It is a NothingToLearnError where the batches lack no pairs, so that the embeddings satisfy the loss as they are.
     A run that has learned something, or goes on from another run's weights, may have a loss of 0. A memory has the
     time to fill once.
     """
@@ -50,12 +52,16 @@ def check_zero_loss(epoch: Epoch) -> None:
     goes_on = run.history.has_loss or run.recipe.model.init is not None
     if goes_on or _memory_fills(run, stage):
         return
-    reason = _why_zero(run, stage, epoch.batches[:FIRST_LOSSES])
+    missing = _missing_pairs(run, stage, epoch.batches[:FIRST_LOSSES])
+    reason = missing or _none_adds(run, stage)
     if "; " not in reason:
         reason += "; take a larger margin, harder pairs, or another loss"
     iterations = run.stages.iterations_until(run.epoch)
     problem = f"the loss was 0 in all {iterations} iterations, so nothing is learned: {reason}"
-    raise stopped(run, problem, f"(until the end of epoch {run.epoch})")
+    error = stopped(run, problem, f"(until the end of epoch {run.epoch})")
+    if missing:
+        raise error
+    raise NothingToLearnError(str(error), folder=run.folder)
 
 
 def _memory_fills(run: Run, stage: Stage) -> bool:
@@ -67,21 +73,23 @@ def _memory_fills(run: Run, stage: Stage) -> bool:
     return epochs * stage.iterations * stage.batch_size < memory.size
 
 
-def _why_zero(run: Run, stage: Stage, batches: Batches) -> str:
-    """Return why a loss may be 0 for batches."""
+def _none_adds(run: Run, stage: Stage) -> str:
+    """Return why a loss may be 0 for batches that lack no pairs."""
     if run.data.listed is not None:
         return f"no listed {run.data.listed.kind[:-1]} adds to it, as when all satisfy its margin"
-    reason = _missing_pairs(run, stage, batches)
-    if not reason:
-        unused = "none adds to the loss, as when all satisfy its margin"
-        if stage.table.loss.miner is not None:
-            unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
-        reason = f"the batches have positive and negative pairs, but {unused}"
-    return reason
+    unused = "none adds to the loss, as when all satisfy its margin"
+    if stage.table.loss.miner is not None:
+        unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
+    return f"the batches have positive and negative pairs, but {unused}"
 
 
 def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
-    """Return which pairs or triplets none of the batches of all processes has; empty if nothing is missing."""
+    """Return which pairs or triplets none of the batches of all processes has; empty if nothing is missing.
+
+    Listed pairs and triplets are all there are.
+    """
+    if run.data.listed is not None:
+        return ""
     drawn = [indices_of(batch) for batch in batches]
     if run.processes > 1:
         drawn = [join({"indices": indices})["indices"] for indices in drawn]

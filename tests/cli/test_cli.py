@@ -54,6 +54,8 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
             ["train"],
             "no recipe given; wanted one, such as pml-ext train cbml/digits, or for data",
         ),
+        (["train", "--images", "my photos", "--seed", "1"], "for your own data, type: pml-ext fit 'my photos'"),
+        (["train", "--vectors=mine.npz"], "--vectors: train takes a recipe; to have it chosen"),
         (["train", "cbml/digits", "--set", "loss=cbml"], "loss=cbml: loss is a table; type --set loss.name=cbml"),
         (["train", "cbml/digits", "--set", "data.name={tmp}"], "type --set data.name=folder:"),
         (["train", "cbml/digits", "--set", "schedule.epochs=x"], "epochs=x: schedule.epochs: found 'x'"),

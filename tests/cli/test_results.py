@@ -3,6 +3,7 @@
 import pytest
 
 from pml_ext.cli.results import print_results
+from pml_ext.training.verdict import shown_phases
 
 PHASES = ("raw", "frozen", "pca", "before", "head", "blocks", "after", "features", "training", "learned_metric")
 NAMES = ("recall_at_1", "r_precision", "map_at_r", "nmi_majority", "f1")
@@ -36,9 +37,24 @@ def test_a_run_without_training_has_no_equal_columns(capsys):
     assert [head.strip() for head in heads.split("   ") if head.strip()] == [
         "raw pixels",
         "frozen trunk",
-        "untrained network, training images",
+        "features of training images",
     ]
     assert row.split() == ["Recall@1", "25.0", "50.0", "75.0"]
+
+
+@pytest.mark.parametrize(
+    ("about", "titles"),
+    [
+        ({"raw": 1.0, "frozen": 1.0, "after": 1.0}, ["raw pixels", "frozen trunk"]),  # pixels are no features
+        ({"raw": 1.0, "after": 1.0, "training": 1.0, "input": "vectors"}, ["raw vectors"]),
+        ({"after": 0.5, "training": 1.0}, ["features, nothing trained", "features of training images"]),
+    ],
+)
+def test_columns_of_what_is_taken_as_it_is(about, titles):
+    metrics = {"epochs": 0}
+    for phase, value in about.items():
+        metrics[phase] = value if phase == "input" else {"recall_at_1": value}
+    assert list(shown_phases(metrics).values()) == titles
 
 
 def test_the_path_of_a_report_stays_on_one_line(tmp_path, monkeypatch, capsys):

@@ -144,6 +144,20 @@ def test_a_folder_of_validation_images_is_named(tmp_path):
     assert len(splits.train) + len(splits.test) == 48
 
 
+def test_images_beside_the_classes_are_named(tmp_path):
+    place = photos(tmp_path / "photos")
+    for name in ("z.png", "a.png", "notes.txt"):
+        (place / name).write_bytes(b"an image")
+    note = folder(path=str(place), split="image").note
+    assert note == (
+        f"images beside the folders of classes have no class: 2, {place / 'a.png'} first; put them into one"
+    )
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "1.png").touch()
+    with pytest.raises(DataError, match=r"no images in sub-folders; .* have no class: 1, .*1.png first"):
+        folder(path=str(tmp_path / "flat"))
+
+
 def test_images_that_are_not_read_are_named(tmp_path):
     place = photos(tmp_path / "photos")
     photos(tmp_path / "elsewhere", classes=1)

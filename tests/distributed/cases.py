@@ -9,6 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import nn
 
 import pml_ext
@@ -183,6 +184,11 @@ def step(net, loss, miner, parts, mine=None):
     return {"value": value.detach(), **grads}
 
 
+def two_batches():
+    """A memory that holds two joined batches."""
+    return CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 32).double()
+
+
 def in_one_process(name):
     loss, miner = cases()[name]
     return step(network(), loss, miner, None)
@@ -240,6 +246,9 @@ def main(folder):
     x = torch.arange(32.0).reshape(8, 4).sin()[4 * rank : 4 * rank + 4].bfloat16()
     half = DistributedLoss(pml_ext.CBMLLoss())(x, labels[:4], None, x.flip(0), labels[:4].flip(0))
     results["half"] = {"value": half}
+
+    # a memory of ours in PML's wrapper, which joins batches of equal sizes
+    results["PML's wrapper"] = step(ddp(network()), DistributedLossWrapper(two_batches()), None, EVEN, rank)
 
     # how many triplets a miner finds
     miner = DistributedMiner(miners.TripletMarginMiner())

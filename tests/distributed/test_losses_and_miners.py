@@ -39,6 +39,14 @@ def test_two_processes_are_one_on_the_joined_batch(two, name, parts):
     assert any(grad.abs().max() > 1e-4 for grad in expected["network"])
 
 
+def test_a_memory_in_pmls_wrapper_is_one_process_on_the_joined_batch(two):
+    """Its value is that times the processes; DistributedDataParallel averages gradients."""
+    expected = CASES.step(CASES.network(), CASES.two_batches(), None, None)
+    for rank in range(2):
+        found = two[rank]["results"]["PML's wrapper"]
+        assert max(difference({**found, "value": found["value"] / 2}, expected).values()) < 1e-10
+
+
 def _steps(saved):
     return [(key, value) for key, value in saved["results"].items() if isinstance(key, tuple) and key[0] in NAMES]
 

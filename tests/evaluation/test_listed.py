@@ -7,7 +7,7 @@ from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from pml_ext.evaluation import best_threshold, scores_of_pairs, triplet_accuracy, tuple_metrics, verify
-from pml_ext.evaluation.verification import VerificationPairs
+from pml_ext.evaluation.pairs import VerificationPairs
 from pml_ext.pairwise import ListedTuples
 
 

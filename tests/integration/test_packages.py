@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,26 @@ def test_a_third_partys_package(environment, tmp_path):
     environment.run("pip uninstall -y spread-out", tmp_path)
     assert "alignment-uniformity" not in environment.run("pml-ext list", tmp_path)
     assert "spread-out" not in environment.run("pml-ext plugins", tmp_path)
+
+
+def test_what_is_released(tmp_path):
+    """The wheel has code, recipes and templates; the sdist also has what its tests need."""
+    pytest.importorskip("build")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [Path(name) for name in archive.namelist() if ".dist-info/" not in name]
+    assert {path.parts[0] for path in names} == {
+        "pml_ext",
+        *(path.name for path in (ROOT / "plugins").glob("pml_ext_*")),
+    }
+    kinds = {path.suffix or path.name for path in names if path.name != "py.typed"}
+    assert kinds == {".py", ".pyi", ".toml", ".jinja", ".html", ".js", ".css", ".md"}
+    assert wheel.stat().st_size < 2 * 2**20
+    with tarfile.open(sdist) as archive:
+        contained = {path.parts[1] for path in map(Path, archive.getnames()) if len(path.parts) > 1}
+    assert {"pml_ext", "plugins", "tests", "benchmarks", "examples", "docs", "CITATION.cff"} <= contained
+    assert sdist.stat().st_size < 5 * 2**20

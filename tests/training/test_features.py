@@ -13,13 +13,11 @@ from torch import nn
 
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext.networks.trunks import embedder, fit_whitened_pca, whitened_components
-from pml_ext.recipe import load_recipe, reported_phases
+from pml_ext.recipe import reported_phases
 from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
 from pml_ext.training.opened import open_run
-from pml_ext.training.verdict import better_features
 from pml_ext_search import folder_pass, reading
 from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import load_run
@@ -41,16 +39,6 @@ def test_a_head_on_cached_features_equals_a_frozen_trunk(tmp_path):
         assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
     assert {"frozen", "pca"} <= set(same)
     assert "trunk" not in checkpoint.load(tmp_path / "cache run" / "checkpoints" / "last.pt")["parts"]
-
-
-@pytest.mark.usefixtures("without_report")
-def test_views_are_reproducible_shared_by_seeds_and_not_alike(tmp_path):
-    first, metrics = finished(tmp_path / "a", "model.freeze=trunk", "model.views=4")
-    again, same = finished(tmp_path / "b", "model.freeze=trunk", "model.views=4")
-    plain, _ = finished(tmp_path / "c", "model.freeze=trunk")
-    assert torch.equal(first["embedder"]["weight"], again["embedder"]["weight"])
-    assert metrics["after"] == same["after"]
-    assert not torch.equal(first["embedder"]["weight"], plain["embedder"]["weight"])
 
 
 @pytest.mark.parametrize(("name", "size"), [("none", 32), ("pca", 8)])
@@ -80,49 +68,6 @@ def test_features_before_a_trained_head_are_tested(tmp_path):
     assert metrics["features"]["recall_at_1"] == pytest.approx(float(right.double().mean()), abs=0.004)
     assert {"frozen", "pca", "nmi"} <= {*metrics, *metrics["features"]}
     assert reported_phases(view.recipe) == ["after", "features", "raw", "before", "frozen", "pca", "within_class"]
-
-
-def test_whitened_components_are_uncorrelated():
-    features = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
-    layer = nn.Linear(12, 5)
-    fit_whitened_pca(features, layer)
-    torch.testing.assert_close(torch.cov(layer(features).detach().T), torch.eye(5), atol=1e-4, rtol=0)
-    with pytest.raises(ConfigError, match=r"embedding_size: found 13, but 500 features of length 12 have 12"):
-        fit_whitened_pca(features, nn.Linear(12, 13))
-    with pytest.raises(ConfigError, match=r"embedding_size: found 6, but 6 features of length 12 have 5 components"):
-        fit_whitened_pca(features[:6], nn.Linear(12, 6))
-
-
-def test_directions_without_variance_are_not_scaled_up():
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(20, 64, generator=generator)
-    layer = whitened_components(features, 128)
-    assert layer.out_features == 19
-    assert layer(features).abs().max() < 10
-    flat = torch.cat([features[:10], features[:10]])  # 20 images, which span nine directions
-    whitened = whitened_components(flat, 128)(flat + 1e-4 * torch.randn(20, 64, generator=generator))
-    assert whitened.abs().max() < 10
-    assert int((whitened.std(dim=0) > 0.5).sum()) == 9
-
-
-def test_norm_and_dropout_stand_before_each_linear_layer():
-    kinds = [type(layer).__name__ for layer in embedder(6, 3, [4], "layer", 0.1)]
-    assert kinds == ["LayerNorm", "Dropout", "Linear", "LayerNorm", "ReLU", "Dropout", "Linear"]
-
-
-def test_features_ahead_of_the_embeddings_are_told():
-    phases = {"after": {"recall_at_1": 0.5}, "features": {"recall_at_1": 0.6}}
-    recipe = load_recipe("cbml/digits", {"data.name": "folder:my photos"})
-
-    def told(phases):
-        return better_features(phases, Path("a run"), recipe)
-
-    assert told(phases) == (
-        "The features before the head are better than the embeddings: Recall@1 is 60.0 %, and 50.0 % of the "
-        "embeddings. To search by them, type: pml-ext index 'a run' 'my photos' --by features"
-    )
-    assert told({**phases, "after": {"recall_at_1": 0.6}}) == ""
-    assert told({"after": {"recall_at_1": 0.5}}) == ""
 
 
 # The cache

@@ -7,8 +7,9 @@ import time
 from contextlib import closing
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks.faults import events
+from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, StoppedError
 from pml_ext.training.launch import train
 from pml_ext.training.listener import Silence
@@ -25,9 +26,8 @@ pytestmark = pytest.mark.usefixtures("without_report")
 def of_tensorboard(folder):
     found = {}
     for place in ("tensorboard", "tensorboard/epochs"):
-        events = EventAccumulator(str(folder / place)).Reload()
-        for tag in events.Tags()["scalars"]:
-            found[tag] = {each.step: pytest.approx(each.value, rel=1e-6) for each in events.Scalars(tag)}
+        for tag, points in events.scalars(folder / place).items():
+            found[tag] = {step: pytest.approx(value, rel=1e-6) for step, value in points}
     return found
 
 
@@ -104,7 +104,7 @@ PLUGIN = """
 def seen(install_plugin, isolated_registry):
     """The trackers of a plugin, as they are made."""
     install_plugin("others", PLUGIN)
-    isolated_registry.diagnosis()
+    diagnosis()
     return sys.modules["others"].seen
 
 

@@ -5,7 +5,7 @@ import torch
 from pytorch_metric_learning import losses
 
 import pml_ext
-from pml_ext.errors import TrainingError
+from pml_ext.errors import NothingToLearnError, TrainingError
 from pml_ext.files import read_json
 from pml_ext.relations import Hierarchy
 from pml_ext.training import checkpoint
@@ -35,6 +35,7 @@ def test_a_loss_that_is_always_0_is_a_warning(tmp_path, overrides, reason):
         text = r"the loss was 0 in all 12 iterations, so nothing is learned: .* \(until the end of epoch 1\); there"
         with pytest.raises(TrainingError, match=text) as caught:
             quick(tmp_path / "run", *settings, listener=ear)
+        assert isinstance(caught.value, NothingToLearnError) == ("none adds to the loss" in reason)
         remedy = str(caught.value).partition("there is no checkpoint yet. ")[2]
         assert remedy.startswith(("Let the sampler draw several", "Take a larger margin"))
     (warning,) = ear.warnings

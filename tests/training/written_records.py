@@ -5,8 +5,8 @@ import sqlite3
 from contextlib import closing
 
 from record_keeper import RecordWriter
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks.faults import events
 from pml_ext.training.records import Records
 from pml_ext.training.trackers import TensorBoard
 
@@ -29,10 +29,8 @@ def csv_rows(path):
 def scalars(folder):
     found = {}
     for place in ("tensorboard", "tensorboard/epochs"):
-        events = EventAccumulator(str(folder / place))
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            found[tag] = sorted({(each.step, each.value) for each in events.Scalars(tag)})
+        for tag, points in events.scalars(folder / place).items():
+            found[tag] = sorted({*points})
     return found
 
 

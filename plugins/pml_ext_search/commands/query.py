@@ -18,7 +18,6 @@ from pml_ext.tool import (
     RunFolder,
     Workers,
     check_writable,
-    counted,
     one_line,
     print_json,
     print_result,
@@ -28,6 +27,7 @@ from pml_ext.tool import (
     stdout,
 )
 
+from .duplicates import print_duplicates
 from .loading import STORES, load_for_command, read_list
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def query(
     ] = None,
     within: Annotated[str | None, Option(metavar="CLASS", help="Search only in this class (a sub-folder).")] = None,
     radius: Annotated[
-        float | None, Option(help="Maximum distance of an answer; with --duplicates, of duplicates (default 0.1).")
+        float | None,
+        Option(help="Maximum distance of an answer; with --duplicates, of near copies (default: by made-up copies)."),
     ] = None,
-    duplicates: Annotated[bool, Option("--duplicates", help="Find near-duplicates in the index.")] = False,
+    duplicates: Annotated[bool, Option("--duplicates", help="Find copies in the index.")] = False,
     picture: Annotated[
         Path | None, Option(help="The PNG file (default RUN/query.png; none with --json or a store).")
     ] = None,
@@ -99,7 +100,8 @@ def query(
     if duplicates:
         if picture or within or k is not None or reranks:
             raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
-        _print_duplicates(load_for_command(run, device, store=collection, by=by), radius, as_json)
+        trained = load_for_command(run, device, store=collection, by=by)
+        print_duplicates(trained.duplicates(radius), _noun(trained), as_json)
         return
 
     from ..query import check_options
@@ -159,27 +161,6 @@ def _match_to_file(
         folder = None
     queries, answers = trained.match(items, out, k, within, radius, stored, folder)
     return {"file": str(out), "queries": queries, "answers": answers}
-
-
-def _print_duplicates(trained: TrainedRun, radius: float | None, as_json: bool) -> None:
-    """Print groups of indexed images that are within a radius of each other."""
-    from ..query import RADIUS
-
-    if radius is None:
-        radius = RADIUS
-    groups = trained.duplicates(radius)
-    rows = []
-    for number, group in enumerate(groups, start=1):
-        rows += [[str(number), printable(path)] for path in group]
-    found = f"{counted(len(groups), 'group')} of {len(rows)} {_noun(trained)}"
-    print_result(
-        as_json,
-        {"radius": radius, "groups": groups},
-        f"{found} within {radius:g} of another (--radius)",
-        columns=["group", _name_column(trained)],
-        rows=rows,
-        right=[0],
-    )
 
 
 def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radius: float | None) -> None:

@@ -94,6 +94,28 @@ def test_statistics_of_the_first_batch(statistics, exponent):
         CBMLLoss(statistics=statistics, delta=0.25)
 
 
+def test_the_width_of_negatives_near_zero_is_bounded():
+    """For similarities of whitened embeddings, Sec. 4.4 F gives a width that training makes useless."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(64) // 8
+    centers = 0.4 * torch.randn(8, 400, generator=generator)
+    x = torch.randn(64, 400, generator=generator) + centers[labels]
+    known = PairStatistics.of(x, labels)
+    assert 0.05 < known.mean_pos < 0.2
+    paper = known.exponents()
+    assert paper["beta_neg"] < 0.02
+    loss = CBMLLoss(statistics="auto")
+    loss(x, labels)
+    assert (loss.alpha_pos, loss.alpha_neg, loss.beta_pos) == (
+        paper["alpha_pos"],
+        paper["alpha_neg"],
+        paper["beta_pos"],
+    )
+    assert loss.beta_neg == (1 - loss.alpha_neg) / 10
+    one_negative = torch.eye(2)[[0, 0, 0]] + 1e-4 * torch.eye(2)[[0, 1, 1]]
+    assert loss(one_negative, torch.tensor([0, 0, 1])) < 15
+
+
 @pytest.mark.parametrize(
     "distance",
     [

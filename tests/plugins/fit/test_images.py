@@ -1,15 +1,16 @@
 """What fits a folder of images: split, size, batches, cache."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from pml_ext.errors import DataError
-from pml_ext.recipe import load_recipe, overrides_of
+from pml_ext.recipe import build_dataset, load_recipe, overrides_of
 from pml_ext_fit import candidates
-from pml_ext_fit.images import describe_images
+from pml_ext_fit.images import describe_images, is_table
 
 from ...overrides import typed
 
@@ -64,11 +65,11 @@ def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
     for options in ([], ["data.image_size=96"]):
         settings = describe_images(photos, typed(options)).settings_of(candidates.PRETRAINED)
         sizes.append((settings["data.images.crop"], settings["data.images.resize"]))
-    assert sizes == [(160, 160), (96, 96)]
+    assert sizes == [(224, 224), (96, 96)]
 
 
 def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
-    """144 squares: at 48 pixels 1 MB, at 96 pixels and as the recipe has them, at 160, more."""
+    """144 squares: at 48 pixels 1 MB, at 96 pixels and as the recipe has them, at 224, more."""
     monkeypatch.setattr("pml_ext_fit.images.IN_MEMORY", 2_000_000)
     assert describe_images(photos).data["data.cache"] == "memory"
     assert "data.cache" not in describe_images(photos, typed(["data.image_size=96"])).data
@@ -95,6 +96,90 @@ def test_a_table_of_the_data_is_followed_as_its_keys_are(photos):
     assert by_key.chosen_size == 24
 
 
+@pytest.fixture
+def table_of(photos, tmp_path):
+    """A function that writes a table of the photographs, 24 classes of six, with the first ``classes`` of them."""
+
+    def written(classes=24, columns=("label", "path"), ending="csv", **more):
+        files = sorted(photos.rglob("*.png"))[: 6 * classes]
+        rows = {columns[0]: [file.parent.name for file in files], columns[1]: [str(file) for file in files]}
+        for name, values in more.items():
+            rows[name] = [values[number % 6] for number in range(len(files))]
+        place = tmp_path / f"mine.{ending}"
+        if ending == "parquet":
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(sys.modules["pyarrow"].table(rows), place)
+            return place
+        lines = [",".join(rows), *(",".join(cells) for cells in zip(*rows.values(), strict=True))]
+        place.write_text("\n".join(lines))
+        return place
+
+    return written
+
+
+@pytest.mark.parametrize(("classes", "split"), [(24, "class"), (6, "image")])
+def test_a_table_without_a_split_is_divided_as_a_folder(table_of, classes, split):
+    place = table_of(classes)
+    found = describe_images(place)
+    assert (found.data["data.name"], found.data["data.split"]) == (f"table:{place}", split)
+    assert found.training_images == found.tested_images == 3 * classes
+    assert "otherwise: --set data.split=" in found.description[1]
+
+
+def test_a_table_with_a_split_keeps_it(table_of):
+    parts = ["train", "train", "train", "validation", "test", "test"]
+    place = table_of(split=parts)
+    with pytest.raises(DataError, match=r"must not be trained on: .* --set data.split=image to allow it"):
+        describe_images(place)
+    overrides = typed(["data.split=image"])
+    found = describe_images(place, overrides)
+    assert (found.training_images, found.tested_images) == (72, 48)
+    assert not found.splits_by_class
+    assert found.data["evaluation.select_on"] == "split"  # by the rows of validation
+    assert "data.split" not in found.data
+    place = table_of(split=["train"] * 3 + ["validation"] * 3)
+    assert "evaluation.select_on" not in describe_images(place, overrides).data  # they are tested
+
+
+def test_columns_of_other_names(table_of):
+    pytest.importorskip("pyarrow")
+    place = table_of(columns=("Id", "Image"), ending="parquet")
+    with pytest.raises(DataError, match=r"found the columns Id, Image; wanted embeddings and labels, of vectors, or"):
+        describe_images(place)
+    given = typed(["data.columns.label=Id", "data.columns.path=Image"])
+    found = describe_images(place, given)
+    assert found.data["data.name"] == f"table:{place}"
+    assert build_dataset(
+        recipe_with(found.settings_of(candidates.SMALL), *["data.columns.label=Id", "data.columns.path=Image"]).data,
+        None,
+    ).train
+    place = table_of(columns=("Id", "Image"), split=["train"] * 6)
+    with pytest.raises(
+        DataError, match="no column label and no path among Id, Image, split; .*--set data.columns.label"
+    ):
+        describe_images(place)
+
+
+def test_an_empty_label_names_line_and_column(table_of):
+    place = table_of()
+    lines = place.read_text().splitlines()
+    lines[4] = "," + lines[4].partition(",")[2]
+    place.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"mine.csv, line 5: label is empty; fill the cell"):
+        describe_images(place)
+
+
+def test_vectors_and_images_in_parquet_are_told_apart(table_of, tmp_path):
+    pytest.importorskip("pyarrow")
+    assert is_table(table_of(ending="parquet"))
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = {"embeddings": [[1.0, 2.0]], "labels": ["a"], "path": ["a.png"]}
+    parquet.write_table(sys.modules["pyarrow"].table(rows), tmp_path / "vectors.parquet")
+    assert not is_table(tmp_path / "vectors.parquet")
+
+
 def test_what_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(DataError, match=r"none.csv: no such folder or file; wanted a folder of images, a .csv table"):
+    with pytest.raises(
+        DataError, match=r"none.csv: no such folder or file; wanted a folder of images, a .csv or .parquet table"
+    ):
         describe_images(Path(f"table:{tmp_path}/none.csv"))

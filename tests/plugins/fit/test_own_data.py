@@ -8,7 +8,7 @@ import torch
 
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_fit.own_data import dataset_options, describe_split, fitting_batch, fitting_split, parts_of, range_of
+from pml_ext_fit.own_data import dataset_options, describe_split, fitting_batch, fitting_split, range_of, splits_of
 
 from ...overrides import typed
 
@@ -59,7 +59,7 @@ def test_options_of_the_data_set_are_found_among_overrides():
 
 def test_a_wrong_relation_is_one_line():
     with pytest.raises(ConfigError, match="^data.relation: no relation 'nearr'; nearest: near, hierarchy$"):
-        parts_of("folder:photos", {"relation": "nearr"}, None)
+        splits_of("folder:photos", {"relation": "nearr"}, None)
 
 
 def test_a_range_of_equal_numbers_is_one_number():

@@ -55,24 +55,6 @@ def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, fold
     assert (len(gone), changed) == (len(names[1::2]), [])
 
 
-def test_a_table_that_cannot_be_read_is_left_to_its_owner(tmp_path):
-    (tmp_path / "images.parquet").mkdir()
-    (tmp_path / "other.parquet").write_bytes(b"no table")
-    for file in ("images.parquet", "other.parquet"):
-        with pytest.raises(DataError, match="or cut .*; wanted one Parquet file with the columns path and image"):
-            listed(str(tmp_path / file))
-
-
-def test_images_of_a_table_tell_no_progress_of_their_batch(make, folder, tmp_path):
-    told = []
-    names = [path.name for path in sorted(folder.glob("3/*.png"))[:2]]
-    content = [(folder / "3" / name).read_bytes() for name in names]
-    table = pyarrow.table({"path": names, "image": pyarrow.array(content, pyarrow.binary())})
-    parquet.write_table(table, tmp_path / "images.parquet")
-    make(listener=told.append).embed_part(tmp_path / "images.parquet", out=tmp_path / "parts")
-    assert told == []
-
-
 def test_a_table_or_shard_that_was_written_again_is_embedded_again(make, folder, tmp_path):
     one, other = (file.read_bytes() for file in sorted(folder.glob("*/*.png"))[:150:149])
     run = make("again")

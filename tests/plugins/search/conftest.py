@@ -3,7 +3,9 @@
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -54,11 +56,20 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def indexed(runs: tuple[Path, Path], folder: Path) -> tuple[TrainedRun, Gallery]:
-    run = load_run(runs[0], "cpu")
+def indexed(
+    runs: tuple[Path, Path], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainedRun, Gallery]:
+    """A run's collection; the run is this worker's own, as the other workers have other folders of images."""
+    run = load_run(shutil.copytree(runs[0], tmp_path_factory.mktemp("indexed") / "run"), "cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedImage)
         return run, run.index(folder)
+
+
+@pytest.fixture(scope="session")
+def whole(runs: tuple[Path, Path], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embeddings of the folder in Parquet files; needs the extra parquet."""
+    return load_run(runs[0], "cpu").embed_part(folder, out=tmp_path_factory.mktemp("whole") / "parts")
 
 
 def made_up(
@@ -142,3 +153,31 @@ def block(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
             stack.enter_context(registry.isolated())
 
         yield leave_out
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """An empty folder, beside the collection."""
+    (tmp_path / "images").mkdir()
+    return tmp_path / "images"
+
+
+def rows(images: Path) -> int:
+    """How many files the collection beside a folder has embeddings of."""
+    if not (images.parent / "store" / "images.sqlite").exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection:
+        return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
+
+
+def execute(images: Path, statement: str) -> None:
+    """Change the database of the collection beside a folder."""
+    with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+def of_index(run: TrainedRun) -> tuple[Sequence[str], list[int]]:
+    """Return the paths and ids of an index."""
+    embedded = run.gallery().embedded
+    return embedded.paths, embedded.ids.tolist()

@@ -1,7 +1,5 @@
 """Clusters of a folder's images, their table and their sheets."""
 
-import csv
-import json
 import shutil
 
 import numpy as np
@@ -10,41 +8,8 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError
-from pml_ext.evaluation import purity
 from pml_ext_search.clusters import CELL, contact_sheet, group
 from pml_ext_search.embedded import Embedded
-from pml_ext_search.embedding import SkippedImage
-
-
-def test_clusters_their_table_and_their_sheets(command, indexed, folder, tmp_path):
-    run = indexed[0]
-    place = tmp_path / "clusters"
-    done = command("cluster", run.folder, folder, "--clusters", "12", "-o", place, "--json")
-    told = json.loads(done.stdout)
-    assert [each["sheet"] for each in told["clusters"]] == [str(place / f"cluster-{n:03d}.png") for n in range(12)]
-    assert len(list(place.glob("cluster-*.png"))) == 12
-    assert told["table"] == str(place / "clusters.csv")
-    with (place / "clusters.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    numbers = [int(row["cluster"]) for row in rows]
-    assert len(numbers) == 200
-    sizes = np.bincount(numbers).tolist()
-    assert sizes == sorted(sizes, reverse=True)
-    assert purity([int(row["class"]) for row in rows], numbers) > 0.6
-    with (
-        pytest.warns(SkippedImage),
-        pytest.raises(ConfigError, match="--clusters 201: wanted 201 images or more; .* has 200"),
-    ):
-        run.cluster(folder, 201, tmp_path / "none")  # as many as there are files, but one is unreadable
-    assert not (tmp_path / "none").exists()
-    for each in told["clusters"]:
-        mine = [row for row in rows if int(row["cluster"]) == each["number"]]
-        own = [row["class"] for row in mine]
-        assert len(each["members"]) == len(mine)
-        assert each["share"] == max(own.count(name) for name in own) / len(own) == own.count(each["name"]) / len(own)
-        apart = [float(rows[member]["distance_to_center"]) for member in each["members"]]
-        assert apart == sorted(apart)
-        assert all(row["path"].startswith(f"{row['class']}/") for row in mine)
 
 
 def blobs(sizes, noise=0, dimensions=16, spread=0.05):

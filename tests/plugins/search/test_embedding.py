@@ -1,7 +1,5 @@
 """Embeddings of single images and of folders, and the kinds of images that are accepted and refused."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -63,30 +61,3 @@ def test_folders_without_an_image_are_refused(make, few, tmp_path, monkeypatch):
         run.embed(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
     with pytest.raises(DataError, match="no index"):
         run.gallery()
-
-
-def test_the_command_writes_embeddings_paths_and_classes(command, runs, folder, tmp_path):
-    file = tmp_path / "new" / "all.npz"
-    done = command("embed", runs[1], folder, "-o", file)
-    assert done.returncode == 0, done.stderr
-    assert "200 embeddings of size 64" in done.stdout
-    told = json.loads(command("embed", runs[1], folder, "-o", file, "--json").stdout)
-    assert (told["file"], told["images"], told["size"], told["new"]) == (str(file), 200, 64, 0)
-    assert set(told["skipped"]) == BROKEN
-    assert "broken.png" in done.stderr
-    assert "notes.txt" in done.stderr
-    with np.load(tmp_path / "new" / "all.npz") as saved:
-        assert saved["embeddings"].shape == (200, 64)
-        assert np.allclose(np.linalg.norm(saved["embeddings"], axis=1), 1, atol=1e-5)
-        assert saved["paths"][0].startswith("0/")
-        assert saved["classes"][0] == "0"
-
-
-def test_workers_that_the_index_starts_read_the_same(command, make, folder):
-    made = make()
-    done = command("index", made.folder, folder, "--workers", 2, "--store", folder.parent / "by workers")
-    assert done.returncode == 0, done.stderr
-    with pytest.warns(SkippedImage):
-        one, other = (make(store, workers=0).embed_folder(folder) for store in ("store", folder.parent / "by workers"))
-    assert (one.new, other.new) == (200, 0)
-    torch.testing.assert_close(one.embeddings, other.embeddings, rtol=0, atol=1e-5)

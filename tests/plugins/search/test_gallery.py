@@ -1,51 +1,15 @@
-"""The searchable index: exact distances, near-duplicates, and an index that is made anew."""
+"""The searchable index: exact distances, and an index that is made anew."""
 
-import json
 import shutil
 
 import pytest
 import torch
 
 from pml_ext import load_run
-from pml_ext.evaluation.neighbors import nearest_of
 from pml_ext.plugin import SearchFilter
-from pml_ext_search.gallery import _with_exact_distances
 from pml_ext_search.query import QueryOptions
 
 from .conftest import made_up
-
-
-@pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
-def test_groups_of_duplicates_are_what_pairs_connect(make, monkeypatch, factory):
-    for name in ("_TILE", "_BLOCK"):
-        monkeypatch.setattr(f"pml_ext_search.gallery.{name}", 33)
-    points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))
-    points[100] = points[3]
-    points[50] = torch.nn.functional.normalize(points[3] + 0.01 * points[4], dim=0)
-    for step in range(3):  # a chain, of which the ends are farther than the radius
-        points[120 + step] = torch.nn.functional.normalize(points[7] + 0.08 * (step + 1) * points[8], dim=0)
-    paths = [f"{number:03d}.png" for number in range(150)]
-    gallery = made_up(make(), points, factory, paths)
-    groups = gallery.duplicates()
-    assert groups == [["007.png", "120.png", "121.png", "122.png"], ["003.png", "050.png", "100.png"]]
-    assert (points[7] - points[122]).norm() > 0.1
-    assert gallery.duplicates(1e-4) == [["003.png", "100.png"]]
-    paths = [f"{number:05d}.png" for number in range(1000)]  # of which there are 499,500 pairs
-    assert made_up(make("copies"), torch.full((1000, 64), 0.125), factory, paths).duplicates() == [paths]
-
-
-def test_the_command_lists_near_duplicates(command, make, few, tmp_path):
-    run = make()
-    images = shutil.copytree(few[0], tmp_path / "images")
-    file = sorted(images.glob("*/*.png"))[0]
-    shutil.copy(file, images / "copy $1_3.png")
-    place = ("--store", run.index(images).place)
-    done = command("query", run.folder, "--duplicates", "--radius", 1e-3, *place)
-    assert done.returncode == 0, done.stderr
-    assert "copy $1_3.png" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 group of 2 images within 0.001 of another (--radius)"
-    told = json.loads(command("query", run.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
-    assert told == {"radius": 0.001, "groups": [[file.relative_to(images).as_posix(), "copy $1_3.png"]]}
 
 
 def test_a_collection_that_was_made_anew_is_opened_again(make):
@@ -58,39 +22,6 @@ def test_a_collection_that_was_made_anew_is_opened_again(make):
     shutil.rmtree(run.collection.place)
     made_up(load_run(run.folder, "cpu", store=run.collection.place), points.flip(0))
     assert gallery.answer([""], points[5:6], options)[0].paths[0] == "00024.png"
-
-
-def test_many_queries_at_once_have_exact_distances():
-    """faiss multiplies matrices for them, which leaves equal vectors apart."""
-    points = torch.nn.functional.normalize(torch.randn(400, 512, generator=torch.Generator().manual_seed(0)))
-    _, places = nearest_of(points, 2, points)
-    distances, sorted_places = _with_exact_distances(points, points, places)
-    assert distances[:, 0].max() == 0
-    assert torch.equal(sorted_places[:, 0], torch.arange(400))
-    wanted = (points[sorted_places[:, 1]] - points).norm(dim=1)
-    torch.testing.assert_close(distances[:, 1], wanted)
-
-
-@pytest.mark.parametrize("most", [16, 80, 1000])
-def test_exact_distances_are_computed_in_parts(monkeypatch, most):
-    """Of queries, and of the many answers to one."""
-    points = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)))
-    places = torch.stack([torch.randperm(50, generator=torch.Generator().manual_seed(seed)) for seed in range(3)])
-    largest = []
-
-    class Vectors:
-        device = points.device
-
-        def __getitem__(self, rows):
-            largest.append(rows.numel() * 8)
-            return points[rows]
-
-    monkeypatch.setattr("pml_ext_search.gallery._EXACT", most)
-    distances, rows = _with_exact_distances(points[:3], Vectors(), places)
-    assert max(largest) <= most
-    wanted = (points[:3, None] - points).norm(dim=2)
-    torch.testing.assert_close(distances, wanted.sort(dim=1).values)
-    torch.testing.assert_close(wanted.gather(1, rows), distances)
 
 
 @pytest.mark.parametrize("factory", ["", "IVF4,PQ8x4"])
@@ -108,4 +39,3 @@ def test_distances_are_those_of_the_embeddings(make, factory):
         assert answer.distances == pytest.approx(wanted, abs=1e-6)
     if not factory:
         assert all(len(answer.paths) == 2 for answer in answers)
-    assert len(gallery.duplicates(0.01)) == 200

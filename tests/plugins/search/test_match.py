@@ -35,12 +35,6 @@ def test_many_images_at_once_have_the_answers_of_single_ones(command, runs, fold
     assert all(found[name] == pytest.approx(single.distances, abs=1e-4) for name, single in wanted.items())
 
 
-def test_wrong_files_of_answers(runs, folder, tmp_path, command):
-    told = command("query", runs[0], folder, "-o", tmp_path / "answers.txt")
-    assert (told.returncode, "wanted a file that ends in .parquet or .jsonl" in told.stderr) == (2, True)
-    assert "-o wants one folder" in command("query", runs[0], "-o", tmp_path / "answers.jsonl").stderr
-
-
 def test_lines_need_neither_pyarrow_nor_the_plugin_of_parts(runs, folder, tmp_path, command, block, monkeypatch):
     block("parts")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

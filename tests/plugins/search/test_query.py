@@ -1,8 +1,6 @@
 """Queries: the nearest images of an index, within a class or a radius; what a query imports."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -159,29 +157,6 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
     assert told["ids"] == [int(gallery.embedded.ids[gallery.embedded.paths.index(path)]) for path in told["paths"]]
     done = command("query", run.folder, query, "--radius", 1e-6)
     assert (done.returncode, done.stderr) == (0, f"pml-ext: {query}: no image within 1e-06 (--radius)\n")
-
-
-def test_a_query_imports_what_it_uses_alone(indexed, folder):
-    """Each of these takes a fifth of a second or more."""
-    run, gallery = indexed
-    code = (
-        "import sys; from pml_ext.cli.app import app_for\n"
-        f"app_for(['query'])(['query', {str(run.folder)!r}, {str(folder / gallery.embedded.paths[0])!r}, '--json'], "
-        "standalone_mode=False)\n"
-        "names = ['torchvision', 'pytorch_metric_learning', 'sklearn', 'scipy', 'matplotlib', 'pandas']\n"
-        "print([name for name in names if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"
-    assert len(json.loads(done.stdout)[0]["paths"]) == 8
-
-
-def test_an_empty_argument_is_not_the_folder_at_hand(command, runs, few, monkeypatch):
-    monkeypatch.chdir(few[0])
-    for arguments in (["index", runs[0], ""], ["embed", runs[0], "", "-o", "points.npz"], ["query", "", "a.png"]):
-        done = command(*arguments)
-        text = f"pml-ext: argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
-        assert (done.returncode, done.stderr) == (2, f"{text}; leave it out, or say what is meant\n")
 
 
 def test_a_query_is_left_out_by_its_path_and_not_by_its_number():

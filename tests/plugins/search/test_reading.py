@@ -24,13 +24,6 @@ from pml_ext_search.reading import default_workers, listed
 from .drawings import write_some
 
 
-@pytest.fixture
-def images(tmp_path):
-    """An empty folder, beside the collection."""
-    (tmp_path / "images").mkdir()
-    return tmp_path / "images"
-
-
 def pipe(place):
     os.mkfifo(place / "class 0" / "pipe.png")
     return ["class 0/pipe.png"]

@@ -123,14 +123,14 @@ def test_the_indexed_file_is_no_answer_to_itself(indexed, file, tmp_path):
 
 
 def test_filters_ranks_and_duplicates_work(indexed):
-    loaded, gallery = indexed
+    loaded, _ = indexed
     (within,) = loaded.query(["digits/0"], k=3, within="two")
     assert within.classes == ["two"] * 3
     (near,) = loaded.query(["digits/0"], k=3, radius=1e-9)
     assert near.paths == []
     (again,) = loaded.query(["digits/0"], k=3, rerank="average")
     assert len(again.paths) == 3
-    assert gallery.duplicates(1e-9) == []
+    assert loaded.duplicates(1e-9).groups == []
     with pytest.warns(UserWarning, match="fewer than 401 answers .*: the index holds 400 vectors"):
         loaded.query(["digits/0"], k=401)
     with pytest.raises(ConfigError, match="--within tow: no class 'tow'; nearest: two"):

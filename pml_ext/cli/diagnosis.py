@@ -5,22 +5,31 @@ from __future__ import annotations
 import dataclasses
 
 from ..errors import PluginError
-from .answers import TABLES
-from .components import KINDS
-from .entry_points import PluginRecord
-from .lookup import components, owners_of, plugins, plugins_naming
+from ..registry.answers import HOOK_OF
+from ..registry.components import KINDS
+from ..registry.entry_points import PluginRecord
+from ..registry.lookup import components, owners_of, plugins, plugins_naming
 
 
-def diagnosis() -> list[PluginRecord]:
-    """Return a copy of the record of each entry point, with its commands, name clashes and failing imports.
+@dataclasses.dataclass
+class Diagnosis(PluginRecord):
+    """A copy of the record of an entry point, with what its hooks name."""
+
+    components: int = 0
+    commands: list[str] = dataclasses.field(default_factory=list)
+    clashes: list[str] = dataclasses.field(default_factory=list)  # texts about names of several plugins
+
+
+def diagnosis() -> list[Diagnosis]:
+    """Return what there is to say of each entry point: its record, commands, name clashes and failing imports.
 
     This calls all hooks, and imports what other distributions' plugins name by its import path.
     """
-    for kind in (*KINDS, *TABLES):
+    for kind in HOOK_OF:
         plugins_naming(kind)  # a hook that fails is recorded
     records = []
     for record in plugins():
-        copied = dataclasses.replace(record, commands=[], clashes=[])
+        copied = Diagnosis(**vars(record))
         records.append(copied)
         if record.status in ("ok", "broken") and record.hooks:
             _add_names(copied)
@@ -29,15 +38,19 @@ def diagnosis() -> list[PluginRecord]:
     return records
 
 
-def _add_names(record: PluginRecord) -> None:
-    """Add the commands of a plugin, and a text about each of its names that is another plugin's too."""
-    for name, by_plugin in plugins_naming("command").items():
-        if record.name in by_plugin:
-            record.commands.append(name)
-    for kind in (*KINDS, *TABLES, "class"):
+def _add_names(record: Diagnosis) -> None:
+    """Add the commands of a plugin and the number of its components, and a text about each name that clashes."""
+    for kind in HOOK_OF:
         for name, by_plugin in plugins_naming(kind).items():
-            if record.name in by_plugin and len(by_plugin) > 1:
-                record.clashes.append(_clash(kind, name, [each for each in by_plugin if each != record.name]))
+            if record.name not in by_plugin:
+                continue
+            if kind in KINDS:
+                record.components += 1
+            if kind == "command":
+                record.commands.append(name)
+            others = [plugin for plugin in by_plugin if plugin != record.name]
+            if others:
+                record.clashes.append(_clash(kind, name, others))
 
 
 def _clash(kind: str, name: str, others: list[str]) -> str:
@@ -49,7 +62,7 @@ def _clash(kind: str, name: str, others: list[str]) -> str:
     return f"{kind} {name!r}: also of {' and '.join(map(repr, others))}; the bare name {meaning}"
 
 
-def _add_failing_imports(record: PluginRecord) -> None:
+def _add_failing_imports(record: Diagnosis) -> None:
     """Import the classes and commands that a plugin names as text, and add what fails, each failure once."""
     for component in components():
         if component.plugin == record.name:
@@ -65,6 +78,6 @@ def _add_failing_imports(record: PluginRecord) -> None:
                 _add_once(record, error, "pml_ext_commands")
 
 
-def _add_once(record: PluginRecord, error: PluginError, hook: str) -> None:
+def _add_once(record: Diagnosis, error: PluginError, hook: str) -> None:
     if str(error) not in record.error:
         record.add_error(error, hook)

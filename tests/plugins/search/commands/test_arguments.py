@@ -58,3 +58,11 @@ def test_wrong_arguments_are_refused_at_once(command, indexed, folder, tmp_path,
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"file"}
+
+
+def test_an_empty_argument_is_not_the_folder_at_hand(command, runs, few, monkeypatch):
+    monkeypatch.chdir(few[0])
+    for arguments in (["index", runs[0], ""], ["embed", runs[0], "", "-o", "points.npz"], ["query", "", "a.png"]):
+        done = command(*arguments)
+        text = f"pml-ext: argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
+        assert (done.returncode, done.stderr) == (2, f"{text}; leave it out, or say what is meant\n")

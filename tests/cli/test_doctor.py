@@ -1,0 +1,33 @@
+"""``pml-ext doctor``."""
+
+import json
+
+import pytest
+
+
+def test_a_diagnosis_to_paste(pml_ext_command):
+    done = pml_ext_command("doctor")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for wanted in ("torch", "processors", "photos", "cbml", "a loss against its loop", "everything works"):
+        assert wanted in done.stdout, wanted
+    about = json.loads(pml_ext_command("doctor", "--json").stdout)
+    assert set(about) == {"versions", "devices", "threads", "missing", "folders", "checks", "plugins"}
+    assert all(check["ok"] for check in about["checks"])
+    assert {"name": "cbml", "version": "0.1.0", "status": "ok", "error": ""} in about["plugins"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_exit_code(pml_ext_command, monkeypatch):
+    monkeypatch.setenv("PML_EXT_DATA", "/proc/nowhere")
+    done = pml_ext_command("doctor")
+    assert done.returncode == 1
+    assert "everything works" not in done.stdout
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_a_broken_plugin_is_an_exit_code(pml_ext_command, install_plugin):
+    install_plugin("broken", "raise RuntimeError('a wrong import')")
+    done = pml_ext_command("doctor")
+    assert done.returncode == 1
+    assert "a wrong import" in done.stdout
+    assert "everything works" not in done.stdout

@@ -1,0 +1,122 @@
+"""The command: data in which there is nothing to learn."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pml_ext.errors import NothingToLearnError
+from pml_ext.files import read_json
+from pml_ext.training.finished import tables_of_run
+from pml_ext_fit import selection
+from pml_ext_fit.candidates import LastBlocks
+from pml_ext_fit.commands import fit
+from pml_ext_fit.images import describe_images
+
+from ...overrides import typed
+from .helpers import needs_weights
+
+QUICK = {"quick": True, "device": "cpu"}
+
+
+@pytest.fixture
+def vectors_apart(tmp_path):
+    """A file of two classes of vectors around two axes."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(0, 0.01, size=(40, 8)).astype(np.float32)
+    rows[:20, 0] += 1
+    rows[20:, 1] += 1
+    file = tmp_path / "apart.npz"
+    np.savez(file, embeddings=rows, labels=np.repeat(["a", "b"], 20))
+    return file
+
+
+@pytest.fixture
+def images_apart(tmp_path):
+    """A folder of two classes of images, red and blue ones."""
+    generator = np.random.default_rng(0)
+    for name, color in (("red", (220, 20, 20)), ("blue", (20, 20, 220))):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = np.clip(color + generator.normal(0, 5, size=(32, 32, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "two" / name / f"{number}.png")
+    return tmp_path / "two"
+
+
+def left_in(folder):
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sorted(name for name in files if not name.startswith("tensorboard"))
+
+
+def test_vectors_that_are_apart_are_delivered_as_they_are(vectors_apart, tmp_path, capsys):
+    out = tmp_path / "run"
+    fit(vectors_apart, out=out, **QUICK)
+    assert "takes vectors as they are: no pair of the batches adds to the loss" in capsys.readouterr().err
+    model = tables_of_run(out)["model"]
+    assert (model["embedder"], model["embedding_size"]) == ("none", 8)
+    metrics = read_json(out / "metrics.json")
+    assert (metrics["epochs"], metrics["after"]["recall_at_1"]) == (0, 1.0)
+    report = (out / "report.html").read_text()
+    assert "vectors as they are: the classes are so far apart" in report
+    assert not [name for name in left_in(out) if "within" in name or "before" in name]
+    files = left_in(out)
+
+    (out / "metrics.json").unlink()  # as if it was killed in its test
+    fit(vectors_apart, out=out, resume=True, **QUICK)
+    assert "goes on with what was chosen before: vectors as they are" in capsys.readouterr().err
+    assert left_in(out) == files
+    again = read_json(out / "metrics.json")
+    assert again["after"] == metrics["after"]
+
+
+@pytest.mark.parametrize("keeps", ["everything", "nothing"])
+def test_a_kill_when_nothing_was_to_learn(vectors_apart, tmp_path, monkeypatch, keeps):
+    """It is found out again: before the failed run was removed, and before it was said what comes in its place."""
+    out = tmp_path / "run"
+
+    def killed(folder):
+        if keeps == "nothing":
+            for path in sorted(folder.rglob("*"), reverse=True):
+                if path.name != ".lock":
+                    path.rmdir() if path.is_dir() else path.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pml_ext.tool.remove_run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(vectors_apart, out=out, **QUICK)
+    fit(vectors_apart, out=out, resume=True, **QUICK)
+    assert read_json(out / "metrics.json")["epochs"] == 0
+
+
+def test_a_network_of_the_users_own_is_not_replaced(vectors_apart, tmp_path):
+    with pytest.raises(NothingToLearnError, match="the loss was 0 in all 20 iterations"):
+        fit(vectors_apart, out=tmp_path / "run", overrides=typed(["model.embedder=mlp"]), **QUICK)
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+@pytest.mark.slow
+def test_images_that_are_apart_get_a_random_network_without_weights(images_apart, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    out = tmp_path / "run"
+    fit(images_apart, out=out, **QUICK)
+    assert "takes features of a small network with random weights: no pair" in capsys.readouterr().err
+    metrics = read_json(out / "metrics.json")
+    assert (metrics["epochs"], metrics["after"]["recall_at_1"]) == (0, 1.0)
+    assert tables_of_run(out)["model"]["trunk"]["weights"] == "random"
+
+
+@pytest.mark.slow
+def test_images_that_are_apart_get_frozen_features(images_apart, tmp_path, monkeypatch):
+    needs_weights()
+    out = tmp_path / "run"
+    decision = selection.Decision(LastBlocks(describe_images(images_apart)), "as found")
+    monkeypatch.setattr(selection, "choose", lambda *_: decision)
+    overrides = typed(["loss.name=pml/triplet-margin", "schedule.epochs=1"])
+    monkeypatch.setattr("pml_ext_fit.commands._check_nothing_is_chosen", lambda *_: None)
+    fit(images_apart, out=out, overrides=[*overrides, *typed(["loss.margin=-3"])], **QUICK)
+    metrics = read_json(out / "metrics.json")
+    assert metrics["epochs"] == 0
+    assert "Frozen features: the classes are so far apart" in (out / "report.html").read_text()
+    assert tables_of_run(out)["model"]["freeze"] == "trunk"
