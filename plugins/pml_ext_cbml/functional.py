@@ -57,11 +57,11 @@ def metric_variance(
     are ``[2, B, R]``; settings are those of the class.
     """
     counts = masks.sum(2, dtype=similarity.dtype)
-    variance = variance_around_target(
+    variance: Tensor = variance_around_target(
         similarity, masks, counts, gamma=gamma, reduction=reduction, detach_target=detach_target
     )
-    has_positives: Tensor = counts[0].clamp(max=1)
-    return variance * has_positives  # a product keeps NaN, a mask would hide it
+    variance *= counts[0].clamp(max=1)  # a product keeps NaN, a mask would hide it
+    return variance
 
 
 def variance_around_target(
@@ -120,20 +120,23 @@ class _VarianceAroundTarget(torch.autograd.Function):
         reduction: str,
         detach_target: bool,
     ) -> Tensor:
-        positives, negatives = masks
+        positives, negatives = masks.unbind()
+        num_negatives = counts[1]
         theta = gamma if detach_target else gamma**2
         one_or_more = counts.clamp(min=1)
-        mean_pos, mean_neg = fill_outside(similarity, masks, 0).sum(2) / one_or_more
+        one_or_more_pos, one_or_more_neg = one_or_more.unbind()
+        means = fill_outside(similarity, masks, 0).sum(2) / one_or_more
+        mean_pos, mean_neg = means.unbind()
         center = torch.lerp(mean_neg, mean_pos, theta)
         slopes = fill_outside(similarity - center[:, None], negatives, 0)  # the derivatives, divided by 2
         difference = mean_pos - mean_neg
-        weighted = difference * counts[1]
+        weighted = difference * num_negatives
         variance = torch.linalg.vector_norm(slopes, dim=1).square()
         variance = variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
         if reduction == "mean":
-            variance = variance / one_or_more[1]
+            variance = variance / one_or_more_neg
         if not detach_target:
-            slopes.addcmul_(positives, (weighted / one_or_more[0])[:, None], value=gamma**2)
+            slopes.addcmul_(positives, (weighted / one_or_more_pos)[:, None], value=gamma**2)
         ctx.save_for_backward(similarity, masks, counts, slopes)
         ctx.settings = (gamma, reduction, detach_target)
         return variance

@@ -281,7 +281,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         """Return one value per anchor, Eq. (30)."""
         similarity = pairs.matrix
         counts = pairs.masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
-        hard = (pairs.positives, pairs.negatives)
+        hard = pairs.masks.unbind()
         if self.mining:
             hard = hard_pair_masks(similarity, *hard, self.epsilon)
 

@@ -48,7 +48,7 @@ def pair_masks(
         first: without references, the column of the first row, if the rows are a part of the batch.
     """
     masks = torch.empty(2, *matrix.shape, dtype=torch.bool, device=matrix.device)
-    positives, negatives = masks
+    positives, negatives = masks.unbind()
     if indices_tuple is not None:
         a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
         masks.zero_()

@@ -110,8 +110,8 @@ class _LogSumsExp(torch.autograd.Function):
     def forward(ctx: Any, matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor) -> Tensor:
         lowest = constant(_lowest(matrix), matrix)
         exponents = matrix.new_empty(len(masks), *matrix.shape)
-        for number, (mask, slope, center) in enumerate(zip(masks, slopes, centers, strict=True)):
-            torch.where(mask, _exponents(matrix, slope, center), lowest, out=exponents[number])
+        for mask, slope, center, out in zip(masks, slopes, centers, exponents.unbind(), strict=True):
+            torch.where(mask, _exponents(matrix, slope, center), lowest, out=out)
         greatest = exponents.amax(2)
         shares = torch.softmax(exponents, 2)
         # The greatest exponential is this share of the sum.
@@ -125,12 +125,14 @@ class _LogSumsExp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        matrix, log_sums, *masks, shares = ctx.saved_tensors
+        matrix, log_sums, *masks, saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the matrix
             sums = zip(masks, ctx.slopes, ctx.centers, strict=True)
             shares = [torch.softmax(_exponents_inside(matrix, *each), 1) for each in sums]
+        else:
+            shares = saved.unbind()
         # The logarithm of a number of columns, added to the lowest number, leaves it as it is.
-        columns = zero_at_most(grad, log_sums, _lowest(matrix)).reshape(len(masks), -1, 1)
+        columns = zero_at_most(grad, log_sums, _lowest(matrix)).reshape(len(masks), -1, 1).unbind()
         gradient = shares[0] * (columns[0] * ctx.slopes[0])
         for share, column, slope in zip(shares[1:], columns[1:], ctx.slopes[1:], strict=True):
             gradient.addcmul_(share, column, value=slope)
