@@ -131,7 +131,7 @@ class _VarianceAroundTarget(torch.autograd.Function):
         slopes = fill_outside(similarity - center[:, None], negatives, 0)  # the derivatives, divided by 2
         difference = mean_pos - mean_neg
         weighted = difference * num_negatives
-        variance = torch.linalg.vector_norm(slopes, dim=1).square()
+        variance: Tensor = torch.linalg.vector_norm(slopes, dim=1).square()
         variance = variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
         if reduction == "mean":
             variance = variance / one_or_more_neg

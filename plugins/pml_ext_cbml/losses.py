@@ -281,9 +281,10 @@ class CBMLLoss(Float64Buffers, PairLoss):
         """Return one value per anchor, Eq. (30)."""
         similarity = pairs.matrix
         counts = pairs.masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
-        hard = pairs.masks.unbind()
+        hard_positives, hard_negatives = pairs.masks.unbind()
         if self.mining:
-            hard = hard_pair_masks(similarity, *hard, self.epsilon)
+            hard_positives, hard_negatives = hard_pair_masks(similarity, hard_positives, hard_negatives, self.epsilon)
+        hard = (hard_positives, hard_negatives)
 
         terms = self._pair_terms(similarity, hard, counts, pairs.weights)
         variance = variance_around_target(

@@ -128,7 +128,7 @@ class _LogSumsExp(torch.autograd.Function):
         matrix, log_sums, *masks, saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the matrix
             sums = zip(masks, ctx.slopes, ctx.centers, strict=True)
-            shares = [torch.softmax(_exponents_inside(matrix, *each), 1) for each in sums]
+            shares = tuple(torch.softmax(_exponents_inside(matrix, *each), 1) for each in sums)
         else:
             shares = saved.unbind()
         # The logarithm of a number of columns, added to the lowest number, leaves it as it is.
