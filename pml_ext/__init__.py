@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
         return _names_without_modules()
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
-    from .registry.lazy import imported, imports_of_plugins, own_imports
+    from .lazy import imported, imports_of_plugins, own_imports
 
     if origin := own_imports("pml_ext").get(name):
         return imported(origin, "pml_ext")
@@ -60,7 +60,7 @@ def _is_importable(name: str) -> bool:
 def _names_of_stub() -> dict[str, str]:
     """Return the names that ``__init__.pyi`` lists, and where each is from, without those of plugins left out."""
     from . import registry
-    from .registry.lazy import imports_of_plugins, own_imports
+    from .lazy import imports_of_plugins, own_imports
 
     names = own_imports("pml_ext")
     for name, origin in imports_of_plugins("pml_ext").items():

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
+from .lazy import lazily as lazily
+from .lazy import own_imports
 from .registry import BuildContext as BuildContext
 from .registry import build as build
 from .registry.components import Command as Command
 from .registry.components import Component as Component
 from .registry.components import Paper as Paper
 from .registry.components import capabilities as capabilities
-from .registry.hooks import RunView as RunView
 from .registry.hooks import hookimpl as hookimpl
 from .registry.hooks import packaged as packaged
-from .registry.lazy import lazily as lazily
-from .registry.lazy import own_imports
+from .run_view import RunView as RunView
 
 if TYPE_CHECKING:  # losses of pairs, and what they are reduced from
     from .losses import Compilation as Compilation
@@ -94,7 +94,6 @@ if TYPE_CHECKING:  # PML's base classes, and the types of their settings
     from .pml import BaseMiner as BaseMiner
     from .pml import BaseReducer as BaseReducer
     from .pml import BaseRegularizer as BaseRegularizer
-    from .pml import CosineSimilarity as CosineSimilarity
     from .pml import DotProductSimilarity as DotProductSimilarity
     from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
     from .pml import LossSettings as LossSettings

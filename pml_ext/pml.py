@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
@@ -27,7 +27,7 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triple
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as get_all_pairs_indices
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_triplets_indices as get_all_triplets_indices
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords as ModuleWithRecords
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Sampler
 
 
@@ -181,6 +181,16 @@ def converted_settings(
     by_label[class_labels] = values
     converted["weights"] = by_label
     return converted
+
+
+def check_class_weights(loss: nn.Module, accepted: Collection[int], classes: int) -> None:
+    """Raise ValueError unless each ClassWeightedReducer of a loss has an ``accepted`` number of weights."""
+    for module in loss.modules():
+        if isinstance(module, reducers.ClassWeightedReducer) and len(module.weights) not in accepted:
+            raise ValueError(
+                f"weights of pml/class-weighted must be {classes} numbers, one for each training class "
+                f"in the order of their labels; got {len(module.weights)}"
+            )
 
 
 def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, classes: int) -> None:

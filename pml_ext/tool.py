@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import __version__ as __version__
-from .registry.lazy import lazily
+from .lazy import lazily
 
 if TYPE_CHECKING:  # the command line: options, output
     from .cli.options import AsJson as AsJson
@@ -72,7 +72,6 @@ if TYPE_CHECKING:  # recipes and their overrides
     from .recipe import tables_of_papers as tables_of_papers
     from .recipe import validate as validate
     from .recipe.build import VECTORS as VECTORS
-    from .recipe.schema import MOST as MOST
     from .recipe.schema import DataTable as DataTable
     from .recipe.schema import TuneTable as TuneTable
     from .recipe.schema import problem_of as problem_of
@@ -82,6 +81,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training import activations as activations
     from .training import signals as signals
     from .training.batches import embed_batches as embed_batches
+    from .training.closed_form import refit as refit
     from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
@@ -120,7 +120,6 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
 if TYPE_CHECKING:  # data: images, vectors, folders
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
-    from .data import hold_out_classes as hold_out_classes
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
     from .data import open_image as open_image
@@ -138,13 +137,13 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.rows import columns_of_parquet as columns_of_parquet
-    from .data.splits import classes_of_two as classes_of_two
+    from .data.table import TableRow as TableRow
     from .data.table import has_split as has_split
+    from .data.table import rows_of_table as rows_of_table
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
 
 if TYPE_CHECKING:  # networks, and what stands behind them
-    from .networks.embedders import whitened_components as whitened_components
     from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import By as By
     from .networks.network import Network as Network
@@ -229,7 +228,6 @@ if TYPE_CHECKING:  # devices and processes
 
 if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
     from . import registry as registry
-    from .registry.lazy import lazily as lazily
     from .registry.services import service as service
     from .retrieval.images import EmbeddedImages as EmbeddedImages
     from .retrieval.images import ImageCluster as ImageCluster

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pml_ext import plugin
+from pml_ext.cli.scaffold import new_plugin
+from pml_ext.lazy import own_imports
 from pml_ext.plugin import RunView
 from pml_ext.recipe import load_recipes
-from pml_ext.registry.scaffold import new_plugin
 from pml_ext.training.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -78,3 +79,17 @@ def test_a_run_is_what_components_are_promised(tmp_path):
     assert torch.equal(y, labels[: len(y)])
     table = (ROOT / "docs" / "plugins" / "components.md").read_text().partition("| attribute or method | content |")[2]
     assert not [name for name in promised if f"`{name}" not in table]
+
+
+@pytest.mark.parametrize("door", ["plugin", "tool"])
+def test_every_name_of_a_door_is_used_by_a_plugin_or_shown_to_authors(door):
+    known = {name for name, origin in own_imports(f"pml_ext.{door}").items() if not origin.startswith("pml_ext.lazy")}
+    used: set[str] = set()
+    for folder in ("plugins", "examples", "pml_ext/cli/templates"):
+        for file in (ROOT / folder).rglob("*.[pj]*"):
+            if file.suffix in (".py", ".jinja"):
+                for names in re.findall(rf"from pml_ext\.{door} import (\([^)]*\)|.*)", file.read_text("utf-8")):
+                    used |= set(re.findall(r"\w+", names))
+    for page in ("plugins.md", "plugins/components.md", "plugins/checks.md"):
+        used |= set(re.findall(r"\w+", (ROOT / "docs" / page).read_text("utf-8")))
+    assert not known - used

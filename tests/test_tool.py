@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pml_ext import __version__, tool
-from pml_ext.registry.lazy import own_imports
+from pml_ext.lazy import own_imports
 
 
 def test_every_listed_name_exists():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pml_ext import plugin
 from pml_ext.registry import hooks as hookspecs
-from pml_ext.registry.answers import HOOKS
 
+HOOKS = [name for name in vars(hookspecs) if name.startswith("pml_ext_")]
 PATH = Path(__file__).with_suffix(".md")
 HEAD = """# Reference of hooks and helpers
 

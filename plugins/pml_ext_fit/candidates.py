@@ -1,4 +1,4 @@
-"""What can be delivered for somebody's images: features of a pretrained trunk, a head, last blocks, a small network."""
+"""What can be delivered for somebody's images: features of a pretrained trunk, last blocks, a small network."""
 
 from __future__ import annotations
 
@@ -6,59 +6,39 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from torch import Tensor
-
-from pml_ext.tool import load_recipe
-
+from .closed_forms import AS_THEY_ARE, CLOSED_FORMS, ClosedForm
+from .folds import Fold
+from .framing import DEFAULT, Framing
 from .images import OwnImages
+from .scores import Scores
 from .settings import Settings
-
-ByClass = Tensor  # MAP@R of each class that was held out, [C], float64
 
 SMALL = "fit/photographs"
 PRETRAINED = "fit/photographs-pretrained"
 BLOCKS_FIRST = "fit/photographs-fine-tuned"
-HEAD_FIRST = "fit/photographs-fine-tuned-head"
 TRUNK = "efficientnet-lite0"
-IMAGENET = "imagenet"  # its weights
 FEATURES = 1280  # of the trunk
-WHITENED = 128
-MOST_VIEWS = 8  # augmented views of an image whose activations are kept
-VIEWS_IN_ALL = 15_000  # of all training images: about two minutes on two cores
 SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
 CHANNELS = 32  # of the last feature maps of the small network
 SHRINKS = 16  # times the side of an image over that of these maps
 # why features are taken as they are, in descriptions
 NOTHING_TO_LEARN = "the classes are so far apart in them that no pair adds to the loss, and there is nothing to learn"
-# seconds of a step from cached activations, over those of embedding the images of its batch
-STEP = 0.75
 
 
 class HeldOut(Protocol):
-    """Training classes that are held out, on which candidates are scored: MAP@R of each class."""
+    """Training items that are held out in folds, on which candidates are scored."""
 
-    def score_of_features(self, squash: bool) -> ByClass:
-        """Return that of the features of the pretrained trunk."""
+    def scores_of_closed_form(self, form: ClosedForm) -> list[Scores] | None:
+        """Return those of a closed form in all folds; None where it cannot be fitted."""
 
-    def score_of_whitened(self, squash: bool, components: int) -> ByClass:
-        """Return that of whitened principal components of these features."""
-
-    def score_of_trained(self, candidate: Candidate) -> ByClass | None:
-        """Return that of the embeddings of a candidate that is trained; None, and a line, where it cannot be."""
+    def scores_of_trained(self, candidate: Trained, fold: Fold) -> Scores | None:
+        """Return those of a candidate that is trained on the other items; None, and a line, where it cannot be."""
 
 
-@dataclass(frozen=True)
 class Candidate(ABC):
-    """Something that can be delivered: a recipe with settings that fit the images.
+    """Something that can be delivered: a recipe with settings that fit the data."""
 
-    ``squash`` is whether the pretrained trunk sees whole images, squashed to squares, rather than their middle.
-    """
-
-    images: OwnImages
-    squash: bool = False
-
-    recipe: ClassVar[str] = PRETRAINED
-    fine_tuned: ClassVar[str | None] = HEAD_FIRST  # the recipe that goes on with the whole network
+    recipe: ClassVar[str]
 
     @property
     @abstractmethod
@@ -75,129 +55,99 @@ class Candidate(ABC):
         """A line for the report where nothing was tried; empty for that of the recipe."""
         return ""
 
+
+class InClosedForm(Candidate):
+    """A candidate that costs nothing beside the features: they are given, or computed once."""
+
+    form: ClosedForm
+
+    def scores(self, held_out: HeldOut) -> list[Scores] | None:
+        """Return the scores in all folds; None where the features cannot be whitened."""
+        return held_out.scores_of_closed_form(self.form)
+
+
+class Trained(Candidate):
+    """A candidate that is trained, which costs time."""
+
     @abstractmethod
-    def score(self, held_out: HeldOut) -> ByClass | None:
-        """Return MAP@R of each held-out class; None for a candidate that cannot be tried."""
+    def trial_settings(self, classes: int, share: float) -> Settings:
+        """Return other settings for a trial on a share of the items, of so many classes."""
 
-    def seconds(self, per_image: float) -> float:
-        """Return about how long the trial and the training take; ``per_image`` are the seconds of embedding one."""
-        return 0.0
-
-    def _pretrained_settings(self) -> Settings:
-        settings = self.images.settings_of(PRETRAINED)
-        if self.squash:
-            settings["data.images.squash"] = True
-        return settings
-
-    def _frozen_settings(self) -> Settings:
-        seen_once: Settings = {"data.cache": "none"}
-        return self._pretrained_settings() | {"model.freeze": "trunk", "model.views": 1} | seen_once
+    def scores(self, held_out: HeldOut, fold: Fold) -> Scores | None:
+        """Return the scores in a fold; None for a candidate that cannot be tried."""
+        return held_out.scores_of_trained(self, fold)
 
 
-class FrozenFeatures(Candidate):
-    """The features of the pretrained trunk: of the middle of images, or of whole ones, squashed to squares."""
+@dataclass(frozen=True)
+class FeaturesOfImages(InClosedForm):
+    """The features of the pretrained trunk, as they are or whitened."""
+
+    images: OwnImages
+    framing: Framing = DEFAULT
+    form: ClosedForm = AS_THEY_ARE
+
+    recipe: ClassVar[str] = PRETRAINED
 
     @property
     def title(self) -> str:
         """The name for readers."""
-        return "frozen features of whole images" if self.squash else "frozen features"
+        return f"frozen features{self.form.title}"
 
     @property
     def settings(self) -> Settings:
         """The settings of the recipe."""
-        return self._frozen_settings() | {"model.embedder": "none", "model.embedding_size": FEATURES}
+        frozen: Settings = {"model.freeze": "trunk", "model.start": "random", "model.refit": "none"}
+        rate: Settings = {"optimizer.head_lr_factor": 1.0}  # which is of a head that is trained
+        return (
+            self.images.settings_of(self.recipe) | self.framing.settings | frozen | rate | self.form.settings(FEATURES)
+        )
 
     @property
     def description(self) -> str:
         """A line for the report where nothing was tried."""
         return f"{self.title.capitalize()} of {TRUNK} with ImageNet weights"
 
-    def score(self, held_out: HeldOut) -> ByClass:
-        """Return MAP@R of each held-out class."""
-        return held_out.score_of_features(self.squash)
 
-    def seconds(self, per_image: float) -> float:
-        """Return about how long the features take: twice of training images, and those of the tests."""
-        return per_image * (2 * self.images.training_images + 4 * self.images.tested_images)
+@dataclass(frozen=True)
+class LastBlocks(Trained):
+    """The last blocks of the trunk and a head, trained from activations that are computed once.
 
+    The head begins as whitening within classes, and is fitted again to the trained features.
+    """
 
-class WhitenedFeatures(Candidate):
-    """The first principal components of the features, scaled to unit variance."""
+    images: OwnImages
+    framing: Framing = DEFAULT
 
-    title = "frozen features, whitened"
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the recipe."""
-        components = min(WHITENED, self.images.training_images * 3 // 4 - 1)
-        return self._frozen_settings() | {"model.embedder": "pca", "model.embedding_size": components}
-
-    @property
-    def description(self) -> str:
-        """A line for the report where nothing was tried."""
-        return f"Features of {TRUNK} with ImageNet weights, whitened"
-
-    def score(self, held_out: HeldOut) -> ByClass:
-        """Return MAP@R of each held-out class."""
-        return held_out.score_of_whitened(self.squash, WHITENED)
-
-
-class HeadOnFeatures(Candidate):
-    """A linear layer that is trained on features, which are computed once."""
-
-    title = "head on frozen features"
+    title: ClassVar[str] = "last blocks"
+    recipe: ClassVar[str] = PRETRAINED
 
     @property
     def settings(self) -> Settings:
         """The settings of the recipe."""
-        return self._frozen_settings() | {"schedule.epochs": 20}
+        return self.images.settings_of(self.recipe) | self.framing.settings
 
-    def score(self, held_out: HeldOut) -> ByClass | None:
-        """Return MAP@R of each held-out class."""
-        return held_out.score_of_trained(self)
-
-
-class LastBlocks(Candidate):
-    """A head and the last blocks of the trunk, which are trained from activations that are computed once."""
-
-    title = "last blocks"
-    fine_tuned = BLOCKS_FIRST
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the recipe."""
-        return self._pretrained_settings() | {"model.views": self.views}
-
-    @property
-    def views(self) -> int:
-        """The number of views of each training image: 8 of few, one of many."""
-        return max(1, min(MOST_VIEWS, VIEWS_IN_ALL // self.images.training_images))
-
-    def score(self, held_out: HeldOut) -> ByClass | None:
-        """Return MAP@R of each held-out class; None where the activations take too much space."""
-        return held_out.score_of_trained(self)
-
-    def seconds(self, per_image: float) -> float:
-        """Return about how long the activations, the trial and the training take."""
-        seen = 64 * self.images.iterations() * 2 * load_recipe(PRETRAINED).schedule.epochs
-        return per_image * (self.images.training_images * self.views + STEP * seen)
+    def trial_settings(self, classes: int, share: float) -> Settings:
+        """Return other settings for a trial on a share of the images, of so many classes."""
+        return self.images.batches_of(classes) | {"sampler.iterations": self.images.iterations(share)}
 
 
-class SmallNetwork(Candidate):
+@dataclass(frozen=True)
+class SmallNetwork(Trained):
     """A small convolutional network from scratch."""
 
-    title = "small network from scratch"
-    recipe = SMALL
-    fine_tuned = None  # it is trained whole as it is
+    images: OwnImages
+
+    title: ClassVar[str] = "small network from scratch"
+    recipe: ClassVar[str] = SMALL
 
     @property
     def settings(self) -> Settings:
         """The settings of the recipe."""
-        return self.images.settings_of(SMALL)
+        return self.images.settings_of(self.recipe)
 
-    def score(self, held_out: HeldOut) -> ByClass | None:
-        """Return MAP@R of each held-out class."""
-        return held_out.score_of_trained(self)
+    def trial_settings(self, classes: int, share: float) -> Settings:
+        """Return other settings for a trial on a share of the images, of so many classes."""
+        return self.images.batches_of(classes)
 
 
 class UntrainedNetwork(SmallNetwork):
@@ -216,11 +166,14 @@ class UntrainedNetwork(SmallNetwork):
         }
 
 
-def candidates(images: OwnImages, squash: bool = False) -> list[Candidate]:
-    """Return what can be delivered, in the order of cost: frozen, whitened, a head, last blocks, a small network."""
-    found: list[Candidate] = []
-    for kind in (FrozenFeatures, WhitenedFeatures, HeadOnFeatures, LastBlocks):
-        found.append(kind(images, squash))
+def closed_forms(images: OwnImages, framing: Framing) -> list[FeaturesOfImages]:
+    """Return what costs nothing beside the features, the simplest first."""
+    return [FeaturesOfImages(images, framing, form) for form in CLOSED_FORMS]
+
+
+def trained(images: OwnImages, framing: Framing) -> list[Trained]:
+    """Return what is trained: last blocks, and a network from scratch where images are small."""
+    found: list[Trained] = [LastBlocks(images, framing)]
     if images.side < SMALL_SIDE:
         found.append(SmallNetwork(images))
     return found
@@ -235,8 +188,8 @@ class Choice:
     settings: Settings
 
 
-def features_as_they_are(images: OwnImages, pretrained: bool, squash: bool) -> Choice:
+def features_as_they_are(images: OwnImages, pretrained: bool, framing: Framing) -> Choice:
     """Return the features of a trunk, where its training would have nothing to learn."""
-    candidate = FrozenFeatures(images, squash) if pretrained else UntrainedNetwork(images)
+    candidate = FeaturesOfImages(images, framing) if pretrained else UntrainedNetwork(images)
     description = f"{candidate.title.capitalize()}: {NOTHING_TO_LEARN}"
     return Choice(candidate.title, candidate.recipe, candidate.settings | {"description": description})

@@ -41,6 +41,14 @@ def fit(
             help="Train the whole network after what was found to be best for images, which takes much longer.",
         ),
     ] = False,
+    closed_form: Annotated[
+        bool,
+        Option(
+            "--closed-form",
+            help="Train nothing: deliver the features, as they are or whitened, whichever is best; takes a minute for "
+            "1,000 images.",
+        ),
+    ] = False,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out, or its trials.")] = False,
     quick: Annotated[
         bool,
@@ -51,8 +59,8 @@ def fit(
     """Choose what to train on your own data, train and test it, and write a report.
 
     The command chooses a split and batches. With the extra photos it tries on held-out classes of images whether frozen
-    features, a head or the last blocks of a pretrained network are best. It prints what it chose, and why. To train a
-    recipe of your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
+    features, whitened ones or the last blocks of a pretrained network are best. It prints what it chose, and why. To
+    train a recipe of your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
     """
     from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_results, restarted
 
@@ -66,6 +74,7 @@ def fit(
         device=device,
         data=data,
         fine_tune=fine_tune,
+        closed_form=closed_form,
     )
     with Progress() as bar:
         told = Told(bar)
@@ -92,6 +101,7 @@ class FitOptions:
     device: str
     data: Path | None
     fine_tune: bool
+    closed_form: bool
 
 
 @dataclass(frozen=True)
@@ -200,13 +210,16 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
 
 def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
-    from pml_ext.tool import RECIPE, load_recipe, overrides_of
+    from pml_ext.tool import RECIPE, flat, load_recipe, overrides_of
 
     from . import begun, fine_tuning, selection
     from .candidates import SmallNetwork, features_as_they_are
+    from .framing import DEFAULT, framing_of
     from .images import describe_images
 
     _check_nothing_is_chosen(place, options.overrides)
+    if options.fine_tune and options.closed_form:
+        raise ConfigError("--closed-form trains nothing, and --fine-tune the whole network; leave one out")
     if options.fine_tune:
         fine_tuning.check_possible()
     found = describe_images(place, options.overrides, options.data)
@@ -219,19 +232,18 @@ def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting
             file = str(options.out / RECIPE)
             if options.fine_tune:
                 fine_tuning.check_resumed(options.out, tables["run"].get("recipe", ""), load_recipe(file))
-            squash = tables["data"].get("images", {}).get("squash", False)
-            features = features_as_they_are(found, pretrained=not reason, squash=squash)
+            framing = framing_of(flat(tables))
+            features = features_as_they_are(found, pretrained=not reason, framing=framing)
             return Fitting(file, [], options.out, True, found.name, features)
     if reason:
         told(reason)
         told(found.last_line)
         small = SmallNetwork(found)
-        features = features_as_they_are(found, pretrained=False, squash=False)
+        features = features_as_they_are(found, pretrained=False, framing=DEFAULT)
         settings = overrides_of(small.settings)
         return Fitting(small.recipe, settings, options.out, options.resume, found.name, features)
     out, chosen = _chosen_by_trials(found, options, told)
-    squash = bool(chosen.settings.get("data.images.squash"))
-    features = features_as_they_are(found, pretrained=True, squash=squash)
+    features = features_as_they_are(found, pretrained=True, framing=framing_of(chosen.settings))
     return Fitting(chosen.recipe, overrides_of(chosen.settings), out, True, found.name, features)
 
 
@@ -256,6 +268,7 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions, told: Told) -> tup
     from pml_ext.tool import check_folder, default_folder, load_recipe, overrides_of
 
     from . import begun, fine_tuning, selection
+    from .trials import Workplace
 
     check_folder(options.out, options.resume)
     out = options.out
@@ -271,17 +284,17 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions, told: Told) -> tup
             told(f"goes on with what was chosen before: {kept.title}")
             return out, kept
     settings = [*options.general, *options.overrides]
-    selection.check_settings(images, settings)
+    selection.check_overrides(images, settings)
     tried = options.overrides
     if options.fine_tune:
-        fine_tuning.check_settings(images, settings)
+        fine_tuning.check_overrides(images, settings)
         tried = fine_tuning.without_epochs(tried)
-    where = (options.device, options.data)
     with begun.begun_folder(out):
         with begun.folder_of_trials(out) as folder:
-            decision = selection.choose(images, tried, folder, options.seed, *where, told.bar, told)
+            place = Workplace(tried, folder, options.seed, options.device, told.bar, told)
+            decision = selection.choose(images, place, options.data, options.closed_form)
         if options.fine_tune:
-            chosen = fine_tuning.continued(decision, images, options.overrides, *where, told)
+            chosen = fine_tuning.continued(decision, images, options.overrides, options.device, options.data, told)
         else:
             chosen = decision.choice()
         begun.keep_choice(out, chosen, images.name)

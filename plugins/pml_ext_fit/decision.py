@@ -1,49 +1,44 @@
-"""Which candidate to take: the simplest of those that are significantly best on held-out classes."""
+"""Which candidate to take: the best of those that cost nothing, or a trained one that is significantly better."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .candidates import ByClass, Candidate
+from .candidates import Candidate
+from .scores import Scores, joined
 
 SIGNIFICANT = 0.05  # p of a paired t-test over the classes
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A candidate that was tried, and its values."""
+    """A candidate that was tried, and its scores in the first folds, or in all."""
 
     candidate: Candidate
-    by_class: ByClass
+    by_fold: list[Scores]
+
+    @property
+    def scores(self) -> Scores:
+        """Those of all its folds."""
+        return joined(self.by_fold)
 
 
-def simplest_of_the_best(scored: Sequence[Scored]) -> Scored:
-    """Return the candidate to take, of those that were tried, the simplest first.
+def best_of(scored: Sequence[Scored]) -> Scored:
+    """Return the candidate with the greatest mean over classes, of those that cost nothing; the first of equals."""
+    return max(scored, key=lambda each: float(each.scores.both.mean()))
 
-    A candidate replaces an earlier one if its mean over classes is greater and a paired t-test over the classes has
-    p < 0.05.
-    """
+
+def gain(costly: Sequence[Scores], free: Sequence[Scores]) -> tuple[float, float]:
+    """Return by how much a costly candidate is ahead in its folds, the mean over classes, and p of a paired t-test."""
     from scipy.stats import ttest_rel
 
-    best, *others = scored
-    for each in others:
-        difference = float((each.by_class - best.by_class).mean())
-        p = float(ttest_rel(each.by_class, best.by_class).pvalue)
-        if difference > 0 and p < SIGNIFICANT:
-            best = each
-    return best
+    after = joined(costly).both
+    before = joined(free[: len(costly)]).both
+    return float((after - before).mean()), float(ttest_rel(after, before).pvalue)
 
 
-def description_of(best: Scored, scored: Sequence[Scored]) -> str:
-    """Return a line with the values of all candidates, the first words of a report."""
-    found = ", ".join(f"{each.candidate.title} {percent_of(each.by_class)}" for each in scored)
-    return (
-        f"The {best.candidate.title}, chosen by MAP@R in % on {len(best.by_class)} held-out training classes: {found}; "
-        f"a more costly candidate is taken where it is significantly better (p < {SIGNIFICANT})"
-    )
-
-
-def percent_of(values: ByClass) -> str:
-    """Return the mean over classes in percent."""
-    return f"{100 * float(values.mean()):.1f}"
+def is_significant(costly: Sequence[Scores], free: Sequence[Scores]) -> bool:
+    """Return whether a costly candidate is significantly better than one that costs nothing."""
+    difference, p = gain(costly, free)
+    return difference > 0 and p < SIGNIFICANT

@@ -1,7 +1,7 @@
 """``pml-ext fit FOLDER --fine-tune``: after what the choice found to be best, the whole network trains.
 
-The first stage is the chosen one: the last blocks, or a head, which features need before their trunk is trained by a
-loss. The second trains all blocks, with the batch norms of the pretrained trunk, at the end of the same cosine.
+The first stage trains the last blocks, from a head in closed form. The second trains all blocks, with the batch norms
+of the pretrained trunk, at the end of the same cosine.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from pathlib import Path
 from pml_ext.plugin import ConfigError
 from pml_ext.tool import Override, Recipe, load_recipe, overrides_of
 
-from .candidates import BLOCKS_FIRST, HEAD_FIRST, PRETRAINED, SMALL, STEP, Choice
+from .candidates import BLOCKS_FIRST, PRETRAINED, SMALL, Choice, SmallNetwork
 from .images import OwnImages
 from .selection import Decision
 from .timing import seconds_per_image
 
-# seconds of a step of the whole network, over those of embedding the images of its batch; a step takes about four times
-# one of the last blocks (python -m benchmarks.last_blocks)
-WHOLE_STEP = 4 * STEP
-# features need a head before a loss can train their trunk
-_FIRST_STAGES = {BLOCKS_FIRST: "the last blocks", HEAD_FIRST: "a head"}
+# seconds of a step of the whole network, over those of embedding the images of its batch
+WHOLE_STEP = 3.0
 
 
 def check_possible() -> None:
@@ -44,11 +41,9 @@ def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
         raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
 
 
-def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
+def check_overrides(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
-    overrides = [*overrides]
-    for recipe in (BLOCKS_FIRST, HEAD_FIRST):
-        load_recipe(recipe, [*overrides_of(images.settings_of(recipe)), *overrides])
+    load_recipe(BLOCKS_FIRST, [*overrides_of(images.settings_of(BLOCKS_FIRST)), *overrides])
 
 
 def without_epochs(overrides: Iterable[Override]) -> list[Override]:
@@ -66,22 +61,20 @@ def continued(
 ) -> Choice:
     """Return what was chosen, followed by a stage of the whole network; ``say`` gets a line about it."""
     candidate = decision.candidate
-    recipe = candidate.fine_tuned
-    if recipe is None:
+    if isinstance(candidate, SmallNetwork):
         say("the small network is trained whole as it is: --fine-tune changes nothing here")
         return decision.choice()
     overrides = [*overrides]
-    first = _FIRST_STAGES[recipe]
-    settings = images.settings_of(recipe)
+    settings = images.settings_of(BLOCKS_FIRST)
     for key, value in candidate.settings.items():
-        if key in ("data.images.squash", "model.views") or key.startswith("sampler."):
+        if key.startswith(("data.images.", "sampler.")):
             settings[key] = value
-    tables = load_recipe(recipe, [*overrides_of(settings), *overrides])
+    tables = load_recipe(BLOCKS_FIRST, [*overrides_of(settings), *overrides])
     last = tables.all_stages()[-1]
     assert last.sampler is not None
     assert last.sampler.iterations is not None
     seen = last.epochs * last.sampler.iterations * last.sampler.batch_size
-    then = f"first {first} for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
+    then = f"first the last blocks for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
     line = f"fine-tunes: {then}"
     per_image = seconds_per_image(candidate, overrides, device, data)
     if per_image is not None:
@@ -90,4 +83,4 @@ def continued(
     say(line)
     description = decision.description or tables.description
     settings["description"] = f"{description}. Fine-tuned: {then}"
-    return Choice(candidate.title, recipe, settings)
+    return Choice(candidate.title, BLOCKS_FIRST, settings)

@@ -32,7 +32,7 @@ from .settings import Settings
 BATCH = 64  # images, at most
 SIDE = 64  # pixels, at most
 FEWEST_ITERATIONS = 20  # in an epoch of a recipe for photographs
-IN_MEMORY = 20_000 * 3 * SIDE * SIDE * 1.5  # bytes of images that are cached: 20,000 color photographs of 3:2
+IN_MEMORY = 1_500_000_000  # bytes of images that are cached: 10,000 squares of 224 pixels
 SAMPLED_FILES = 200  # files whose size is looked at
 
 

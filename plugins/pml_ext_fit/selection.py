@@ -1,27 +1,27 @@
-"""The choice of what to train on somebody's own images: what is best depends on them, and is tried on some classes.
+"""The choice of what to deliver for somebody's own data: what is best depends on them, and is tried.
 
-Where images are no squares, features of their middle and of whole images, squashed to squares, are compared first.
-Candidates stand in the order of their cost. A later one is taken only if it is better, on training classes that were
-held out for that, than all before it, and the difference is significant. So the network that is delivered is not worse
-than the pretrained features that it starts from, as far as these classes tell. Test images are not looked at.
+Every training class is held out once, and the candidates are fitted on the others: features as they are, and whitened
+in closed form, cost nothing, so that the best of them is taken. What is trained is tried in one fold, or in more while
+that decides nothing, and is taken if it is significantly better. Test images are not looked at.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pml_ext.plugin import LabeledImages
+import numpy as np
+import torch
+
+from pml_ext.plugin import DataSplits, LabeledImages
 from pml_ext.tool import (
-    Listener,
     MissingExtraError,
     Override,
     build_dataset,
-    classes_of_two,
-    hold_out_classes,
     import_tracker,
     load_recipe,
     overrides_of,
@@ -29,14 +29,28 @@ from pml_ext.tool import (
     preprocessing_of,
 )
 
-from .candidates import PRETRAINED, TRUNK, Candidate, Choice, candidates
-from .decision import description_of, simplest_of_the_best
+from .candidates import (
+    PRETRAINED,
+    TRUNK,
+    Candidate,
+    Choice,
+    FeaturesOfImages,
+    InClosedForm,
+    Trained,
+    closed_forms,
+    trained,
+)
+from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
+from .folds import Folds, folds_of
+from .framing import Framing, framings_to_compare
 from .images import OwnImages
-from .timing import seconds_per_image
-from .trials import HELD_OUT, Trials
+from .scores import Scores, joined, scores_of
+from .trials import Trials, Workplace
 
-FEWEST_CLASSES = 12  # training classes, of which three are held out; fewer tell nothing about others
-FEWEST_COMPARED = 3  # held-out classes with two images, whose MAP@R is compared
+SAMPLE = 300  # training images on which ways to frame them are compared
+LEAST_OF_CLASS = 8  # of a class in the sample, if it has as many
+MOST_SECONDS_OF_SIZE = 600  # of the features of all images in the larger size
+MOST_SECONDS = 300  # of all trials, after which no further fold is begun
 
 
 @dataclass(frozen=True)
@@ -69,82 +83,200 @@ def why_not() -> str:
     return ""
 
 
-def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
+def check_overrides(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
-    frozen = candidates(images)[0]
+    frozen = FeaturesOfImages(images)
     recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])
     for tracker in recipe.track:
         import_tracker(tracker.name)
 
 
-def choose(
-    images: OwnImages,
-    overrides: Iterable[Override],
-    folder: Path,
-    seed: int,
-    device: str,
-    data: Path | None,
-    listener: Listener,
-    say: Callable[[str], None],
-) -> Decision:
-    """Try the candidates in an empty folder and return the simplest of the best.
-
-    ``say`` gets lines about what is done and found.
-    """
-    overrides = [*overrides]
-    known = candidates(images)
-    if not images.splits_by_class or images.training_classes < FEWEST_CLASSES:
-        return _untried(known[0], f"of a split by class with {FEWEST_CLASSES} training classes", say)
-
-    training = readable_training_images(known[0], overrides, data, say)
-    images = images.with_training_images(training)
-    known = candidates(images)
-    if images.training_classes < FEWEST_CLASSES:
-        return _untried(known[0], f"of {FEWEST_CLASSES} training classes with images that can be read", say)
-    if _compared_classes(training, seed) < FEWEST_COMPARED:
-        return _untried(known[0], f"of which {FEWEST_COMPARED} have two images", say)
-
-    held_out = round(images.training_classes * HELD_OUT)
-    titles = ", ".join(candidate.title for candidate in known)
-    line = f"tries {titles} of {TRUNK} on {held_out} of the training classes, held out for that"
-    per_image = seconds_per_image(known[0], overrides, device, data)
-    if per_image is not None:
-        seconds = sum(candidate.seconds(per_image) for candidate in known)
-        line += f"; with the training and the tests of the best, about {max(1, round(seconds / 60))} minutes"
-    say(line)
+def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: bool = False) -> Decision:
+    """Try the candidates and return what to deliver; with ``closed_form``, without those that are trained."""
     started = time.perf_counter()
-    trials = Trials(images, overrides, folder, seed, device, data, listener, say)
-    squash = trials.prefer_whole_images()
-    trials.try_all(candidates(images, squash))
-    best = simplest_of_the_best(trials.scored)
-    description = description_of(best, trials.scored)
-    say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
+    first = FeaturesOfImages(images)
+    recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
+    splits = build_dataset(recipe.data, data)
+    if folds_of(splits.train.labels, not images.splits_by_class, place.seed) is None:
+        return _untried(first, place)
+
+    framing = choose_framing(images, splits, place)
+    whole = FeaturesOfImages(images, framing)
+    training = readable(whole, splits, splits.train, place)
+    images = images.with_training_images(training)
+    splits = replace(splits, train=training)
+    folds = folds_of(training.labels, not images.splits_by_class, place.seed)
+    if folds is None:
+        return _untried(whole, place)
+
+    features, relation = place.features_of(whole, splits, training, images.batches_of(images.training_classes))
+    trials = Trials(place, splits, folds, features, relation)
+    candidates: list[Trained] = [] if closed_form else trained(images, framing)
+    best, scored = try_all(closed_forms(images, framing), candidates, trials, place, started)
+    description = f"{described(best, scored, folds)}; images: {framing.title}"
+    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
     return Decision(best.candidate, description)
 
 
-def _untried(frozen: Candidate, wanted: str, say: Callable[[str], None]) -> Decision:
-    """Return the frozen features without a trial; ``wanted`` are the held-out classes that a trial needs."""
-    say(
-        f"takes frozen features of {TRUNK}: whether training makes them better can be tried on held-out classes, "
-        f"{wanted}; to train anyway, name a recipe: {PRETRAINED}"
+def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
+    """Return the frozen features without a trial."""
+    place.say(
+        f"takes frozen features of {TRUNK}: whether whitening or training makes them better can be tried on classes of "
+        f"four training images, or on six classes of two; to train anyway, name a recipe: {PRETRAINED}"
     )
     return Decision(frozen)
 
 
-def readable_training_images(
-    candidate: Candidate, overrides: Iterable[Override], data: Path | None, say: Callable[[str], None]
-) -> LabeledImages:
-    """Return the training images without files that cannot be read, which are left out of the trials and the run."""
-    recipe = load_recipe(candidate.recipe, [*overrides_of(candidate.settings), *overrides])
-    splits = build_dataset(recipe.data, data)
+# Ways to frame images
+
+
+def choose_framing(images: OwnImages, splits: DataSplits, place: Workplace) -> Framing:
+    """Return how the trunk sees images, by closed forms of its features of a sample of the training images.
+
+    Whole images and their middle take the same time, so that the better is taken; of two sizes, too, where the larger
+    one takes at most ten minutes for all images, and otherwise the larger one if it is significantly better.
+    """
+    compared = framings_to_compare(place.set_keys, images.chosen_size, images.aspect)
+    framings = [Framing(compared.sides[0], squash) for squash in compared.squash]
+    if len(framings) == 1 and len(compared.sides) == 1:
+        return framings[0]
+
+    sample = splits.train.subset(sample_of(splits.train.labels, place.seed))
+    sample = readable(FeaturesOfImages(images, framings[0]), splits, sample, place)
+    place.say(f"compares ways to see images, by features of {len(sample)} of them (Recall@1 / MAP@R)")
+    found: dict[Framing, list[Scores]] = {}
+    for framing in framings:
+        found[framing], _ = _scores_of_framing(images, framing, splits, sample, place)
+    best = max(framings, key=lambda framing: _mean(found[framing]))
+    for side in compared.sides[1:]:
+        larger = replace(best, side=side)
+        found[larger], seconds = _scores_of_framing(images, larger, splits, sample, place)
+        seconds_in_all = seconds / len(sample) * (images.training_images + images.tested_images)
+        is_better = _mean(found[larger]) > _mean(found[best])
+        if is_better and (seconds_in_all <= MOST_SECONDS_OF_SIZE or is_significant(found[larger], found[best])):
+            best = larger
+    return best
+
+
+def _mean(by_fold: Sequence[Scores]) -> float:
+    return float(joined(by_fold).both.mean())
+
+
+def sample_of(labels: Any, seed: int) -> Any:
+    """Return the rows of a sample of ``SAMPLE`` items: of many classes, eight of each, of few classes more."""
+    labels = np.asarray(labels)
+    generator = np.random.default_rng(seed)
+    classes = generator.permutation(np.unique(labels))
+    each = max(LEAST_OF_CLASS, -(-SAMPLE // len(classes)))
+    rows: list[int] = []
+    for label in classes:
+        if len(rows) < SAMPLE:
+            rows += generator.permutation(np.flatnonzero(labels == label))[:each].tolist()
+    return np.sort(np.array(rows))
+
+
+def _scores_of_framing(
+    images: OwnImages, framing: Framing, splits: DataSplits, sample: LabeledImages, place: Workplace
+) -> tuple[list[Scores], float]:
+    """Return the scores of a sample's features, the best in closed form, and the seconds of the features; say them."""
+    begun = time.perf_counter()
+    batches = images.batches_of(len(set(sample.labels.tolist())))
+    features, relation = place.features_of(FeaturesOfImages(images, framing), splits, sample, batches)
+    seconds = time.perf_counter() - begun
+    folds = folds_of(sample.labels, not images.splits_by_class, place.seed)
+    if folds is None:
+        by_fold = [scores_of(features, torch.as_tensor(sample.labels))]
+    else:
+        trials = Trials(place, replace(splits, train=sample), folds, features, relation)
+        free = scored_closed_forms(closed_forms(images, framing), trials)
+        by_fold = best_of(free).by_fold
+    place.say(f"  {framing.title}: {joined(by_fold)}")
+    return by_fold, seconds
+
+
+def readable(candidate: Candidate, splits: DataSplits, images: LabeledImages, place: Workplace) -> LabeledImages:
+    """Return images without files that cannot be read; kept in memory as a candidate sees them, where they fit."""
+    recipe = load_recipe(candidate.recipe, [*overrides_of(candidate.settings), *place.overrides])
     preprocessing, _ = preprocessing_of(recipe, splits)
     _, plain = preprocessing.transforms()
-    skips = recipe.data.unreadable == "skip"
-    readable, _ = prepare(splits.train, plain, skip_unreadable=skips, workers=recipe.data.workers, tell=say)
-    return readable
+    table = recipe.data
+    found, _ = prepare(
+        images,
+        plain,
+        cache=table.cache,
+        skip_unreadable=table.unreadable == "skip",
+        workers=table.workers,
+        tell=place.say,
+    )
+    return found
 
 
-def _compared_classes(training: LabeledImages, seed: int) -> int:
-    """Return the number of classes with two images among those that the trials hold out."""
-    _, held_out = hold_out_classes(training, HELD_OUT, seed)
-    return classes_of_two(held_out.labels)
+# The trials
+
+
+def try_all(
+    free: Sequence[InClosedForm],
+    costly: Sequence[Trained],
+    trials: Trials,
+    place: Workplace,
+    started: float,
+) -> tuple[Scored, list[Scored]]:
+    """Return the candidate to deliver, and all that were tried, with their scores."""
+    place.say(f"compares candidates (Recall@1 / MAP@R), {trials.folds}")
+    scored = scored_closed_forms(free, trials)
+    for each in scored:
+        place.say(f"  {each.candidate.title}: {each.scores}")
+    best = best_of(scored)
+    for trained_one in costly:
+        tried = try_trained(trained_one, best, trials, place, started)
+        if tried.by_fold:
+            scored.append(tried)
+        if tried.by_fold and is_significant(tried.by_fold, best.by_fold):
+            best = tried
+    return best, scored
+
+
+def scored_closed_forms(free: Sequence[InClosedForm], trials: Trials) -> list[Scored]:
+    """Return the scores of what costs nothing, without what cannot be fitted to the features."""
+    scored = []
+    for candidate in free:
+        by_fold = candidate.scores(trials)
+        if by_fold is not None:
+            scored.append(Scored(candidate, by_fold))
+    return scored
+
+
+def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workplace, started: float) -> Scored:
+    """Return the scores of what is trained, in a fold; in more where it is ahead, but not significantly so.
+
+    No fold is begun that would end after five minutes of trials. Without a fold, it cannot be tried.
+    """
+    by_fold: list[Scores] = []
+    for number, fold in enumerate(trials.folds.parts, start=1):
+        begun = time.perf_counter()
+        scores = candidate.scores(trials, fold)
+        if scores is None:
+            break
+        by_fold.append(scores)
+        difference, p = gain(by_fold, best.by_fold)
+        before = best.by_fold[number - 1]
+        place.say(f"  {candidate.title}, fold {number}: {scores}; {best.candidate.title}: {before}")
+        now = time.perf_counter()
+        if difference <= 0 or p < SIGNIFICANT or now - started + (now - begun) > MOST_SECONDS:
+            break
+    return Scored(candidate, by_fold)
+
+
+def described(best: Scored, scored: Sequence[Scored], folds: Folds) -> str:
+    """Return a line with the scores of all candidates, the first words of a report."""
+    found = []
+    for each in scored:
+        text = f"{each.candidate.title} {each.scores}"
+        if isinstance(each.candidate, Trained) and len(each.by_fold) < len(folds.parts):
+            text += f" in {len(each.by_fold)} of the folds"
+        found.append(text)
+    rule = f"; what is trained is taken where it is significantly better in the same folds (p < {SIGNIFICANT})"
+    return (
+        f"{best.candidate.title.capitalize()}, chosen by the mean of Recall@1 and MAP@R in %, {folds}: "
+        f"{', '.join(found)}{rule if len(found) > 3 else ''}"
+    )

@@ -54,6 +54,8 @@ class Listing(NamedTuple):
 
 def list_folder(folder: Path) -> Listing:
     """List a folder without opening its images; skip what is hidden, linked folders, runs and contact sheets."""
+    if folder.is_file():
+        raise DataError(f"{folder}: a file; wanted a folder of images (of a table of images: pml-ext index RUN TABLE)")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     listing = Listing(folder, [], [], {}, [])

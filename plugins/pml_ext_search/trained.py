@@ -28,6 +28,7 @@ from pml_ext.tool import (
     class_levels,
     is_vector_file,
     keep_freed_memory,
+    num_processes,
     service,
     unknown,
 )
@@ -43,6 +44,7 @@ from .parts_pass import parts_pass
 from .query import METRICS, Answer, Answers, QueryOptions, check_options
 from .reading import Images, Listed, as_images, listed
 from .stored import answers_from, is_store, open_store
+from .table_images import cut_images, is_table
 from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
@@ -248,13 +250,15 @@ class TrainedRun(LoadedRun):
         return self.gallery()
 
     def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
-        """Embed a folder or a file of vectors and index it, or update its index with what is new, changed and deleted.
+        """Embed a folder, a table or a file of vectors and index it, or update it by what is new, changed and deleted.
 
         The previous index remains until the new one is complete. An image keeps its id while its path stays the same;
         ids are never reused.
 
         Args:
-            folder: the folder of the images, or the file of vectors; by default the one that was indexed before.
+            folder: the folder of the images, or the file of vectors; by default the one that was indexed before. Of a
+                ``.csv`` or ``.parquet`` table, the boxes are cut into files in ``collection-images`` beside the
+                collection, which becomes the indexed folder.
             factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
                 200,000 images are searched exactly; more are searched by faiss ``IVFn,Flat``, n the square root of the
                 number of images.
@@ -265,7 +269,17 @@ class TrainedRun(LoadedRun):
         source = self.indexed_folder() if folder is None else Path(folder)
         if self.takes_vectors:
             return self._write_index(self.vectors.file_pass(source), factory)
+        if is_table(source):
+            source = self._images_of_table(source)
         return self._write_index(FolderPass(self.images).embedded(source), factory)
+
+    def _images_of_table(self, table: Path) -> Path:
+        """Return the folder with the images that a table lists, once they are cut along its boxes."""
+        if num_processes() > 1:
+            raise ConfigError(f"{table}: one process cuts the images of a table; leave out torchrun")
+        folder = self.place.with_name(f"{self.place.name}-images")
+        cut_images(table, folder, self.images.channels, self.recipe.data.settings.get("columns", {}))
+        return folder
 
     def indexed_folder(self) -> Path:
         """Return the indexed folder, also if an earlier state of the run indexed it."""

@@ -86,12 +86,22 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
         from .. import registry
 
         origin = registry.origin_of(error)
-        commands = registry.commands()
-        called = next((commands[argument] for argument in arguments if argument in commands), ("", None))
-        if origin is None or origin.plugin == called[0]:
+        if origin is None or origin.plugin == _plugin_of_command(arguments):
             raise
         text = f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception"
         raise PluginError(f"{text} (PML_EXT_BLOCK={origin.plugin} leaves the plugin out)") from error
+
+
+def _plugin_of_command(arguments: Sequence[str]) -> str:
+    """Return the plugin of the command that was called; "" if there is none."""
+    from .. import registry
+
+    commands = registry.commands()
+    for argument in arguments:
+        if argument in commands:
+            plugin, _ = commands[argument]
+            return plugin
+    return ""
 
 
 def _rank() -> str:

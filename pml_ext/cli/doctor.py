@@ -18,12 +18,12 @@ def doctor(as_json: AsJson = False) -> None:
     Paste the output into a report of a problem. Exit code 1 if a folder cannot be written, a plugin is broken or a part
     of the self test fails.
     """
-    from .. import registry
     from ..testing.doctor import EXTRAS, diagnose
+    from .diagnosis import diagnosis
 
     found = diagnose()
     with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
-        plugins = registry.diagnosis()
+        plugins = diagnosis()
     works = found.ok and all(plugin.status != "broken" for plugin in plugins)
     if as_json:
         about = dataclasses.asdict(found)

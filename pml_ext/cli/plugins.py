@@ -25,10 +25,10 @@ COUNTED = ("passed", "failed", "skipped", "xfail")
 
 def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     """List the installed plugins; exit code 1 if one is broken."""
-    from .. import registry
+    from .diagnosis import diagnosis
 
     with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
-        records = registry.diagnosis()
+        records = diagnosis()
     if verbose and not as_json:
         stdout().print("\n".join(map(_details, records)), soft_wrap=True)
     else:
@@ -181,7 +181,7 @@ def new_plugin(
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
 ) -> None:
     """Write a new plugin: a package with a loss, a recipe and tests."""
-    from ..registry.scaffold import new_plugin as write
+    from .scaffold import new_plugin as write
 
     for path in write(name, out):
         stdout().print(str(path), soft_wrap=True)

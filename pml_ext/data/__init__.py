@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import needs_extra
-from ..registry.lazy import require_packages
+from ..lazy import require_packages
 
 require_packages(("PIL", "torchvision"), "train", "a data set")  # checked here, imported on first use
 with needs_extra("train", "a data set"):

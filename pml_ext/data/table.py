@@ -21,7 +21,7 @@ _GROUPS = ("sequence", "camera")
 _COLUMNS = ("label", "path", "split", "is_query", "is_gallery", *_BOX, *_GROUPS)
 
 
-class Row(BaseModel):
+class TableRow(BaseModel):
     """A row of a table."""
 
     label: str
@@ -133,15 +133,30 @@ def table(
     return dataclasses.replace(splits, note=_note(name, unused))
 
 
+def rows_of_table(file: Path, columns: dict[str, str] | None = None) -> list[TableRow]:
+    """Return the rows of a CSV or Parquet table; paths begin with the table's folder, unless they are absolute.
+
+    ``columns`` are as those of :func:`table`. DataError as of :func:`table`.
+    """
+    name = str(file)
+    found, lines = read_rows(file, "table:FILE.csv")
+    found, lines = _renamed(found, lines, columns or {}, name)
+    rows, _ = _read(found, lines, name)
+    _check_files(rows, file.parent, name, "paths are relative to the folder of the table")
+    for row in rows:
+        row.path = str(file.parent / row.path)
+    return rows
+
+
 def has_split(file: Path, columns: dict[str, str]) -> bool:
     """Return whether a CSV or Parquet table has a split of its own; ``columns`` are as those of :func:`table`."""
     found, _ = read_rows(file.expanduser(), "table:FILE.csv")
     return columns.get("split", "split") in found
 
 
-def _own_split(rows: list[Row], place: Path, file: str, shared_classes: bool) -> dict[str, list[Entry]]:
+def _own_split(rows: list[TableRow], place: Path, file: str, shared_classes: bool) -> dict[str, list[Entry]]:
     """Return the images of each part, as the column ``split`` has them."""
-    by_part: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
+    by_part: dict[str, list[TableRow]] = {"train": [], "validation": [], "test": []}
     for row in rows:
         by_part[row.split].append(row)
     tested = by_part["test"] or by_part["validation"]
@@ -186,7 +201,7 @@ def _renamed(found: list[str], lines: Rows, columns: dict[str, str], file: str) 
     return [ours.get(name, name) for name in kept], renamed
 
 
-def _class_of(row: Row, label_sets: bool, file: str) -> str:
+def _class_of(row: TableRow, label_sets: bool, file: str) -> str:
     """Return the name of a row's class: its label, or its sorted labels; DataError for several without label sets."""
     separators = "[|]" if label_sets else "[|;]"
     labels = [part.strip() for part in re.split(separators, row.label) if part.strip()]
@@ -200,17 +215,18 @@ def _class_of(row: Row, label_sets: bool, file: str) -> str:
     return row.label
 
 
-def _check_files(rows: list[Row], place: Path, file: str) -> None:
+def _check_files(
+    rows: list[TableRow], place: Path, file: str, advice: str = "--data is the folder that its paths are relative to"
+) -> None:
     """Raise DataError unless all listed images exist."""
     missing = [row.path for row in rows if not (place / row.path).is_file()]
     if missing:
         raise DataError(
-            f"{place / missing[0]}: no such file, though {file} lists it ({len(missing)} are missing); "
-            "--data is the folder that its paths are relative to"
+            f"{place / missing[0]}: no such file, though {file} lists it ({len(missing)} are missing); {advice}"
         )
 
 
-def _tested_parts(tested: list[Row], file: str) -> dict[str, list[Entry]]:
+def _tested_parts(tested: list[TableRow], file: str) -> dict[str, list[Entry]]:
     """Return ``test``, if each image is a query among all others, or else ``query`` and ``gallery``."""
     unused = [row for row in tested if not row.is_query and not row.is_gallery]
     if unused:
@@ -256,11 +272,11 @@ def _note(file: str, unused: list[str]) -> str:
     return f"{file}: not used: {', '.join(unused)}; the columns that are used are {', '.join(_COLUMNS)}"
 
 
-def _entries(rows: list[Row]) -> list[Entry]:
+def _entries(rows: list[TableRow]) -> list[Entry]:
     return [Entry(row.path, row.label, row.box, row.group) for row in rows]
 
 
-def _read(columns: list[str], lines: Rows, file: str) -> tuple[list[Row], list[str]]:
+def _read(columns: list[str], lines: Rows, file: str) -> tuple[list[TableRow], list[str]]:
     """Return the rows of a table, and the names of its columns that are not used."""
     _check_columns(columns, file)
     rows = []
@@ -297,7 +313,7 @@ def _check_columns(columns: list[str], file: str) -> None:
         raise DataError(f"{file}: found the columns sequence and camera, which both say what a group is; delete one")
 
 
-def _row(line: dict[str, Any], columns: list[str]) -> Row:
+def _row(line: dict[str, Any], columns: list[str]) -> TableRow:
     """Return a row of the cells that are not empty; without both columns of roles, it has both roles."""
     cells: dict[str, Any] = {}
     if "is_query" not in columns and "is_gallery" not in columns:
@@ -307,4 +323,4 @@ def _row(line: dict[str, Any], columns: list[str]) -> Row:
             cells[name] = text.strip()
     box = [cells.get(name) for name in _BOX]
     cells["box"] = box if any(box) else None
-    return Row.model_validate(cells)
+    return TableRow.model_validate(cells)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, counted, needs_extra, one_line
 from ..files.checksums import sha256_of
-from ..registry.lazy import require_packages
+from ..lazy import require_packages
 
 IMAGENET = "imagenet"  # the name of the weights
 EXTRA = "photos"

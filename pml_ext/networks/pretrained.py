@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, first_of, needs_extra, one_line
 from . import bn_inception
-from .efficientnet_lite import VARIANTS
+from .efficientnet_lite import IMAGENET, VARIANTS
 from .trunks import PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
 
 HF = "hf/"
@@ -246,6 +246,17 @@ class _Pooled(nn.Module):
         if self.pool == "mean":
             return tokens.mean(1)
         return tokens[:, 0]
+
+
+def weights_to_choose(name: str) -> list[str]:
+    """Return what ``weights`` of a trunk may be beside a file, in words; [] for a trunk that has none."""
+    if name in VARIANTS:
+        return [repr(IMAGENET)]
+    if name.startswith(TIMM):
+        return ["a tag of timm"]
+    if name.startswith((PREFIX, HF)):
+        return ["'DEFAULT'"]
+    return []
 
 
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:

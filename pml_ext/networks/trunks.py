@@ -255,6 +255,12 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     return factories
 
 
+def check_packages(name: str, weights: object) -> None:
+    """Raise :class:`MissingExtraError` unless the packages of a core trunk, and of its weights, are installed."""
+    if name in lite.VARIANTS:
+        lite.check_packages(name, weights)
+
+
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
     """Return the length of a trunk's feature vectors, measured on images of zeros; ConfigError without such vectors."""
     shape = (in_channels, image_size, image_size)

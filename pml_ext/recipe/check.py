@@ -175,27 +175,18 @@ def check_weights(recipe: Recipe) -> None:
 
     Trunks of plugins may have weights of their own. MissingExtraError for weights whose package is not installed.
     """
-    from ..networks import efficientnet_lite as lite
     from ..networks import trunks
-    from ..networks.pretrained import HF, RANDOM
+    from ..networks.pretrained import HF, RANDOM, weights_to_choose
 
     table = recipe.model
     name = table.trunk.name
-    if name in lite.VARIANTS:
-        lite.check_packages(name, table.trunk.settings.get("weights"))
+    trunks.check_packages(name, table.trunk.settings.get("weights"))
     if table.init is not None or table.trunk.settings.get("weights") is not None or table.takes_vectors:
         return
     is_of_plugin = not name.startswith((trunks.TIMM, HF)) and trunks.builtin_trunk(name) is None
     if is_of_plugin or not _keeps_trunk_weights(recipe):
         return
-    wanted = []
-    if name in lite.VARIANTS:
-        wanted.append(repr(lite.IMAGENET))
-    elif name.startswith(trunks.TIMM):
-        wanted.append("a tag of timm")
-    elif name.startswith((trunks.PREFIX, HF)):
-        wanted.append("'DEFAULT'")
-    wanted += ["a file", f"{RANDOM!r} if that is meant"]
+    wanted = [*weights_to_choose(name), "a file", f"{RANDOM!r} if that is meant"]
     raise ConfigError(
         f"model.trunk: {name} is frozen and has no weights, so its features would be random; wanted weights = "
         f"{' or '.join(wanted)}: --set model.trunk.weights=WEIGHTS, in probe {name}=WEIGHTS"

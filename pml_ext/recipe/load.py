@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .. import registry
 from ..errors import ConfigError, PluginError, RecipeWarning, UnknownNameError, needs_extra, shortened
 from .check import check_names, check_weights
+from .names import missing_plugins
 from .override import Override, Overrides, naming_option, overrides_of
 from .papers import quoted
 from .read import Variants, read_recipe, read_variants
@@ -56,7 +56,7 @@ def load_recipes(
                     _check_new(recipe, check)
             recipes[full_name] = recipe
     except (ConfigError, UnknownNameError) as error:
-        missing = registry.missing_plugins(run.get("plugins", {}))
+        missing = missing_plugins(run.get("plugins", {}))
         if missing:
             reason = str(error).removeprefix(f"{source}: ")
             raise PluginError(f"{source}: {missing} ({reason})") from None

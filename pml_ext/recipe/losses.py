@@ -178,14 +178,12 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
 
 def check_class_weights(loss: Any, accepted: Collection[int], classes: int) -> None:
     """Raise ConfigError unless a reducer with weights of classes has an ``accepted`` number of them."""
-    from ..pml import reducers
+    from .. import pml
 
-    for module in loss.modules():
-        if isinstance(module, reducers.ClassWeightedReducer) and len(module.weights) not in accepted:
-            raise ConfigError(
-                f"loss.reducer: weights of pml/class-weighted must be {classes} numbers, one for each training class "
-                f"in the order of their labels; got {len(module.weights)}"
-            )
+    try:
+        pml.check_class_weights(loss, accepted, classes)
+    except ValueError as error:
+        raise ConfigError(f"loss.reducer: {error}") from None
 
 
 def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Component:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import registry
-from ..errors import ConfigError, PmlExtError, UnknownNameError
+from ..errors import ConfigError, PmlExtError, UnknownNameError, shortened
 from .read import read_tables
 from .tables import NAMES_ALONE
 
@@ -28,10 +28,28 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     for kind, name in sorted(set(_names(tables))):
         with contextlib.suppress(PmlExtError):  # no plugin has "shuffle" and "folder:PATH"
             plugin, _ = registry.find(kind, name)
-            version = registry.version_of(plugin)
-            if version:
-                plugins[plugin] = version
+            record = registry.record_of(plugin)
+            if record is not None:
+                plugins[plugin] = {"distribution": record.distribution, "version": record.version}
     return plugins
+
+
+def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a line that says which of a recipe's :func:`plugins_in` are missing, and how to install them."""
+    records = {record.name: record for record in registry.plugins()}
+    texts = []
+    for plugin, about in wanted.items():
+        record = records.get(plugin)
+        if record is None:
+            distribution = about["distribution"]
+            version = about["version"]
+            texts.append(
+                f"the plugin {plugin!r} of {distribution} {version} is not installed; "
+                f"type: pip install {distribution}=={version}"
+            )
+        elif record.status != "ok":
+            texts.append(f"the plugin {plugin!r} is {record.status}, {shortened(record.error, 200)}")
+    return ". ".join(texts)
 
 
 def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -12,7 +12,6 @@ from .components import Component as Component
 from .components import Paper as Paper
 from .components import capabilities as capabilities
 from .components import kind_of as kind_of
-from .diagnosis import diagnosis as diagnosis
 from .entry_points import LOCAL as LOCAL
 from .entry_points import is_allowed as is_allowed
 from .lookup import candidates as candidates
@@ -23,16 +22,13 @@ from .lookup import factory as factory
 from .lookup import find as find
 from .lookup import get as get
 from .lookup import isolated as isolated
-from .lookup import loaded_plugins as loaded_plugins
-from .lookup import missing_plugins as missing_plugins
 from .lookup import plugins as plugins
 from .lookup import recipes as recipes
-from .lookup import records_of as records_of
+from .lookup import record_of as record_of
 from .lookup import register as register
 from .lookup import ships as ships
 from .lookup import short_name as short_name
 from .lookup import values as values
-from .lookup import version_of as version_of
 from .origin import Origin as Origin
 from .origin import origin_of as origin_of
 from .services import service as service

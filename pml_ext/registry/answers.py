@@ -1,4 +1,4 @@
-"""A plugin's hooks, and what they may return."""
+"""What the hooks of a plugin may return, and what that registers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pluggy
-
 from ..errors import PluginError, shortened, unknown
-from . import hooks as hookspecs
 from .components import KINDS, Command, Component, Paper
-from .entry_points import GROUP
-
-HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
 
 _A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
 _A_COMMAND = 'Command("package.module:function", "One line for --help.") (and a name in kebab-case)'
@@ -71,30 +65,86 @@ TABLES = {
     "paper": HookTable("pml_ext_papers", KEBAB, _is_file, _A_FILE),
 }
 
+# The hook that names things of a kind. "class" are the classes of components, by the names of the classes.
+HOOK_OF = {
+    **dict.fromkeys(KINDS, "pml_ext_components"),
+    "recipe": "pml_ext_recipes",
+    **{kind: table.hook for kind, table in TABLES.items()},
+    "class": "pml_ext_components",
+}
 
-def hooks_of(module: object) -> dict[str, Callable[[], Any]]:
-    """Return a plugin's hooks by name; raise for a marked function with an unknown name or an unmarked hook."""
+Entry = tuple[str, str, Any]
+"""Kind, name and value of what a plugin registers."""
+
+
+def check_marks(module: object) -> None:
+    """Raise PluginError for what is no module with hooks, and for a hook that is not marked as one."""
     if not hasattr(module, "__dict__"):
         raise PluginError(f"its entry point names {shortened(repr(module), 100)}; wanted a module with hooks")
     for name, value in vars(module).items():
         if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
             advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"
             raise PluginError(f"{name} is not marked as a hook, so that nobody would call it; {advice}")
-    manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(hookspecs)
-    manager.register(module)
-    manager.check_pending()
-    functions = {}
-    for caller in manager.get_hookcallers(module) or []:
-        functions[caller.name] = caller.get_hookimpls()[0].function
-    return functions
 
 
-def items_of(hooks: Mapping[str, Callable[[], Any]], hook: str, wanted: str) -> list[Any]:
-    """Return the answer of a hook as a list, [] if the plugin has none; PluginError if it is no list."""
-    if hook not in hooks:
-        return []
-    answer = hooks[hook]()
+def entries(hook: str, plugin: str, answer: Any) -> list[Entry]:
+    """Return what a hook's answer registers; PluginError if any of it is wrong."""
+    if hook == "pml_ext_components":
+        return _entries_of_components(plugin, answer)
+    if hook == "pml_ext_recipes":
+        return _entries_of_recipes(plugin, answer)
+    return _entries_of_table(hook, answer)
+
+
+def _entries_of_components(plugin: str, answer: Any) -> list[Entry]:
+    components: dict[tuple[str, str], Component] = {}
+    for each in _listed("pml_ext_components", answer, "Component(...) entries"):
+        component = validated(each, plugin)
+        other = components.setdefault((component.kind, component.name), component)
+        if other is not component:
+            twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
+            raise PluginError(f"pml_ext_components names the {twice}; names are unique per kind")
+    found: list[Entry] = []
+    for component in components.values():
+        found += entries_of_component(component)
+    return found
+
+
+def entries_of_component(component: Component) -> list[Entry]:
+    """Return a component under its name, and under the name of its class."""
+    return [(component.kind, component.name, component), ("class", component.class_name, component)]
+
+
+def _entries_of_recipes(plugin: str, answer: Any) -> list[Entry]:
+    found: list[Entry] = []
+    for folder in _listed("pml_ext_recipes", answer, "folders"):
+        if not isinstance(folder, Path) or not folder.is_dir():
+            wanted = 'importlib.resources.files(__name__) / "recipes"'
+            raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
+        for file in sorted(folder.rglob("*.toml")):
+            if file.is_file():
+                name = file.relative_to(folder).with_suffix("").as_posix()
+                found.append(("recipe", f"{plugin}/{name}", file))
+    return found
+
+
+def _entries_of_table(hook: str, answer: Any) -> list[Entry]:
+    (kind,) = [kind for kind, table in TABLES.items() if table.hook == hook]
+    table = TABLES[kind]
+    if not isinstance(answer, Mapping):
+        shown = shortened(repr(answer), 100)
+        raise PluginError(f"{hook} returned {shown}; it must return a mapping with names as keys")
+    found: list[Entry] = []
+    for name, value in answer.items():
+        is_valid = isinstance(name, str) and table.names.fullmatch(name) and table.is_valid(value)
+        if not is_valid:
+            shown = shortened(repr(value), 100)
+            raise PluginError(f"{hook}: {name!r} is {shown}, wanted {table.wanted}")
+        found.append((kind, name, value))
+    return found
+
+
+def _listed(hook: str, answer: Any, wanted: str) -> list[Any]:
     if isinstance(answer, (str, bytes, Mapping)) or not isinstance(answer, Iterable):
         raise PluginError(f"{hook} returned {shortened(repr(answer), 100)}; it must return a list of {wanted}")
     return list(answer)
@@ -120,17 +170,3 @@ def validated(component: Any, plugin: str) -> Component:
     if not isinstance(named.source, str):
         _ = named.settings  # raises for a class whose signature cannot be read
     return named
-
-
-def recipe_files(plugin: str, folder: Any) -> list[tuple[str, Path]]:
-    """Return the files of a folder with their names as recipes; PluginError for what is no folder of a package."""
-    if not isinstance(folder, Path) or not folder.is_dir():
-        wanted = 'importlib.resources.files(__name__) / "recipes"'
-        raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
-    recipes = []
-    for file in sorted(folder.rglob("*.toml")):
-        if not file.is_file():
-            continue
-        name = file.relative_to(folder).with_suffix("").as_posix()
-        recipes.append((f"{plugin}/{name}", file))
-    return recipes

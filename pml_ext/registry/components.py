@@ -10,7 +10,6 @@ from collections.abc import Callable
 from ..errors import PluginError
 from ..settings import settings_of as settings_of
 from .imports import import_name
-from .lazy import own_imports
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
 PML = "pytorch-metric-learning"  # the plugin name of PML's own classes
@@ -171,27 +170,6 @@ def capabilities(component: object) -> frozenset[str]:
     from .. import pml
 
     return pml.capabilities_of(cls)
-
-
-def pml_components() -> list[Component]:
-    """Return PML's losses, miners, regularizers, distances, samplers and reducers, named ``pml/multi-similarity``."""
-    paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
-    found = []
-    for kind in KINDS:
-        plural = "losses" if kind == "loss" else f"{kind}s"
-        for class_name, origin in own_imports(f"pytorch_metric_learning.{plural}").items():
-            if re.match("Base|Generic|BatchedDistance|.*Mixin$", class_name):
-                continue
-            module = origin.rpartition(".")[0]
-            component = Component(
-                source=f"{module}:{class_name}",
-                name=f"pml/{kebab(class_name)}",
-                paper=paper,
-                plugin=PML,
-                named_kind=kind,
-            )
-            found.append(component)
-    return found
 
 
 def kebab(class_name: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import traceback
-import warnings
 from importlib import metadata
 
-from ..errors import PluginError, PluginWarning, one_line, unknown
+from ..errors import PluginError, unknown
 from .imports import package_of, place_in
 
 GROUP = "pml_ext"
@@ -30,10 +29,10 @@ class PluginRecord:
     status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
     error: str = ""  # the reasons, unless the status is "waiting" or "ok"
     hooks: list[str] = dataclasses.field(default_factory=list)
-    components: int = 0
-    commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.diagnosis
-    clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.diagnosis
-    seconds: float = 0.0  # time to import it and call its first hooks
+    components: int = 0  # this and the next two are filled in by pml_ext.cli.diagnosis
+    commands: list[str] = dataclasses.field(default_factory=list)
+    clashes: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0  # time to import it
     traceback: str = ""
 
     def __str__(self) -> str:
@@ -62,28 +61,23 @@ class PluginRecord:
         self.traceback += "".join(traceback.format_exception(error))
 
 
-def read_entry_points() -> tuple[list[PluginRecord], list[tuple[PluginRecord, metadata.EntryPoint]]]:
-    """Return a record of each entry point, those of this distribution first, and those that are to be loaded.
+def read_entry_points() -> list[tuple[PluginRecord, metadata.EntryPoint]]:
+    """Return each entry point with its record, those of this distribution first.
 
     PluginError if the allow or deny list names a plugin that is not installed.
     """
-    points, unreadable = _entry_points()
     found = []
-    for point in points:
-        distribution, version = _distribution_of(point)
-        found.append((PluginRecord(point.name, distribution, version, point.value), point))
+    for point in metadata.entry_points(group=GROUP):
+        distribution = point.dist
+        name = version = ""
+        if distribution is not None:
+            name, version = distribution.name, distribution.version
+        found.append((PluginRecord(point.name, name or "unknown", version or "", point.value), point))
     found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
     records = [record for record, _ in found]
     _leave_out(records, ALLOW, "not allowed")
     _leave_out(records, BLOCK, "blocked")
-    waiting = [(record, point) for record, point in found if record.status == "waiting"]
-    for record, error in unreadable:
-        records.append(record)
-        record.add_error(error)
-        text = f"entry points of the distribution {record.distribution!r} cannot be read: {one_line(error)}"
-        advice = f"plugins in it are left out; type: pip install --force-reinstall {record.distribution}"
-        warnings.warn(f"{text} ({advice})", PluginWarning, stacklevel=4)
-    return records, waiting
+    return found
 
 
 def _leave_out(records: list[PluginRecord], variable: str, status: str) -> None:
@@ -98,52 +92,6 @@ def _leave_out(records: list[PluginRecord], variable: str, status: str) -> None:
         if record.status == "waiting" and not _allowed_by(variable, record.name):
             record.status = status
             record.error = f"by {variable}"
-
-
-EntryPoints = tuple[list[metadata.EntryPoint], list[tuple[PluginRecord, Exception]]]
-"""Entry points, and a record of each distribution whose entry points cannot be read."""
-
-
-def _entry_points() -> EntryPoints:
-    """Return the entry points of all distributions; a damaged file of any of them stops importlib's function."""
-    try:
-        return list(metadata.entry_points(group=GROUP)), []
-    except Exception:  # of a parser: anything
-        return _readable_entry_points()
-
-
-def _readable_entry_points() -> EntryPoints:
-    """Read the entry points of one distribution after the other, which takes longer."""
-    points: list[metadata.EntryPoint] = []
-    unreadable: list[tuple[PluginRecord, Exception]] = []
-    seen = set()  # the first distribution of a name on the path is meant
-    for distribution in metadata.distributions():
-        name = _metadata_of(distribution, "name")
-        if name in seen:
-            continue
-        if name:
-            seen.add(name)
-        try:
-            points += distribution.entry_points.select(group=GROUP)
-        except Exception as error:
-            version = _metadata_of(distribution, "version")
-            unreadable.append((PluginRecord(name or "unknown", name or "unknown", version, ""), error))
-    return points, unreadable
-
-
-def _distribution_of(point: metadata.EntryPoint) -> tuple[str, str]:
-    """Return name and version of an entry point's distribution, ``"unknown"`` and "" if its metadata have none."""
-    if point.dist is None:
-        return "unknown", ""
-    return _metadata_of(point.dist, "name") or "unknown", _metadata_of(point.dist, "version")
-
-
-def _metadata_of(distribution: metadata.Distribution, attribute: str) -> str:
-    """Return the name or the version of a distribution; "" if its file ``METADATA`` is damaged or missing."""
-    try:
-        return str(getattr(distribution, attribute) or "")
-    except Exception:  # depends on the version of Python
-        return ""
 
 
 def _listed_in(variable: str) -> set[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from ..errors import PluginError, PluginWarning, UnknownNameError, shortened, unknown
-from .answers import validated
+from ..errors import PluginError, PluginWarning, UnknownNameError, unknown
+from .answers import HOOK_OF, entries_of_component, validated
 from .components import KINDS, Command, Component, Paper, kebab
 from .discovery import Plugins
 from .entry_points import LOCAL, PluginRecord
@@ -32,20 +32,10 @@ def plugins_naming(kind: str) -> dict[str, dict[str, Any]]:
     return {name: dict(by_plugin) for name, by_plugin in _plugins.registered(kind).items()}
 
 
-def loaded_plugins() -> list[PluginRecord]:
-    """Return the records of the entry points that are loaded; this calls no further hook."""
+def record_of(plugin: str) -> PluginRecord | None:
+    """Return the record of a plugin that is loaded; None for the core, PML and classes of the running process."""
     _plugins.load()
-    return list(_plugins.loaded.values())
-
-
-def records_of(what: str) -> list[PluginRecord]:
-    """Return the records of an entry point, or of those of a package; this calls no further hook."""
-    _plugins.load()
-    found = []
-    for record in _plugins.records:
-        if what in (record.name, record.package):
-            found.append(record)
-    return found
+    return _plugins.loaded.get(plugin)
 
 
 @contextlib.contextmanager
@@ -81,7 +71,7 @@ def find(kind: str, name: str) -> tuple[str, Any]:
     """
     found = owners_of(kind, name)
     if not found:
-        error = _plugins.missing_extras.get(kind)
+        error = _plugins.missing_extras.get(HOOK_OF[kind])
         if error is not None:
             raise error
         raise UnknownNameError(unknown(kind, name, sorted(_plugins.registered(kind))))
@@ -99,15 +89,10 @@ def components(kind: str | None = None) -> list[Component]:
     if kind is not None and kind not in KINDS:
         raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
     found: list[Component] = []
-    for chosen in _kinds(kind):
+    for chosen in (kind,) if kind else KINDS:
         for by_plugin in _plugins.registered(chosen).values():
             found += by_plugin.values()
     return sorted(found, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
-
-
-def _kinds(kind: str | None) -> tuple[str, ...]:
-    """Return the one kind, or without one all of :data:`KINDS`."""
-    return (kind,) if kind else KINDS
 
 
 def get(name: str, kind: str | None = None) -> Component:
@@ -115,18 +100,14 @@ def get(name: str, kind: str | None = None) -> Component:
 
     ``kind`` is one of :data:`KINDS`, required if two kinds share the name; errors as in :func:`find`.
     """
-    if kind:
-        return _component(kind, name)
-    kinds = [each for each in KINDS if owners_of(each, name)]
-    if not kinds:
-        raise UnknownNameError(unknown("component", name, (c.name for c in components())))
-    if len(kinds) > 1:
-        named = " and ".join(f"a {kind}" for kind in kinds)
-        raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
-    return _component(kinds[0], name)
-
-
-def _component(kind: str, name: str) -> Component:
+    if kind is None:
+        kinds = [each for each in KINDS if owners_of(each, name)]
+        if not kinds:
+            raise UnknownNameError(unknown("component", name, (c.name for c in components())))
+        if len(kinds) > 1:
+            named = " and ".join(f"a {kind}" for kind in kinds)
+            raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
+        kind = kinds[0]
     _, component = find(kind, name)
     return component  # type: ignore[no-any-return]
 
@@ -134,7 +115,7 @@ def _component(kind: str, name: str) -> Component:
 def candidates(name: str, kind: str | None = None) -> list[Component]:
     """Return the components that a name (see :func:`get`) may refer to: of several kinds or plugins."""
     found: list[Component] = []
-    for each in _kinds(kind):
+    for each in (kind,) if kind else KINDS:
         found += owners_of(each, name).values()
     return found
 
@@ -154,8 +135,7 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     if cls is None:
         return lambda target: register(target, name=name, paper=paper)
     component = validated(Component(cls, name or kebab(cls.__name__), paper), LOCAL)
-    _plugins.load()
-    _plugins.add(component)
+    _plugins.register(LOCAL, entries_of_component(component))
     meant = owners_of(component.kind, component.name)
     if LOCAL not in meant:
         other = next(iter(meant))
@@ -179,19 +159,29 @@ def values(kind: str) -> dict[str, Any]:
 
     A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
-    values = {}
-    for name, _, value in _by_shortest_name(kind):
-        values[name] = value
-    return dict(sorted(values.items()))
+    found = {}
+    for name, (_, value) in sorted(_by_shortest_name(kind).items()):
+        found[name] = value
+    return found
 
 
-def _by_shortest_name(kind: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield the shortest unambiguous name, the plugin and the value of everything of a kind."""
+def commands() -> dict[str, tuple[str, Command]]:
+    """Return the plugin and the command of each name of ``pml-ext``, those of the layer first.
+
+    A command whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
+    """
+    return _by_shortest_name("command")
+
+
+def _by_shortest_name(kind: str) -> dict[str, tuple[str, Any]]:
+    """Return the plugin and the value of everything of a kind, by its shortest unambiguous name."""
+    found = {}
     for name, by_plugin in _plugins.registered(kind).items():
         meant = list(owners_of(kind, name))
         for plugin, value in by_plugin.items():
             shown = name if meant == [plugin] else f"{plugin}:{name}"
-            yield shown, plugin, value
+            found[shown] = (plugin, value)
+    return found
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
@@ -200,49 +190,7 @@ def factory(kind: str, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def commands() -> dict[str, tuple[str, Command]]:
-    """Return the plugin and the command of each name of ``pml-ext``, those of the layer first.
-
-    A command whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
-    """
-    found = {}
-    for name, plugin, command in _by_shortest_name("command"):
-        found[name] = (plugin, command)
-    return found
-
-
 def ships(plugin: str) -> bool:
     """Return whether a plugin belongs to this distribution, as the core and PML's own components do."""
     _plugins.load()
     return _plugins.ships(plugin)
-
-
-def version_of(plugin: str) -> dict[str, str]:
-    """Return the distribution and version of a plugin; an empty dict for the core, PML and local classes."""
-    _plugins.load()
-    record = _plugins.loaded.get(plugin)
-    if record:
-        return {"distribution": record.distribution, "version": record.version}
-    return {}
-
-
-def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a line that says which required plugins are missing, and how to install them.
-
-    ``wanted`` has the :func:`version_of` of each plugin.
-    """
-    _plugins.load()
-    records = {record.name: record for record in _plugins.records}
-    texts = []
-    for plugin, about in wanted.items():
-        record = records.get(plugin)
-        if record is None:
-            distribution = about["distribution"]
-            version = about["version"]
-            texts.append(
-                f"the plugin {plugin!r} of {distribution} {version} is not installed; "
-                f"type: pip install {distribution}=={version}"
-            )
-        elif record.status != "ok":
-            texts.append(f"the plugin {plugin!r} is {record.status}, {shortened(record.error, 200)}")
-    return ". ".join(texts)

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from .imports import package_of
-from .lookup import loaded_plugins
+from .lookup import plugins as all_plugins
 
 
 class Origin(NamedTuple):
@@ -25,7 +25,7 @@ def origin_of(error: BaseException) -> Origin | None:
     A method that a class of the plugin inherits, from PML or torch, counts as the class's own.
     """
     plugins = {}
-    for record in loaded_plugins():
+    for record in all_plugins():
         if not record.shipped:
             plugins[record.package] = record.name
     origin = None

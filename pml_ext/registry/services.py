@@ -26,7 +26,7 @@ def service(name: str, what: str) -> Any:
 
 def _reason(name: str) -> str:
     """Return why a service's plugin is not in use."""
-    for record in lookup.records_of(name):
-        if record.error:
+    for record in lookup.plugins():
+        if record.error and name in (record.name, record.package):
             return f"{record.status} ({shortened(record.error, 200)})"
     return "not installed; type: pip install --force-reinstall pml-ext"

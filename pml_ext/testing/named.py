@@ -8,7 +8,8 @@ import sys
 import torch
 
 from .. import registry
-from ..registry.answers import TABLES
+from ..registry.answers import HOOK_OF
+from ..registry.entry_points import PluginRecord
 from .calling import error_location, error_summary
 from .contracts import CONTRACTS, Contract, Named
 from .runner import CheckResult
@@ -18,9 +19,9 @@ from .subject import SkipCheck, set_seed
 def find_named(what: str) -> list[Named]:
     """Return what an entry point, or a package, names beside components."""
     found = []
-    for record in registry.records_of(what):
+    for record in _records_of(what):
         for kind in CONTRACTS:
-            hook = "pml_ext_recipes" if kind == "recipe" else TABLES[kind].hook
+            hook = HOOK_OF[kind]
             if hook in record.hooks:  # other hooks, which may import much, are not called
                 found += [named for named in _all_of(kind) if named.plugin == record.name]
     return found
@@ -29,13 +30,18 @@ def find_named(what: str) -> list[Named]:
 def broken_plugins(what: str) -> list[CheckResult]:
     """Return a failed check of each plugin of a name, or of a package, whose import or hooks failed."""
     results = []
-    for record in registry.records_of(what):
-        for kind, table in TABLES.items():
-            if table.hook in record.hooks:
+    for record in _records_of(what):
+        for kind, hook in HOOK_OF.items():
+            if hook in record.hooks:
                 registry.values(kind)  # calls the hook
         if record.status == "broken":
             results.append(CheckResult(f"{record.name} (plugin)", "check_hooks", "failed", record.error))
     return results
+
+
+def _records_of(what: str) -> list[PluginRecord]:
+    """Return the records of an entry point, or of those of a package."""
+    return [record for record in registry.plugins() if what in (record.name, record.package)]
 
 
 def find_named_by_name(name: str) -> list[Named]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..registry.lazy import lazily
+from ..lazy import lazily
 
 if TYPE_CHECKING:
     from ..recipe import Recipe as Recipe

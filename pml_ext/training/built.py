@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..data import DataSplits
 from ..distributed import num_processes, synchronize_batch_norm
 from ..networks.memory_format import use_channels_last
 from ..networks.network import Network, VectorInput
@@ -47,14 +48,16 @@ def build(
     device: str = "cpu",
     root: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    splits: DataSplits | None = None,
 ) -> Built:
     """Seed all generators, load the data, and build the network.
 
     ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step.
+    ``splits`` are taken in place of the data set's, for example parts of them.
     """
     place = torch.device(device)
     checkpoint.seed_all(seed)
-    data = load_run_data(recipe, seed, root, tell)
+    data = load_run_data(recipe, seed, root, tell, splits)
     relation = build_relation(recipe.data, data.training_images.class_names)
     network = build_network(recipe.model, data.preprocessing)
     if num_processes() > 1:

@@ -23,12 +23,12 @@ from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..evaluation.metrics import title_of
 from ..files import DamagedError, check_writable, read_json, write_atomically
 from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
+from ..lazy import require_packages
 from ..networks.cut import HEAD
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.pretrained import is_file, is_pretrained, merged_lora
 from ..recipe import Recipe
 from ..recipe.schema import Freeze, cut_of, frozen_patterns
-from ..registry.lazy import require_packages
 
 WEIGHTS = "model.safetensors"
 ONNX = "model.onnx"

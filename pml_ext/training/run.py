@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..data import DataSplits
 from ..distributed import join
 from ..distributed.devices import choose_device
 from ..networks.trunks import freeze
@@ -35,7 +36,8 @@ class Run(View):
     :func:`pml_ext.training.loop.train_run` trains it. The methods ``prepare(run)``, ``start_epoch(run)``,
     ``after_step(run, indices, embeddings)`` and ``figures(run)`` of components are called with the run. With several
     processes (``torchrun``), each has its own synchronized run; rank 0 tests and writes. ``on_nonfinite="skip"`` leaves
-    out iterations whose loss, embeddings or gradients are NaN or infinite.
+    out iterations whose loss, embeddings or gradients are NaN or infinite. ``splits`` are taken in place of those of
+    the recipe's data set, for example parts of them.
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class Run(View):
         root: Path | None = None,
         listener: Listener | None = None,
         on_nonfinite: OnNonfinite = "stop",
+        splits: DataSplits | None = None,
     ) -> None:
         self.name = name
         self.listener: Listener = listener or Silence()
         self._on_nonfinite = on_nonfinite
-        built = build(recipe, seed, choose_device(device), root, self.listener.step)
+        built = build(recipe, seed, choose_device(device), root, self.listener.step, splits)
         super().__init__(built, folder, self.listener.step)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         labeled = self.data.training_images

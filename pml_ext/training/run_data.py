@@ -115,13 +115,15 @@ class RunData:
         )
 
 
-def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell) -> RunData:
+def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, given: DataSplits | None = None) -> RunData:
     """Build the data set of a recipe and its splits; rank 0 goes first, since it may download the data.
 
-    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step.
+    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step. ``given``
+    splits are taken in place of those of the data set.
     """
     with rank_0_first():
-        given = build_dataset(recipe.data, root)
+        if given is None:
+            given = build_dataset(recipe.data, root)
         _check_parents(recipe, given)
         splits = {"train": given.train, **given.tested()}
         note = given.note

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data import LabeledImages
 from ..distributed import num_processes, rank
 from ..errors import DataError, PluginWarning, TrainingError
-from ..registry.hooks import RunView
+from ..run_view import RunView
 from .activations import TrunkCut
 from .batches import Pass, embed_batches
 from .built import Built

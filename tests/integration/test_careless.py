@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 from pml_ext import registry
+from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import PluginWarning
 
 from ..overrides import typed
@@ -81,7 +82,7 @@ def test_of_several_bad_hooks_all_are_shown(install_plugin):
     source = HOOKS + "".join(f"@hookimpl\ndef pml_ext_{hook}(): return None\n" for hook in hooks)
     install_plugin("careless", "").joinpath("__init__.py").write_text(source)
     with warnings.catch_warnings(action="ignore", category=PluginWarning):
-        (record,) = [record for record in registry.diagnosis() if record.name == "careless"]
+        (record,) = [record for record in diagnosis() if record.name == "careless"]
     for hook in hooks:
         assert f"pml_ext_{hook} returned None" in record.error
 

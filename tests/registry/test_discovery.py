@@ -8,16 +8,16 @@ import warnings
 
 import pytest
 
-from pml_ext import registry
+from pml_ext import builtin, registry
+from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, PluginWarning, StoppedError
 from pml_ext.registry import Paper
-from pml_ext.registry import discovery as plugins
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 
 
 def record(name):
-    return next(record for record in registry.diagnosis() if record.name == name)
+    return next(record for record in diagnosis() if record.name == name)
 
 
 def names(kind=None):
@@ -64,7 +64,7 @@ def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, insta
     (package / "__init__.py").write_text(broken + "\n")
     install_loss("foreign")
     with pytest.warns(PluginWarning, match=r"'broken' of broken 1.0 is broken") as caught:
-        assert {record.name for record in registry.diagnosis()} >= {"foreign", "broken"}
+        assert {record.name for record in diagnosis()} >= {"foreign", "broken"}
     assert len(caught) == 1
     assert registry.get("foreign").kind == "loss"
     with warnings.catch_warnings():
@@ -104,8 +104,8 @@ def test_two_distributions_with_one_entry_point_name(install_loss):
     install_loss("first", "One", "one", entry_point="shared", distribution="dist-a")
     install_loss("second", "Two", "two", entry_point="shared", distribution="dist-b")
     with pytest.warns(PluginWarning, match="already claims the entry-point name 'shared'"):
-        registry.diagnosis()
-    assert sorted(record.status for record in registry.diagnosis() if record.name == "shared") == ["broken", "ok"]
+        diagnosis()
+    assert sorted(record.status for record in diagnosis() if record.name == "shared") == ["broken", "ok"]
     assert len({"one", "two"} & names()) == 1
 
 
@@ -122,9 +122,9 @@ def test_warnings_that_are_errors_leave_nothing_half_done(install_plugin):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(PluginWarning, match="ZeroDivisionError"):
-            registry.diagnosis()
+            diagnosis()
         assert registry.get("cbml").plugin == "cbml"
-    assert len({record.name for record in registry.diagnosis()}) == len(registry.diagnosis())
+    assert len({record.name for record in diagnosis()}) == len(diagnosis())
 
 
 def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
@@ -132,7 +132,7 @@ def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
     install_loss("foreign", class_name="CBML", name="cbml", more=trunk)
     install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
     with pytest.warns(PluginWarning, match="division by zero, in broken/__init__.py:2 .pml-ext plugins -v shows where"):
-        records = {record.name: record for record in registry.diagnosis()}
+        records = {record.name: record for record in diagnosis()}
     foreign = records["foreign"]
     broken = records["broken"]
     assert (foreign.hooks, foreign.components) == (["pml_ext_components", "pml_ext_trunks"], 1)
@@ -176,13 +176,13 @@ def test_an_entry_point_that_is_no_module_is_named(install_plugin):
     package = install_plugin("text", "plugin = 'hello'\n")
     (package.parent / "text-1.0.dist-info" / "entry_points.txt").write_text("[pml_ext]\ntext = text:plugin\n")
     with pytest.warns(PluginWarning, match="its entry point names 'hello'; wanted a module with hooks"):
-        registry.diagnosis()
+        diagnosis()
 
 
 def test_the_warning_of_a_broken_plugin_has_its_line(install_plugin):
     install_plugin("broken", "import sys\n1 / 0\n")
     with pytest.warns(PluginWarning, match=r"ZeroDivisionError: division by zero, in broken/__init__.py:2 \(pml-ext"):
-        registry.diagnosis()
+        diagnosis()
     assert record("broken").error == "ZeroDivisionError: division by zero, in broken/__init__.py:2"
 
 
@@ -215,7 +215,7 @@ def test_an_interrupted_import_is_made_again(install_plugin, stop, before_hooks)
 
 def test_an_interruption_before_our_own_names_loses_none(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(plugins, "pml_components", interrupt)
+        patch.setattr(builtin, "pml_components", interrupt)
         with pytest.raises(KeyboardInterrupt):
             registry.components()
     assert registry.get("pml/contrastive").kind == "loss"
@@ -228,14 +228,14 @@ def interrupt(*_):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError])
 def test_a_hook_of_ours_that_raised_is_called_again(monkeypatch, error):
-    def raises(_):
+    def raises():
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("pml_ext.registry.builtin.pkgutil.resolve_name", raises)
+        patch.setattr("pml_ext.data.builtin_datasets", raises)
         with pytest.raises(error):
             registry.find("data set", "digits")
-    assert registry.find("data set", "digits")[0] == plugins.BUILTIN
+    assert registry.find("data set", "digits")[0] == "pml"
 
 
 def test_an_interrupted_hook_of_a_plugin_is_called_again(install_loss):

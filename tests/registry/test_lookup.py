@@ -9,11 +9,10 @@ from torch.utils.data import SequentialSampler
 import pml_ext
 from pml_ext import registry
 from pml_ext.cli.description import describe
+from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import PluginError, PluginWarning, UnknownNameError
 from pml_ext.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
 from pml_ext.testing.subject import find_components
-from pml_ext.training.plan import plan
-from pml_ext_search.trained import load_run
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 
@@ -136,7 +135,7 @@ def claimed(install_plugin):
     with registry.isolated():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PluginWarning)
-            registry.diagnosis()
+            diagnosis()
         yield
 
 
@@ -188,26 +187,3 @@ def test_a_recipe_reaches_any_plugins_names():
     assert "zzz/own" in describe("zzz:cbml")[0]["recipes"]
     assert "zzz/own" not in describe("cbml", "loss")[0]["recipes"]
     assert registry.get("aaa:whole-class").cls.__mro__[1] is SequentialSampler
-
-
-RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribution = "gone-losses", version = "1.2"}\n'
-
-
-def test_a_run_of_a_missing_plugin_says_how_to_install_it(tmp_path, monkeypatch, install_loss):
-    """A finished run, as far as it is read before that is noticed."""
-    tables = registry.recipes()["cbml/digits"].read_text("utf-8")
-    folder = tmp_path / "run"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "recipe.toml").write_text(tables.replace('name = "cbml"', 'name = "gone"') + RUN)
-    (folder / "network.json").write_text("{}")
-    (folder / "metrics.json").write_text('{"recipe": "gone/digits", "seed": 0}')
-    (folder / "checkpoints" / "model.pt").touch()
-    text = r"recipe.toml: the plugin 'gone' of gone-losses 1.2 is not installed; type: pip install gone-losses==1.2"
-    with pytest.raises(PluginError, match=text):
-        load_run(folder)
-    with pytest.raises(PluginError, match=text):
-        plan(str(folder / "recipe.toml"), out=folder, resume=True)
-    install_loss("gone", name="gone")
-    monkeypatch.setenv("PML_EXT_BLOCK", "gone")
-    with registry.isolated(), pytest.raises(PluginError, match="the plugin 'gone' is blocked, by PML_EXT_BLOCK"):
-        load_run(folder)

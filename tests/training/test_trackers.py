@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from benchmarks.faults import events
+from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, StoppedError
 from pml_ext.training.launch import train
 from pml_ext.training.listener import Silence
@@ -103,7 +104,7 @@ PLUGIN = """
 def seen(install_plugin, isolated_registry):
     """The trackers of a plugin, as they are made."""
     install_plugin("others", PLUGIN)
-    isolated_registry.diagnosis()
+    diagnosis()
     return sys.modules["others"].seen
 
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 IndexedFolder = Annotated[
     Path | None,
-    Argument(metavar="[FOLDER]", help="Image folder, or a file of vectors (default: the indexed one)."),
+    Argument(
+        metavar="[FOLDER]",
+        help="Image folder, a table of images and boxes, or a file of vectors (default: the indexed one).",
+    ),
 ]
 STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 

@@ -4,14 +4,23 @@ import pytest
 import torch
 
 from pml_ext.recipe import build_dataset, load_recipe
+from pml_ext.training.listener import Silence
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import SmallNetwork
 from pml_ext_fit.images import describe_images
+from pml_ext_fit.scores import Scores
+from pml_ext_fit.trials import Workplace
 
 
-def by_class(mean, spread=0.01, classes=12, seed=0):
+def scores(mean, spread=0.01, classes=12, seed=0):
+    """Scores of made-up classes around a mean."""
     generator = torch.Generator().manual_seed(seed)
-    return mean + spread * torch.randn(classes, generator=generator, dtype=torch.float64)
+    values = mean + spread * torch.randn(2, classes, generator=generator, dtype=torch.float64)
+    return Scores(values[0], values[1])
+
+
+def workplace(folder, overrides=(), say=print):
+    return Workplace(overrides, folder, 0, "cpu", Silence(), say)
 
 
 def needs_weights():

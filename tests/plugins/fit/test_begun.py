@@ -10,7 +10,7 @@ from pml_ext.files import locked_folder
 from pml_ext.files.checksums import replace_file
 from pml_ext.training import launch
 from pml_ext_fit import begun, selection
-from pml_ext_fit.candidates import FrozenFeatures
+from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
 
@@ -42,7 +42,7 @@ def test_a_damaged_recipe_is_not_taken(tmp_path, change):
 def test_a_killed_run_goes_on_with_what_was_chosen(photos, tmp_path, monkeypatch, capsys):
     needs_weights()
     out = tmp_path / "run"
-    decision = selection.Decision(FrozenFeatures(describe_images(photos)), "as found")
+    decision = selection.Decision(FeaturesOfImages(describe_images(photos)), "as found")
     trained = []
 
     def killed(*_, **given):
@@ -113,8 +113,8 @@ def test_trials_go_into_the_folder_of_the_run_and_leave_nothing(photos, tmp_path
     (out / "trials" / "of a killed process").mkdir(parents=True)
     seen = []
 
-    def choose(images, overrides, folder, *_):
-        seen.append((folder, [*folder.iterdir()]))
+    def choose(images, place, *_):
+        seen.append((place.folder, [*place.folder.iterdir()]))
         raise DataError("no images")
 
     monkeypatch.setattr(selection, "choose", choose)

@@ -1,40 +1,23 @@
-"""The simplest of what is best on held-out classes."""
+"""The best of what costs nothing, and what is trained if it is significantly better."""
 
 import pytest
 
-from pml_ext_fit import candidates, decision
-from pml_ext_fit.images import describe_images
+from pml_ext_fit import decision
+from pml_ext_fit.decision import Scored
 
-from .helpers import by_class
+from .helpers import scores
 
 
-def scored(photos, values):
-    known = candidates.candidates(describe_images(photos))
-    return [decision.Scored(candidate, value) for candidate, value in zip(known, values, strict=False)]
+@pytest.mark.parametrize(("means", "wanted"), [((0.3, 0.2, 0.31), 2), ((0.5, 0.5, 0.4), 0), ((0.1, 0.4, 0.4), 1)])
+def test_the_best_of_what_is_free_is_taken_and_the_simplest_of_equals(means, wanted):
+    tried = [Scored(None, [scores(mean, spread=0)]) for mean in means]
+    assert decision.best_of(tried) is tried[wanted]
 
 
 @pytest.mark.parametrize(
-    ("means", "spread", "wanted"),
-    [
-        ((0.3, 0.2, 0.25, 0.5), 0.01, candidates.LastBlocks),
-        ((0.5, 0.2, 0.25, 0.3), 0.01, candidates.FrozenFeatures),
-        ((0.30, 0.301, 0.29, 0.302), 0.1, candidates.FrozenFeatures),  # differences as large as chance gives
-        ((0.3, 0.4, 0.35, 0.401), 0.02, candidates.WhitenedFeatures),
-        ((0.3, 0.3, 0.5, 0.4), 0.01, candidates.HeadOnFeatures),
-    ],
+    ("mean", "spread", "wanted"), [(0.6, 0.05, True), (0.501, 0.1, False), (0.4, 0.01, False), (0.5, 0.0, False)]
 )
-def test_the_simplest_of_the_best_is_taken(photos, means, spread, wanted):
-    values = [by_class(mean, spread, seed=number) for number, mean in enumerate(means)]
-    tried = scored(photos, values)
-    best = decision.simplest_of_the_best(tried)
-    assert type(best.candidate) is wanted
-    description = decision.description_of(best, tried)
-    assert description.startswith(
-        f"The {best.candidate.title}, chosen by MAP@R in % on 12 held-out training classes: frozen features "
-    )
-
-
-def test_equal_candidates_leave_the_simplest(photos):
-    same = by_class(0.5)
-    tried = scored(photos, [same, same.clone()])
-    assert decision.simplest_of_the_best(tried) is tried[0]
+def test_what_is_trained_is_compared_in_its_own_folds(mean, spread, wanted):
+    free = [scores(0.5, spread, seed=1), scores(0.9, spread, seed=2)]
+    costly = [scores(mean, spread, seed=3)]
+    assert decision.is_significant(costly, free) == wanted

@@ -10,6 +10,7 @@ from pml_ext.errors import ConfigError, MissingExtraError
 from pml_ext.recipe import load_recipe, reported_phases
 from pml_ext_fit import candidates, fine_tuning, selection
 from pml_ext_fit.commands import fit
+from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
 
 from ...overrides import typed
@@ -27,23 +28,29 @@ def chosen(kind, photos):
     return selection.Decision(candidate, f"The {candidate.title}, chosen")
 
 
-@pytest.mark.parametrize("kind", [candidates.FrozenFeatures, candidates.WhitenedFeatures, candidates.HeadOnFeatures])
-def test_features_get_a_head_first(photos, quick_clock, kind):
+def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock):
     needs_weights()
     lines = []
-    decision = chosen(kind, photos)
+    decision = chosen(candidates.FeaturesOfImages, photos)
     found = fine_tuning.continued(decision, describe_images(photos), [], "cpu", None, lines.append)
     recipe = load_recipe(found.recipe, found.settings)
-    assert [stage.epochs for stage in recipe.all_stages()] == [20, 5]
-    assert recipe.all_stages()[0].freeze.until == "head"
-    assert (recipe.model.freeze, recipe.model.freeze_batch_norm, recipe.model.views) == ("none", True, 1)
-    assert {"frozen", "head", "after", "features"} <= set(reported_phases(recipe))
+    assert [stage.epochs for stage in recipe.all_stages()] == [8, 5]
+    assert recipe.all_stages()[0].freeze.until == "blocks.5"
+    model = recipe.model
+    assert (model.freeze, model.freeze_batch_norm, model.start, model.refit) == (
+        "none",
+        True,
+        "within-class",
+        "within-class",
+    )
+    assert {"frozen", "blocks", "after", "features"} <= set(reported_phases(recipe))
     seconds = 3 * 5 * 20 * recipe.sampler.batch_size * 0.5
     assert lines == [
-        "fine-tunes: first a head for 20 epochs, then the whole network for 5, which takes about "
+        "fine-tunes: first the last blocks for 8 epochs, then the whole network for 5, which takes about "
         f"{round(seconds / 60)} minutes more"
     ]
-    assert recipe.description.startswith(f"The {found.title}, chosen. Fine-tuned: first a head for 20 epochs")
+    start = f"The {found.title}, chosen. Fine-tuned: first the last blocks for 8 epochs"
+    assert recipe.description.startswith(start)
 
 
 def test_last_blocks_train_before_the_whole(photos, quick_clock):
@@ -54,7 +61,6 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
     recipe = load_recipe(found.recipe, found.settings | {"schedule.epochs": 12})
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
-    assert recipe.model.views == 8
     assert recipe.data.name == f"folder:{photos}"
     assert "blocks" in reported_phases(recipe)
 
@@ -84,8 +90,8 @@ def test_what_cannot_be_fine_tuned_is_one_line(photos, tmp_path, monkeypatch):
 def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypatch):
     needs_weights()
     monkeypatch.setattr(selection, "choose", None)
-    with pytest.raises(ConfigError, match=r"--set schedule.epochs=10: .*found 10; the stages take 20 epochs"):
-        fit(photos, out=tmp_path / "run", fine_tune=True, overrides=typed(["schedule.epochs=10"]))
+    with pytest.raises(ConfigError, match=r"--set schedule.epochs=8: .*found 8; the stages take 8 epochs"):
+        fit(photos, out=tmp_path / "run", fine_tune=True, overrides=typed(["schedule.epochs=8"]))
     assert not (tmp_path / "run").exists()
 
 
@@ -94,9 +100,9 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
     tried = []
     images = describe_images(photos)
 
-    def choose(images, overrides, *_):
-        tried.append(overrides)
-        return selection.Decision(candidates.FrozenFeatures(images, squash=True))
+    def choose(images, place, *_):
+        tried.append(place.overrides)
+        return selection.Decision(candidates.FeaturesOfImages(images, Framing(squash=True)))
 
     begun = []
     monkeypatch.setattr(selection, "choose", choose)
@@ -105,7 +111,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
     fit(photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
     assert tried == [overrides[1:]]
     assert begun[0][-2:] == overrides
-    recipe = load_recipe(fine_tuning.HEAD_FIRST, begun[0])
+    recipe = load_recipe(candidates.BLOCKS_FIRST, begun[0])
     assert recipe.data.images.squash
     assert recipe.sampler.settings["m"] == images.batch_of(images.training_classes)[1]
     assert recipe.model.embedder == "linear"
@@ -118,13 +124,13 @@ def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "choose", None)
     plain = tmp_path / "plain"
     plain.mkdir()
-    settings = (f'data.name="folder:{photos}"', "model.freeze=trunk", "model.views=1")
+    settings = (f'data.name="folder:{photos}"', "model.freeze=trunk", "model.refit=none")
     write_recipe(plain / "recipe.toml", candidates.PRETRAINED, settings)
     with pytest.raises(ConfigError, match=r"plain was begun without --fine-tune; resume it without, or choose another"):
         fit(photos, out=plain, resume=True, fine_tune=True)
     tuned = tmp_path / "tuned"
     tuned.mkdir()
-    write_recipe(tuned / "recipe.toml", fine_tuning.HEAD_FIRST, settings[:1])
+    write_recipe(tuned / "recipe.toml", candidates.BLOCKS_FIRST, settings[:1])
     fit(photos, out=tuned, resume=True, fine_tune=True)
     assert begun == [str(tuned / "recipe.toml")]
     small = tmp_path / "small"
@@ -142,20 +148,20 @@ def write_recipe(file, name, settings):
 @pytest.mark.slow
 def test_a_fine_tuned_run_reports_its_stages(photos, quick_clock, tmp_path, monkeypatch, pml_ext_command):
     needs_weights()
-    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.FrozenFeatures, photos))
-    few = ["schedule.epochs=21", "sampler.iterations=1", "data.images.crop=32", "data.images.resize=32"]
+    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.FeaturesOfImages, photos))
+    few = ["schedule.epochs=9", "sampler.iterations=1", "data.images.crop=32", "data.images.resize=32"]
     few += ["evaluation.training_images=0", "evaluation.figures=few", "track=[]"]
     options = [word for setting in few for word in ("--set", setting)]
     out = tmp_path / "run"
     done = pml_ext_command("fit", photos, "--fine-tune", "--out", out, "--device", "cpu", *options)
     assert done.returncode == 0, done.stderr
-    assert "fine-tunes: first a head for 20 epochs, then the whole network for 1, which takes about" in done.stderr
+    assert "then the whole network for 1, which takes about" in done.stderr
     metrics = json.loads((out / "metrics.json").read_text())
-    assert {"frozen", "pca", "before", "head", "after", "features"} <= set(metrics)
-    assert metrics["head"]["map_at_r"] != metrics["before"]["map_at_r"]
+    assert {"frozen", "pca", "before", "blocks", "trained_head", "after", "features"} <= set(metrics)
+    assert metrics["blocks"]["map_at_r"] != metrics["before"]["map_at_r"]
     assert metrics["warnings"] == []  # batch norms are frozen
     report = (out / "report.html").read_text()
-    for text in ("head, trunk frozen", "fine-tuned network", "Fine-tuned: first a head for 20 epochs"):
+    for text in ("last blocks", "fine-tuned network", "Fine-tuned: first the last blocks for 8 epochs"):
         assert text in report
     told = "Training the whole network has" in done.stdout or "The trained network is behind the" in done.stdout
     assert told

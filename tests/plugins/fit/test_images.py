@@ -65,11 +65,11 @@ def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
     for options in ([], ["data.image_size=96"]):
         settings = describe_images(photos, typed(options)).settings_of(candidates.PRETRAINED)
         sizes.append((settings["data.images.crop"], settings["data.images.resize"]))
-    assert sizes == [(160, 160), (96, 96)]
+    assert sizes == [(224, 224), (96, 96)]
 
 
 def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
-    """144 squares: at 48 pixels 1 MB, at 96 pixels and as the recipe has them, at 160, more."""
+    """144 squares: at 48 pixels 1 MB, at 96 pixels and as the recipe has them, at 224, more."""
     monkeypatch.setattr("pml_ext_fit.images.IN_MEMORY", 2_000_000)
     assert describe_images(photos).data["data.cache"] == "memory"
     assert "data.cache" not in describe_images(photos, typed(["data.image_size=96"])).data

@@ -1,22 +1,28 @@
 """What is chosen, and what nothing is chosen for."""
 
 import sys
+import time
 from pathlib import Path
-from typing import ClassVar
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.recipe import load_recipe
-from pml_ext.training.listener import Silence
-from pml_ext_fit import decision, selection
-from pml_ext_fit.candidates import FrozenFeatures
+from pml_ext.recipe import build_dataset, load_recipe
+from pml_ext_fit import candidates, selection
+from pml_ext_fit.candidates import FeaturesOfImages
+from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
 from pml_ext_fit.commands import fit
+from pml_ext_fit.folds import folds_of
+from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
+from pml_ext_fit.scores import Scores
 
 from ...overrides import typed
 from ...training.made_up_photos import write_photos
-from .helpers import by_class, needs_weights, training_files
+from .helpers import needs_weights, recipe_of, scores, training_files, workplace
 
 
 def test_without_the_extra_a_small_network_is_trained(photos, tmp_path, monkeypatch, capsys):
@@ -70,91 +76,204 @@ def test_what_is_refused_is_refused_before_the_trials(photos, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-class TrialsOfNothing:
-    """Trials whose first candidate is by far the best; keeps the images."""
-
-    given: ClassVar = []
-
-    def __init__(self, images, *_):
-        self.given.append(images)
-        self.scored = []
-
-    def prefer_whole_images(self):
-        return False
-
-    def try_all(self, known):
-        for number, candidate in enumerate(known):
-            self.scored.append(decision.Scored(candidate, by_class(0.9 - 0.1 * number, seed=number)))
-
-
-@pytest.fixture
-def without_trials(monkeypatch):
+def test_broken_classes_do_not_count_for_batches(tmp_path):
     needs_weights()
-    monkeypatch.setattr(selection, "Trials", TrialsOfNothing)
-    monkeypatch.setattr(selection, "seconds_per_image", lambda *_: 0.5)
-    monkeypatch.setattr(TrialsOfNothing, "given", [])
-    return TrialsOfNothing.given
-
-
-def test_broken_classes_do_not_count_for_batches(tmp_path, without_trials):
     place = tmp_path / "photos"
     write_photos(place, classes=26, each=6)
     found = describe_images(place)
     assert (found.training_classes, found.batch_of(13)) == (13, (13, 4))
     for file in training_files(place)[:6]:  # of one class
         file.write_bytes(b"broken")
-    settings = selection.choose(found, [], tmp_path, 0, "cpu", None, Silence(), print).choice().settings
-    (images,) = without_trials
-    assert (images.training_classes, images.training_images) == (12, 72)
-    assert (settings["sampler.m"], settings["sampler.batch_size"]) == (5, 60)
+    candidate = FeaturesOfImages(found)
+    splits = build_dataset(recipe_of(candidate).data, None)
+    training = selection.readable(candidate, splits, splits.train, workplace(tmp_path))
+    assert len(training) == 72
+    images = found.with_training_images(training)
+    assert images.batches_of(images.training_classes) == {"sampler.m": 5, "sampler.batch_size": 60}
+
+
+@pytest.mark.parametrize(("classes", "each"), [(2, 6), (24, 1)])
+def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
+    needs_weights()
+    place = tmp_path / "photos"
+    write_photos(place, classes=max(classes, 4), each=6)
+    for number, file in enumerate(training_files(place)):
+        if number % 6 >= each or number >= 6 * classes:
+            file.unlink()
+    lines = []
+    chosen = selection.choose(describe_images(place), workplace(tmp_path, say=lines.append), None)
+    assert chosen.candidate == FeaturesOfImages(describe_images(place))
+    assert chosen.description == ""
+    assert "takes frozen features of efficientnet-lite0" in lines[-1]
+
+
+class HeldOutByTitle:
+    """Scores of candidates by the title of a closed form, and by fold of what is trained."""
+
+    def __init__(self, free, trained=()):
+        labels = [label for label in range(48) for _ in range(2)]
+        self.folds = folds_of(labels, shared=False, seed=0)
+        self._free = free
+        self._trained = list(trained)
+
+    def scores_of_closed_form(self, form):
+        mean = self._free[form.embedder]
+        if mean is None:
+            return None
+        return [scores(mean, seed=number) for number in range(4)]
+
+    def scores_of_trained(self, candidate, fold):
+        return self._trained.pop(0)
+
+
+FREE = {"none": 0.3, "pca": 0.2, "within-class": 0.5}
+
+
+def tried(photos, folder, held_out, begun=None):
+    images = describe_images(photos)
+    lines = []
+    place = workplace(folder, say=lines.append)
+    free = candidates.closed_forms(images, DEFAULT)
+    costly = [candidates.LastBlocks(images)]
+    best, scored = selection.try_all(free, costly, held_out, place, time.perf_counter() if begun is None else begun)
+    return best, scored, selection.described(best, scored, held_out.folds), lines
+
+
+def test_what_is_trained_is_taken_if_it_is_significantly_better(photos, tmp_path):
+    best, scored, text, lines = tried(photos, tmp_path, HeldOutByTitle(FREE, [scores(0.6, seed=9)]))
+    assert isinstance(best.candidate, candidates.LastBlocks)
+    assert len(scored) == 4
+    assert text.startswith("Last blocks, chosen by the mean of Recall@1 and MAP@R in %, each of 48 training classes")
+    assert "in 1 of the folds; what is trained is taken where" in text
+    assert lines[0].endswith("each of 48 training classes held out once, in 4 folds")
+
+
+@pytest.mark.parametrize(("mean", "folds"), [(0.4, 1), (0.5003, 4)])
+def test_folds_end_when_it_is_behind_and_go_on_while_nothing_is_decided(photos, tmp_path, mean, folds):
+    of_folds = [scores(mean, 0.1, seed=20 + number) for number in range(4)]
+    if folds > 1:
+        of_folds = [joined_with_noise(number) for number in range(4)]
+    best, scored, text, _ = tried(photos, tmp_path, HeldOutByTitle(FREE, of_folds))
+    assert best.candidate.form is WITHIN_CLASSES
+    assert len(scored[-1].by_fold) == folds
+    assert text.startswith("Frozen features, whitened within classes, chosen by")
+
+
+def joined_with_noise(number):
+    """Scores that are ahead of those of whitening in every fold by far less than they vary."""
+    free = scores(0.5, seed=number)
+    noise = torch.tensor([0.5, -0.5] * 6, dtype=torch.float64)
+    return Scores(free.recall_at_1 + noise + 0.001, free.map_at_r + noise + 0.001)
+
+
+def test_no_fold_is_begun_that_would_end_too_late(photos, tmp_path):
+    held_out = HeldOutByTitle(FREE, [joined_with_noise(0)])
+    _, scored, _, _ = tried(photos, tmp_path, held_out, begun=time.perf_counter() - 2 * selection.MOST_SECONDS)
+    assert len(scored[-1].by_fold) == 1
+
+
+def test_what_cannot_be_fitted_or_trained_is_left_out(photos, tmp_path):
+    best, scored, text, _ = tried(photos, tmp_path, HeldOutByTitle(FREE | {"within-class": None}, [None]))
+    assert best.candidate.form is AS_THEY_ARE
+    assert len(scored) == 2
+    assert "what is trained" not in text
+
+
+@pytest.mark.parametrize(("classes", "each", "found"), [(100, 20, 304), (4, 200, 300), (10, 5, 50)])
+def test_the_sample_has_many_classes(classes, each, found):
+    labels = np.repeat(np.arange(classes), each)
+    rows = selection.sample_of(labels, 0)
+    assert len(rows) == len(set(rows.tolist())) == found
+    assert np.bincount(labels[rows]).max() == min(each, max(8, 300 // classes))
+
+
+@pytest.fixture
+def wide_photos(tmp_path):
+    """48 classes of four photographs, whose left and right quarters have the color of the class, with noise."""
+    generator = np.random.default_rng(0)
+    for label in range(48):
+        folder = tmp_path / "wide" / f"{label:02d}"
+        folder.mkdir(parents=True)
+        colors = generator.integers(0, 256, size=(2, 3))
+        for number in range(4):
+            pixels = generator.normal(128, 30, size=(48, 96, 3))
+            pixels[:, :24] += colors[0] - 128
+            pixels[:, 72:] += colors[1] - 128
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+    return tmp_path / "wide"
 
 
 @pytest.mark.parametrize(
-    ("first_class", "others", "wanted"),
-    [(0, 6, "of 12 training classes with images that can be read"), (1, 1, "of which 3 have two images")],
+    ("overrides", "whole"),
+    [
+        (["data.image_size=64"], True),
+        (["data.image_size=64", "data.images.squash=false"], False),
+        (["data.images.crop=64", "data.images.resize=64"], False),
+        (["data.images={squash=false, crop=64, resize=64}"], False),
+    ],
 )
-def test_too_little_to_compare_tries_nothing(tmp_path, without_trials, first_class, others, wanted):
-    place = tmp_path / "photos"
-    write_photos(place, classes=24, each=6)
-    found = describe_images(place)
-    for number, file in enumerate(training_files(place)):
-        readable = first_class if number < 6 else others
-        if number % 6 >= readable:
-            file.write_bytes(b"broken")
-    lines = []
-    chosen = selection.choose(found, [], tmp_path, 0, "cpu", None, Silence(), lines.append)
-    assert type(chosen.candidate) is FrozenFeatures
-    assert chosen.description == ""
-    assert without_trials == []
-    assert wanted in lines[-1]
-
-
-def chosen(photos, folder, *overrides):
+def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, overrides, whole):
     needs_weights()
     lines = []
-    found = selection.choose(describe_images(photos), typed(overrides), folder, 0, "cpu", None, Silence(), lines.append)
-    return found.choice(), lines
+    place = workplace(tmp_path, typed(overrides), lines.append)
+    found = describe_images(wide_photos, place.overrides)
+    assert found.aspect == 2
+    splits = build_dataset(recipe_of(FeaturesOfImages(found)).data, None)
+    assert selection.choose_framing(found, splits, place).squash == whole
+    assert len([line for line in lines if " at 64 pixels: " in line]) == (2 if whole else 0)
+
+
+def test_a_larger_size_is_taken_if_it_is_better_and_takes_little_time(photos, tmp_path, monkeypatch):
+    needs_weights()
+    found = describe_images(photos)
+    splits = build_dataset(recipe_of(FeaturesOfImages(found)).data, None)
+
+    def sides(small, large, seconds):
+        by_side = {160: small, 224: large}
+        monkeypatch.setattr(
+            selection, "_scores_of_framing", lambda images, framing, *_: ([by_side[framing.side]], seconds)
+        )
+        return selection.choose_framing(found, splits, workplace(tmp_path)).side
+
+    small = scores(0.5, 0.1, seed=1)
+    ahead = Scores(small.recall_at_1 + 0.05, small.map_at_r + 0.05 + 0.01 * small.map_at_r)
+    hardly = scores(0.5, 0.1, seed=2)
+    more = small.both.mean() - hardly.both.mean() + 0.001
+    hardly = Scores(hardly.recall_at_1 + more, hardly.map_at_r + more)
+    hours = 1000.0
+    assert sides(small, ahead, 1) == sides(small, ahead, hours) == 224
+    assert [sides(small, hardly, 1), sides(small, hardly, hours)] == [224, 160]
+    assert sides(ahead, small, 1) == 160
 
 
 @pytest.mark.slow
 def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
-    found, lines = chosen(photos, tmp_path, "schedule.epochs=1", "sampler.iterations=1")
+    needs_weights()
+    lines = []
+    overrides = typed(["schedule.epochs=1", "sampler.iterations=1", "data.image_size=32"])
+    place = workplace(tmp_path, overrides, lines.append)
+    found = selection.choose(describe_images(photos, overrides), place, None).choice()
     text = "\n".join(lines)
-    assert "on 3 of the training classes, held out for that" in lines[1]
-    for title in ("frozen features", "frozen features, whitened", "head on frozen features", "last blocks", "small"):
+    assert "each of 12 training classes held out once, in 4 folds" in text
+    for title in ("frozen features", "frozen features, whitened", "last blocks, fold 1", "small network from scratch"):
         assert f"  {title}" in text
     assert found.settings["description"] in lines[-1]
     load_recipe(found.recipe, found.settings)
 
 
 @pytest.mark.slow
-def test_few_classes_get_frozen_features(photos, tmp_path):
+def test_few_classes_are_compared_by_image(photos, tmp_path):
+    needs_weights()
     place = tmp_path / "few"
     for label in range(3):
         (place / str(label)).mkdir(parents=True)
         for number in range(6):
             source = photos / f"class-{label:02d}" / f"{number}.png"
-            (place / str(label) / source.name).write_bytes(source.read_bytes())
-    found, lines = chosen(place, tmp_path)
-    assert "takes frozen features of efficientnet-lite0" in lines[0]
-    assert load_recipe(found.recipe, found.settings).model.embedder == "none"
+            (place / str(label) / f"{number}.png").write_bytes(source.read_bytes())
+            (place / str(label) / f"again-{number}.png").write_bytes(source.read_bytes())
+    lines = []
+    overrides = typed(["data.image_size=32"])
+    images = describe_images(place, overrides)
+    found = selection.choose(images, workplace(tmp_path, overrides, lines.append), None, closed_form=True).choice()
+    assert any("the items of 3 training classes held out once, in 3 folds" in line for line in lines)
+    assert load_recipe(found.recipe, found.settings).model.freeze == "trunk"

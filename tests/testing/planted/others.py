@@ -3,13 +3,13 @@
 import itertools
 
 import torch
-from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.distances import EuclideanDistance
 from pml_ext.pairwise import gram
-from pml_ext.plugin import CosineSimilarity, masked_min, reduced
+from pml_ext.plugin import masked_min, reduced
 
 from .correct import FewClasses, Hardest, Indices, Moving, NearNegatives
 from .table import REFERENCE, plant, planted

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import needs_extra, unknown
+from .errors import needs_extra, unknown
 
 
 def require_packages(packages: Iterable[str], extra: str, what: str) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import pml_ext
-from pml_ext import registry
-from pml_ext.registry import builtin
+from pml_ext import builtin, registry
 
 COMMANDS = builtin.pml_ext_commands()
 

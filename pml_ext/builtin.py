@@ -1,14 +1,36 @@
-"""The core as a plugin: data sets, transforms, trunks, wrappers, tiled versions and recipes of PML's losses."""
+"""The core as a plugin: data sets, transforms, trunks, wrappers, commands; PML's own classes, and recipes of them."""
 
 from __future__ import annotations
 
-import pkgutil
+import re
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import needs_extra
-from .components import Command, Component
-from .hooks import hookimpl, packaged
+from .errors import needs_extra
+from .lazy import own_imports
+from .registry.components import KINDS, PML, Command, Component, Paper, kebab
+from .registry.hooks import hookimpl, packaged
+
+
+def pml_components() -> list[Component]:
+    """Return PML's losses, miners, regularizers, distances, samplers and reducers, named ``pml/multi-similarity``."""
+    paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
+    found = []
+    for kind in KINDS:
+        plural = "losses" if kind == "loss" else f"{kind}s"
+        for class_name, origin in own_imports(f"pytorch_metric_learning.{plural}").items():
+            if re.match("Base|Generic|BatchedDistance|.*Mixin$", class_name):
+                continue
+            module = origin.rpartition(".")[0]
+            component = Component(
+                source=f"{module}:{class_name}",
+                name=f"pml/{kebab(class_name)}",
+                paper=paper,
+                plugin=PML,
+                named_kind=kind,
+            )
+            found.append(component)
+    return found
 
 
 @hookimpl
@@ -70,27 +92,35 @@ pml_ext_recipes, _ = packaged("pml_ext")  # recipes of PML's own losses, as base
 def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
     """Return the data sets that need no account; some also need no network access."""
     with needs_extra("train", "a data set"):
-        return _by_name("pml_ext.data:builtin_datasets")
+        from .data import builtin_datasets
+
+        return builtin_datasets()
 
 
 @hookimpl
 def pml_ext_trunks() -> dict[str, Callable[..., Any]]:
     """Return our small networks and torchvision's classification models."""
     with needs_extra("train", "a trunk"):
-        return _by_name("pml_ext.networks.trunks:builtin_trunks")
+        from .networks.trunks import builtin_trunks
+
+        return builtin_trunks()
 
 
 @hookimpl
 def pml_ext_transforms() -> dict[str, Callable[..., Any]]:
     """Return torchvision's transforms of one image."""
     with needs_extra("train", "a transform"):
-        return _by_name("pml_ext.data:torchvision_transforms")
+        from .data import torchvision_transforms
+
+        return torchvision_transforms()
 
 
 @hookimpl
 def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
     """Return TensorBoard, Weights & Biases, MLflow and Trackio."""
-    return _by_name("pml_ext.training.trackers:builtin_trackers")
+    from .training.trackers import builtin_trackers
+
+    return builtin_trackers()
 
 
 @hookimpl
@@ -109,8 +139,3 @@ def pml_ext_commands() -> dict[str, Command]:
         "bench": Command("pml_ext.cli.bench:bench", "Measure time and memory of losses or training steps."),
         "doctor": Command("pml_ext.cli.doctor:doctor", "Show versions, devices, extras and plugins, and test them."),
     }
-
-
-def _by_name(function: str) -> dict[str, Callable[..., Any]]:
-    """Return the table of a function that stands above the registry, which therefore imports it by its name."""
-    return pkgutil.resolve_name(function)()  # type: ignore[no-any-return]

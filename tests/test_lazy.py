@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
+from pml_ext import lazy
 from pml_ext.errors import MissingExtraError
-from pml_ext.registry import lazy
 
 SOURCE = """
 from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING
-from pml_ext.registry.lazy import lazily
+from pml_ext.lazy import lazily
 
 if TYPE_CHECKING:
     from .inner import VALUE as VALUE

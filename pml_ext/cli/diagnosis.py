@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from ..errors import PluginError
-from .answers import TABLES
-from .components import KINDS
-from .entry_points import PluginRecord
-from .lookup import components, owners_of, plugins, plugins_naming
+from ..registry.answers import HOOK_OF
+from ..registry.components import KINDS
+from ..registry.entry_points import PluginRecord
+from ..registry.lookup import components, owners_of, plugins, plugins_naming
 
 
 def diagnosis() -> list[PluginRecord]:
@@ -16,11 +16,11 @@ def diagnosis() -> list[PluginRecord]:
 
     This calls all hooks, and imports what other distributions' plugins name by its import path.
     """
-    for kind in (*KINDS, *TABLES):
+    for kind in HOOK_OF:
         plugins_naming(kind)  # a hook that fails is recorded
     records = []
     for record in plugins():
-        copied = dataclasses.replace(record, commands=[], clashes=[])
+        copied = dataclasses.replace(record, components=0, commands=[], clashes=[])
         records.append(copied)
         if record.status in ("ok", "broken") and record.hooks:
             _add_names(copied)
@@ -30,14 +30,18 @@ def diagnosis() -> list[PluginRecord]:
 
 
 def _add_names(record: PluginRecord) -> None:
-    """Add the commands of a plugin, and a text about each of its names that is another plugin's too."""
-    for name, by_plugin in plugins_naming("command").items():
-        if record.name in by_plugin:
-            record.commands.append(name)
-    for kind in (*KINDS, *TABLES, "class"):
+    """Add the commands of a plugin and the number of its components, and a text about each name that clashes."""
+    for kind in HOOK_OF:
         for name, by_plugin in plugins_naming(kind).items():
-            if record.name in by_plugin and len(by_plugin) > 1:
-                record.clashes.append(_clash(kind, name, [each for each in by_plugin if each != record.name]))
+            if record.name not in by_plugin:
+                continue
+            if kind in KINDS:
+                record.components += 1
+            if kind == "command":
+                record.commands.append(name)
+            others = [plugin for plugin in by_plugin if plugin != record.name]
+            if others:
+                record.clashes.append(_clash(kind, name, others))
 
 
 def _clash(kind: str, name: str, others: list[str]) -> str:

@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from pml_ext import registry
+from pml_ext.cli.diagnosis import diagnosis
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 MISSING = """
@@ -28,7 +29,7 @@ def of(name, records):
 def test_a_diagnosis_changes_no_record(install_plugin):
     install_plugin("theirs", MISSING)
     before = copy.deepcopy(registry.plugins())
-    found = of("theirs", registry.diagnosis())
+    found = of("theirs", diagnosis())
     assert (found.status, found.commands) == ("broken", ["greet"])
     assert "the component 'gone' of the plugin 'theirs' cannot be imported" in found.error
     assert "the command 'greet' of the plugin 'theirs' cannot be imported" in found.error
@@ -39,7 +40,7 @@ def test_a_diagnosis_changes_no_record(install_plugin):
 def test_names_of_several_plugins_are_told_to_each(install_loss):
     install_loss("first", "Same", "same")
     install_loss("second", "Same", "same")
-    records = registry.diagnosis()
+    records = diagnosis()
     for name, other in (("first", "second"), ("second", "first")):
         text = f"loss 'same': also of {other!r}; the bare name is an error"
         assert text in of(name, records).clashes
@@ -50,7 +51,7 @@ def test_plugins_alone_call_no_hook(install_plugin):
     install_plugin("theirs", "from pml_ext.plugin import hookimpl\n@hookimpl\ndef pml_ext_trunks():\n    1 / 0\n")
     assert of("theirs", registry.plugins()).status == "ok"
     with pytest.warns(match="ZeroDivisionError"):
-        assert of("theirs", registry.diagnosis()).status == "broken"
+        assert of("theirs", diagnosis()).status == "broken"
 
 
 def test_values_are_of_any_kind():

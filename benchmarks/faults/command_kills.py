@@ -1,0 +1,247 @@
+"""Commands on somebody's own images that are killed at random moments and repeated: which files stay behind.
+
+The images are scikit-learn's digits as PNG files. ``python -m benchmarks.faults.command_kills`` kills ``fit``,
+``fit --resume``, ``index``, ``query -o`` and ``cluster`` 30 times together (``--kills`` others), at moments that a
+seeded generator draws from the time that they take. Each command is then repeated, ``fit`` with ``--resume``, and its
+files are compared with those of one that nobody killed: in the folders that it writes, in the cache of features and
+in the folder of temporary files. Metrics and weights of ``fit`` must be the same, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from . import kills
+
+CLASSES = 24  # of which twelve train: the fewest on which fit tries its candidates
+EACH = 6  # images of a class
+SETTINGS = ("schedule.epochs=2", "sampler.iterations=3", "data.split=class", "evaluation.figures=few")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A command that is killed, and repeated.
+
+    Args:
+        arguments: of ``pml-ext``, with ``{images}``, ``{run}`` and ``{out}`` for folders.
+        again: what is added where it was killed after it had written something.
+        times: how often it is killed, before it may end.
+        needs: the command that is done before, in a folder of a run; "" for none.
+    """
+
+    arguments: tuple[str, ...]
+    again: tuple[str, ...] = ()
+    times: int = 1
+    needs: str = ""
+
+
+_FIT = ("fit", "{images}", "--device", "cpu", "--out", "{run}")
+_OPTIONS = tuple(word for setting in SETTINGS for word in ("--set", setting))
+SCENARIOS = {
+    "fit": Scenario((*_FIT, *_OPTIONS), ("--resume",)),
+    "fit --resume": Scenario((*_FIT, *_OPTIONS), ("--resume",), times=3),
+    "index": Scenario(("index", "{run}", "{images}", "--device", "cpu"), needs="fit"),
+    "query -o": Scenario(
+        ("query", "{run}", "{images}", "-o", "{out}/answers.jsonl", "--device", "cpu"), times=2, needs="index"
+    ),
+    "cluster": Scenario(
+        ("cluster", "{run}", "{images}", "--clusters", "4", "-o", "{out}/clusters", "--device", "cpu"),
+        times=2,
+        needs="index",
+    ),
+}
+
+
+class Workplace:
+    """Folders of one attempt: what a command reads and writes, all below ``place``."""
+
+    def __init__(self, place: Path, images: Path, before: Path | None) -> None:
+        self.place = place
+        self.images = images
+        for name in ("cache", "temporary", "out"):
+            (place / name).mkdir(parents=True)
+        if before is not None:
+            for name in ("run", "cache"):
+                shutil.copytree(before / name, place / name, dirs_exist_ok=True)
+
+    def begin(self, scenario: Scenario) -> int:
+        """Begin the command in a process of its own, forked from this one, and return its id."""
+        folders = {"images": self.images, "run": self.place / "run", "out": self.place / "out"}
+        arguments = [argument.format(**folders) for argument in scenario.arguments]
+        if scenario.again and any((self.place / "run").glob("*")):
+            arguments += scenario.again
+        child = os.fork()
+        if child == 0:
+            self._become(arguments)
+        return child
+
+    def _become(self, arguments: Sequence[str]) -> None:
+        """In the forked process: the command, and its end."""
+        status = 1
+        try:
+            os.environ |= {"XDG_CACHE_HOME": str(self.place / "cache"), "TMPDIR": str(self.place / "temporary")}
+            tempfile.tempdir = None  # the parent has asked for it before
+            with open(self.place / "messages.txt", "a") as messages:
+                os.dup2(messages.fileno(), 1)
+                os.dup2(messages.fileno(), 2)
+            sys.argv = ["pml-ext", *arguments]
+            from pml_ext.cli import main
+
+            main()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+        finally:
+            os._exit(status)
+
+    def messages(self) -> str:
+        """Return the last line that a command has written."""
+        lines = (self.place / "messages.txt").read_text().splitlines()
+        return lines[-1] if lines else ""
+
+
+def files_in(workplace: Path) -> list[str]:
+    """Return the names of all files below the folders that commands write; each file of events has the same name."""
+    names = set()
+    for folder in ("run", "cache", "temporary", "out"):
+        for path in (workplace / folder).rglob("*"):
+            name = path.relative_to(workplace)
+            if path.name.startswith("events.out.tfevents"):
+                name = name.with_name("events")
+            names.add(str(name))
+    return sorted(names)
+
+
+def write_digits(folder: Path) -> None:
+    """Write digits of scikit-learn as PNG files of 32 x 32 pixels: a class for each digit and one for some in bold."""
+    digits = load_digits()
+    for label in range(CLASSES):
+        place = folder / f"class{label:02d}"
+        place.mkdir(parents=True)
+        chosen = np.flatnonzero(digits.target == label % 10)[EACH * (label // 10) :][:EACH]
+        for number in chosen.tolist():
+            pixels = np.kron(digits.images[number] * 15, np.ones((4, 4))).astype(np.uint8)
+            Image.fromarray(pixels).convert("RGB").save(place / f"{number}.png")
+
+
+def ended(child: int) -> int:
+    """Wait for a process; return its exit status, or minus the number of the signal that has ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed(child: int, seconds: float) -> int:
+    """Kill a process after some time, unless it has ended; return as :func:`ended`."""
+    timer = threading.Timer(seconds, os.kill, (child, signal.SIGKILL))
+    timer.start()
+    # the process keeps its number until it is waited for, so that no other is killed
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    timer.cancel()
+    return ended(child)
+
+
+def do_whole(name: str, place: Path, images: Path, done: dict[str, tuple[Path, float]]) -> None:
+    """Do a command that nobody kills, after those that it needs; add its workplace and its seconds to what is done."""
+    if name in done:
+        return
+    scenario = SCENARIOS[name]
+    before = None
+    if scenario.needs:
+        do_whole(scenario.needs, place, images, done)
+        before = done[scenario.needs][0]
+    work = Workplace(place / name, images, before)
+    started = time.monotonic()
+    status = ended(work.begin(scenario))
+    if status != 0:
+        raise RuntimeError(f"{name} ended with {status}: {work.messages()}")
+    done[name] = (work.place, time.monotonic() - started)
+
+
+def kill_and_repeat(
+    name: str, place: Path, images: Path, undisturbed: Path, moments: Sequence[float]
+) -> tuple[int, str]:
+    """Kill a command after so many seconds, each time that it is repeated, and then let it end.
+
+    Return how often it was killed, and what differs from the one that nobody has disturbed; "" if nothing does.
+    """
+    scenario = SCENARIOS[name]
+    before = undisturbed.parent / scenario.needs if scenario.needs else None
+    work = Workplace(place, images, before)
+    kills_done = 0
+    for seconds in moments:
+        status = killed(work.begin(scenario), seconds)
+        if status == 0:
+            break
+        if status != -signal.SIGKILL:
+            return kills_done, f"it ended with {status}: {work.messages()}"
+        kills_done += 1
+    status = ended(work.begin(scenario))
+    if status != 0:
+        return kills_done, f"the repeated command ended with {status}: {work.messages()}"
+    unequal = sorted(set(files_in(place)) ^ set(files_in(undisturbed)))
+    if unequal:
+        return kills_done, f"files: {unequal}"
+    if scenario.needs:
+        return kills_done, ""
+    return kills_done, kills.difference(undisturbed / "run", work.place / "run")
+
+
+def import_once() -> None:
+    """Import for all forked processes what commands import; wandb, if timm finds it, makes temporary folders then."""
+    for module in ("pml_ext.cli.app", "pml_ext.training.report", "pml_ext_fit.trials", "pml_ext_search.trained"):
+        importlib.import_module(module)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("timm")
+
+
+def main() -> int:
+    """Print what differs, and stays behind; the exit code is 1 if something does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30, help="of all commands together")
+    parser.add_argument("--only", choices=[*SCENARIOS], help="one command")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    import_once()
+    draw = np.random.default_rng(given.seed)
+    names = [given.only] if given.only else list(SCENARIOS)
+    done = 0
+    failures = 0
+    started = time.monotonic()
+    with kills.scratch() as place:
+        images = place / "images"
+        write_digits(images)
+        wholes: dict[str, tuple[Path, float]] = {}
+        for name in names:
+            do_whole(name, place / "whole", images, wholes)
+        while done < given.kills:
+            for name in names:
+                undisturbed, seconds = wholes[name]
+                moments = draw.uniform(0, seconds, SCENARIOS[name].times).tolist()
+                count, text = kill_and_repeat(name, place / "killed", images, undisturbed, moments)
+                done += count
+                if text:
+                    failures += 1
+                    shown = ", ".join(f"{moment:.1f} s" for moment in moments)
+                    print(f"{name}, killed after {shown} of {seconds:.1f} s: {text}", flush=True)
+                shutil.rmtree(place / "killed")
+    print(f"{done} kills, {failures} commands that left something else, {time.monotonic() - started:.0f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Folds of training items: every class is held out once, or, of few classes, every item."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FOLDS = 4  # at most
+FEWEST_CLASSES = 6  # with two items; fewer tell nothing about other classes, and their items are divided
+CLASSES_OF_FOLD = 3  # at least, so that there are wrong answers
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Rows of the training items: those that are held out, and the others, on which a candidate is fitted."""
+
+    fitted: Rows
+    held_out: Rows
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Parts of the training items, each held out once."""
+
+    by: Literal["class", "item"]
+    parts: list[Fold]
+    classes: int  # that are held out, in one fold or in all
+
+    def __str__(self) -> str:
+        if self.by == "class":
+            return f"each of {self.classes} training classes held out once, in {len(self.parts)} folds"
+        return f"the items of {self.classes} training classes held out once, in {len(self.parts)} folds"
+
+
+def folds_of(labels: Any, shared: bool, seed: int) -> Folds | None:
+    """Return folds of items with these labels, ``[N]``; None for too few of each class.
+
+    Whole classes are held out, of those that have two items. The items of each class are divided where there are fewer
+    than six such classes, and where the tested classes are trained on (``shared``).
+    """
+    labels = np.asarray(labels)
+    known, counts = np.unique(labels, return_counts=True)
+    usable = known[counts > 1]
+    if not shared and len(usable) >= FEWEST_CLASSES:
+        return _folds_of_classes(labels, usable, seed)
+    return _folds_of_items(labels, counts, seed)
+
+
+def _folds_of_classes(labels: Any, usable: Any, seed: int) -> Folds:
+    """Return folds of classes; an item that is alone in its class is never held out."""
+    from sklearn.model_selection import KFold
+
+    number = min(FOLDS, len(usable) // CLASSES_OF_FOLD)
+    parts = []
+    for _, chosen in KFold(number, shuffle=True, random_state=seed).split(usable):
+        held_out = np.isin(labels, usable[chosen])
+        parts.append(Fold(np.flatnonzero(~held_out), np.flatnonzero(held_out)))
+    return Folds("class", parts, len(usable))
+
+
+def _folds_of_items(labels: Any, counts: Any, seed: int) -> Folds | None:
+    """Return folds in which the largest class has two items; None where there are no two of these."""
+    from sklearn.model_selection import StratifiedKFold
+
+    number = min(FOLDS, int(counts.max()) // 2)
+    if number < 2 or len(counts) < 2:
+        return None
+    divided = StratifiedKFold(number, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)  # it is tested in fewer folds
+        pairs = list(divided.split(np.zeros(len(labels)), labels))
+    parts = [Fold(fitted, held_out) for fitted, held_out in pairs]
+    return Folds("item", parts, int((counts > 1).sum()))

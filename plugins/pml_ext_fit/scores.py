@@ -1,0 +1,41 @@
+"""Recall@1 and MAP@R of classes that were held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pml_ext.tool import RetrievalAccuracyCalculator
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Recall@1 and MAP@R of each class that was held out, ``[C]``, float64; of items, of each class in each fold."""
+
+    recall_at_1: Tensor
+    map_at_r: Tensor
+
+    @property
+    def both(self) -> Tensor:
+        """The mean of the two, which is compared, ``[C]``."""
+        return (self.recall_at_1 + self.map_at_r) / 2
+
+    def __str__(self) -> str:
+        return f"{100 * float(self.recall_at_1.mean()):.1f} / {100 * float(self.map_at_r.mean()):.1f}"
+
+
+def scores_of(embeddings: Tensor, labels: Tensor) -> Scores:
+    """Return the scores of the classes of held-out items that have two, by cosine, each item against all others."""
+    names = ["precision_at_1", "mean_average_precision_at_r"]
+    calculator = RetrievalAccuracyCalculator(names, k="max_bin_count", return_per_class=True, device=embeddings.device)
+    found = calculator.evaluate(nn.functional.normalize(embeddings), labels.cpu()).accuracies
+    recall, map_at_r = (torch.tensor(found[name], dtype=torch.float64) for name in names)
+    return Scores(recall, map_at_r)
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Return the scores of several folds together."""
+    return Scores(torch.cat([part.recall_at_1 for part in parts]), torch.cat([part.map_at_r for part in parts]))

@@ -1,0 +1,89 @@
+"""The images of a table, cut along its boxes into files, so that several boxes of a photograph are images of their own.
+
+A collection knows an image by its path. That of a cut is ``CLASS/PHOTOGRAPH.LEFT-TOP-RIGHT-BOTTOM.png``: it names the
+photograph and the box, and its folder is the class, as in a folder of images.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pml_ext.tool import (
+    DataError,
+    columns_of_parquet,
+    locked_folder,
+    read_image,
+    rows_of_table,
+    write_atomically,
+)
+
+from .embedding import SkippedImage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pml_ext.tool import TableRow
+
+
+def is_table(path: str | Path) -> bool:
+    """Return whether a path is that of a table of images: a CSV file, or a Parquet file with their paths."""
+    place = Path(path)
+    if not place.is_file():
+        return False
+    ending = place.suffix.lower()
+    return ending == ".csv" or (ending == ".parquet" and "embeddings" not in columns_of_parquet(place))
+
+
+def cut_images(table: Path, folder: Path, channels: int, columns: Mapping[str, str]) -> None:
+    """Write the images that a table lists into a folder, and delete those that it no longer lists.
+
+    Only what is new, or older than its photograph, is written. A row without a box is the whole image. A photograph
+    that cannot be read is left out, with a :class:`SkippedImage` warning. ``columns`` are as those of the data set.
+    """
+    rows = rows_of_table(table, dict(columns))
+    kept = set()
+    with locked_folder(folder):
+        for row in rows:
+            file = folder / _name_of(row, table.parent)
+            kept.add(file)
+            try:
+                _cut(row, file, channels)
+            except DataError as error:
+                warnings.warn(str(error), SkippedImage, stacklevel=2)
+        for file in folder.rglob("*"):
+            if file.is_file() and file not in kept and file.parent != folder:
+                file.unlink()
+
+
+def _cut(row: TableRow, file: Path, channels: int) -> None:
+    """Write the image of a row, unless it is as new as the photograph."""
+    photograph = Path(row.path).stat().st_mtime_ns
+    if file.exists() and file.stat().st_mtime_ns == photograph:
+        return
+    image = read_image(row.path, channels, row.box)
+    file.parent.mkdir(exist_ok=True)
+    write_atomically(file, partial(_save, image))
+    os.utime(file, ns=(photograph, photograph))
+
+
+def _save(image: Tensor, file: Path) -> None:
+    """Write pixels, uint8 ``[C, H, W]``, as a PNG file, which changes none of them."""
+    from PIL import Image
+
+    pixels = image.permute(1, 2, 0).squeeze(2).numpy()
+    Image.fromarray(pixels).save(file, format="PNG")
+
+
+def _name_of(row: TableRow, place: Path) -> str:
+    """Return the path of the image of a row: its class, its photograph, and its box."""
+    photograph = os.path.relpath(row.path, place).replace(os.sep, "-").lstrip(".-")
+    box = ""
+    if row.box is not None:
+        box = "." + "-".join(f"{corner:g}" for corner in row.box)
+    name = row.label.replace("/", "-").lstrip(".") or "-"
+    return f"{name}/{photograph}{box}.png"

@@ -1,0 +1,29 @@
+"""How images are shown to the trunk."""
+
+import pytest
+
+from pml_ext_fit.framing import DEFAULT, Framing, Framings, framing_of, framings_to_compare
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "aspect", "wanted"),
+    [
+        ((), None, 1.5, Framings((False, True), (160, 224))),
+        ((), None, 1.0, Framings((False,), (160, 224))),
+        (("data.image_size",), 96, 1.5, Framings((False, True), (96,))),
+        (("data.images.squash",), None, 1.5, Framings((False,), (160, 224))),
+        (("data.images.crop",), None, 1.5, Framings((False,), (224,))),
+    ],
+)
+def test_what_the_command_leaves_open_is_compared(keys, size, aspect, wanted):
+    assert framings_to_compare(keys, size, aspect) == wanted
+
+
+@pytest.mark.parametrize("framing", [DEFAULT, Framing(160, True)])
+def test_settings_tell_the_framing(framing):
+    assert framing_of(framing.settings) == framing
+
+
+def test_titles():
+    assert Framing(160, True).title == "whole images at 160 pixels"
+    assert DEFAULT.title == "the middle of images at 224 pixels"
