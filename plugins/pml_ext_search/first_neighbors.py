@@ -37,7 +37,8 @@ def _first_neighbors(points: Tensor) -> Numbers:
     _, nearest = nearest_of(points, 2, points)
     first, second = nearest.cpu().numpy().T
     is_itself = first == np.arange(len(points))
-    return np.where(is_itself, second, first)
+    neighbors: Numbers = np.where(is_itself, second, first)
+    return neighbors
 
 
 def _joined(neighbors: Numbers) -> tuple[int, Numbers]:
