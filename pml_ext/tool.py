@@ -170,7 +170,7 @@ if TYPE_CHECKING:  # metrics, neighbors, figures
     from .evaluation.figures import epoch_curves as epoch_curves
     from .evaluation.figures import gallery as gallery
     from .evaluation.fonts import drawable as drawable
-    from .evaluation.fonts import font_file as font_file
+    from .evaluation.fonts import font_families as font_families
     from .evaluation.fonts import short_name as short_name
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
     from .evaluation.metrics import is_known_metric as is_known_metric

@@ -94,16 +94,12 @@ class _Whitening:
         self._within.addr_(difference, difference, alpha=before * count / (before + count))
         self._means[key] += difference * (count / (before + count))
 
-    def _usable_classes(self) -> list[Hashable]:
-        """Return the classes of two items or more; the others say nothing about deviations within classes."""
-        return [key for key, count in self._counts.items() if count > 1]
-
     def to_linear(self) -> nn.Linear:
         """Return the layer of all features so far: float32, or float64 for such features, on their device.
 
         ValueError unless some class, or the unlabelled features, have two items that differ.
         """
-        usable = self._usable_classes()
+        usable = [key for key, count in self._counts.items() if count > 1]
         if self._within is None or not usable:
             raise ValueError(self._too_few())
         counts = torch.tensor([self._counts[key] for key in usable], dtype=torch.float64, device=self._within.device)

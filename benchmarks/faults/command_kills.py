@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,7 +108,11 @@ class Workplace:
             status = 0
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(status)
 
     def messages(self) -> str:

@@ -117,7 +117,9 @@ def compare(
         say("drawing the comparison")
         page = write_comparison(out, groups, result, latex, device, data)
         if save_recipe:
-            _save_recipes(studies, out)
+            for study in studies:
+                if study.best() and study.count_finished() == study.trials:
+                    say(f"tuned recipe: {study.save_recipe(out)}")
 
     if as_json:
         print_json(result)
@@ -245,12 +247,6 @@ class _Options:
         for name in self.recipes:
             recipes |= load_recipes(name, self.overrides)
         return recipes, []
-
-
-def _save_recipes(studies: list[Study], out: Path) -> None:
-    for study in studies:
-        if study.best() and study.count_finished() == study.trials:
-            say(f"tuned recipe: {study.save_recipe(out)}")
 
 
 class AllRuns(Progress):

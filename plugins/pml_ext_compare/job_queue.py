@@ -93,17 +93,14 @@ class _Queue:
         if result.busy:
             self._busy.append((time.monotonic() + self._retry_seconds, job))
         elif result.died:
-            self._replace_worker(job)
+            self._deaths[job] += 1
+            if self._deaths[job] < ATTEMPTS:
+                self._on_progress(job, f"{job.name}: its worker died; another one resumes it")
+                self._waiting.append(job)
+            else:
+                self._end(job, f"its worker died {ATTEMPTS} times, perhaps for lack of memory")
         else:
             self._end(job, result.error)
-
-    def _replace_worker(self, job: Job) -> None:
-        self._deaths[job] += 1
-        if self._deaths[job] < ATTEMPTS:
-            self._on_progress(job, f"{job.name}: its worker died; another one resumes it")
-            self._waiting.append(job)
-        else:
-            self._end(job, f"its worker died {ATTEMPTS} times, perhaps for lack of memory")
 
     def _end(self, job: Job, error: str) -> None:
         if error:

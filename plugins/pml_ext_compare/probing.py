@@ -148,12 +148,16 @@ class _Prober:
     def probe(self, head: str | None, seeds: int) -> Probe:
         """Do the missing runs of the trunk, with the recipe of a head if there is one, and return their results."""
         trunk = _size_and_speed(self.settings_of_features, self.device, self.data)
-        runs = self._train_frozen(trunk.features)
+        untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": trunk.features}
+        settings = [*self.settings_of_features, *overrides_of(untrained)]
+        runs = self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
         folders = [self.place / "frozen"]
         metrics = {}
         gain = {}
         if head is not None:
-            runs = self._train_heads(head, seeds)  # they test the frozen trunk and its components too
+            runs = []  # they test the frozen trunk and its components too
+            for seed in range(seeds):
+                runs += self._train(head, self.place / f"head-{seed}", seed, self.settings)
             folders += [Path(run["folder"]) for run in runs]
             for metric in METRICS:
                 gain[metric] = _gain(runs, metric)
@@ -170,17 +174,6 @@ class _Prober:
             gain=gain,
             folders=[folder.relative_to(self.out).as_posix() for folder in folders],
         )
-
-    def _train_frozen(self, features: int) -> list[dict[str, Any]]:
-        untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": features}
-        settings = [*self.settings_of_features, *overrides_of(untrained)]
-        return self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
-
-    def _train_heads(self, head: str, seeds: int) -> list[dict[str, Any]]:
-        runs = []
-        for seed in range(seeds):
-            runs += self._train(head, self.place / f"head-{seed}", seed, self.settings)
-        return runs
 
     def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[Override]) -> list[dict[str, Any]]:
         """Train a recipe in a folder, or go on with the run in it; DataError if that is of other images."""

@@ -53,10 +53,14 @@ def compare_queries(
         if not group.folders:
             continue
         try:
-            run = _open_first_seed(group, device, data)
+            seed, folder = min(group.folders.items())
+            run = open_run(folder, seed, device, data)
             searched = nearest(run, run.queries)
             first_run = first_run or run
-            _check_same_labels(run, first_run)
+            labels = run.images(run.queries).labels
+            first_labels = first_run.images(first_run.queries).labels
+            if not np.array_equal(labels, first_labels):
+                raise DataError("its test images are others")
             by_name[group.name] = NearestImages(
                 indices=searched.indices[:, 0].cpu(),
                 is_right=searched.right[:, 0].cpu(),
@@ -77,18 +81,6 @@ def compare_queries(
     table = _counts_table(by_name, baseline)
     figure = _side_by_side(by_name, first_run)
     return [table], [figure, *problems]
-
-
-def _open_first_seed(group: Group, device: str, data: Path | None) -> Any:
-    seed, folder = min(group.folders.items())
-    return open_run(folder, seed, device, data)
-
-
-def _check_same_labels(run: Any, first_run: Any) -> None:
-    labels = run.images(run.queries).labels
-    first_labels = first_run.images(first_run.queries).labels
-    if not np.array_equal(labels, first_labels):
-        raise DataError("its test images are others")
 
 
 def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> ReportTable:

@@ -25,7 +25,7 @@ _LATEX_ESCAPES = {
 def rows_table(result: Mapping[str, Any]) -> ReportTable:
     """Return a row per recipe, the best first: means with their 95 % intervals, and the values of its paper."""
     metrics = result["metrics"]
-    printed = [metric for metric in metrics if _is_printed(result, metric)]
+    printed = [metric for metric in metrics if any(row[metric]["paper"] for row in result["recipes"])]
     rows = []
     for row in best_first(result["recipes"], metrics[0]):
         name = row["recipe"]
@@ -65,11 +65,6 @@ def best_first(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
 def goodness(metric: str, mean: float | None) -> float:
     """Return a number by which means are ordered, the greatest for the best."""
     return -math.inf if mean is None else direction(metric) * mean
-
-
-def _is_printed(result: Mapping[str, Any], metric: str) -> bool:
-    """Return whether the paper of any row prints a metric."""
-    return any(row[metric]["paper"] for row in result["recipes"])
 
 
 def _is_of_other_data(result: Mapping[str, Any], metric: str) -> bool:

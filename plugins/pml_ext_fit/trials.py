@@ -95,7 +95,8 @@ class Workplace:
         self, recipe: Recipe, candidate: Candidate, splits: DataSplits, train: LabeledImages, test: LabeledImages
     ) -> Run:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        parts = replace(splits, train=train, test=test, query=None, gallery=None, validation=None)
+        size = recipe.data.settings.get("image_size", splits.image_size)  # of a small network's own
+        parts = replace(splits, image_size=size, train=train, test=test, query=None, gallery=None, validation=None)
         return Run(recipe, candidate.recipe, folder, self.seed, self.device, None, self.listener, splits=parts)
 
     @property
@@ -193,6 +194,8 @@ class Trials:
 
 def _scores_of_run(run: Run, _: object) -> dict[str, Any]:
     """Return the scores of the held-out items, of the network that would be delivered."""
+    stage = run.stages[-1]
     if run.recipe.model.refit != "none":
-        refit(run)
+        refit(run, run.inputs.features("train", stage))
+        run.embed_features("test", run.inputs.features("test", stage))
     return {"scores": scores_of(run.embeddings("test"), run.true_labels("test"))}

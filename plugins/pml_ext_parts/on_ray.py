@@ -16,7 +16,6 @@ from .tables import META
 from .writing import pending, tables
 
 with needs_extra("ray", "--on ray"):
-    import pyarrow
     import pyarrow.parquet as parquet
 
 
@@ -35,12 +34,12 @@ class Embedder:
         ((number, table),) = tables(self._embedder, self._work, [row["number"]], self._class_of)
         file = io.BytesIO()
         parquet.write_table(table, file)
-        return {"number": number, "images": table.num_rows, "file": file.getvalue(), "skipped": _skipped_of(table)}
-
-
-def _skipped_of(table: pyarrow.Table) -> str:
-    """Return why images of a segment were left out, by name, as JSON."""
-    return json.dumps(json.loads(table.schema.metadata[META])["skipped"])
+        return {
+            "number": number,
+            "images": table.num_rows,
+            "file": file.getvalue(),
+            "skipped": json.dumps(json.loads(table.schema.metadata[META])["skipped"]),
+        }
 
 
 def write_on_ray(

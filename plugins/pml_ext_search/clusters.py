@@ -23,7 +23,6 @@ from pml_ext.tool import (
     Vectors,
     counted,
     drawable,
-    font_file,
     kmeans,
     listed_sheets,
     nearest_of,
@@ -34,6 +33,7 @@ from pml_ext.tool import (
 
 from .embedded import Embedded
 from .first_neighbors import first_neighbor_partitions
+from .fonts import font_file
 from .pictures import PictureReader
 
 AUTO = "auto"

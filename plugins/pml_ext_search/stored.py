@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -10,9 +12,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pml_ext.plugin import SearchFilter
-from pml_ext.tool import ConfigError, Mirror, StoresService, printable, service, shortened, utf8_of
+from pml_ext.tool import ConfigError, DataError, Mirror, StoresService, printable, service, shortened, utf8_of
 
-from .query import Answer, QueryOptions, answers_of
+from .query import Answer, Answers, QueryOptions, answers_of
 from .state import Image
 
 if TYPE_CHECKING:
@@ -33,6 +35,17 @@ def open_store(address: str, identity: str, size: int) -> Mirror:
     return stores.open(address, identity, size)
 
 
+def answers_of_store(store: Mirror, gallery: Gallery, options: QueryOptions) -> Answers:
+    """Return a function from names and embeddings to a store's answers.
+
+    With a local index, images are not answers to themselves; without one, the store is searched alone.
+    """
+    known = None
+    with contextlib.suppress(DataError), gallery.reading():
+        known = gallery
+    return functools.partial(answers_from, store, known, options=options)
+
+
 def answers_from(
     store: Mirror, gallery: Gallery | None, names: Sequence[str], points: Tensor, options: QueryOptions
 ) -> list[Answer]:
@@ -48,12 +61,7 @@ def answers_from(
     if where.within is not None:
         of_class = f" of the class {printable(where.within)}"
         if len(points) and not any(results):
-            _check_class(store, points, where.within)
+            (any_of_class,) = store.search(points[:1].cpu().numpy(), 1, SearchFilter(where.within))
+            if not any_of_class:
+                raise ConfigError(f"--within {shortened(where.within, 100)}: no image of this class in the store")
     return answers_of(names, query_images, results, options, f"the store gave no more images{of_class}")
-
-
-def _check_class(store: Mirror, points: Tensor, name: str) -> None:
-    """Raise ConfigError if a store has no image of a class."""
-    (any_of_class,) = store.search(points[:1].cpu().numpy(), 1, SearchFilter(name))
-    if not any_of_class:
-        raise ConfigError(f"--within {shortened(name, 100)}: no image of this class in the store")

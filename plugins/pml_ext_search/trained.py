@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import shlex
@@ -26,7 +25,6 @@ from pml_ext.tool import (
     check_writable,
     choose_device,
     class_levels,
-    is_vector_file,
     keep_freed_memory,
     num_processes,
     service,
@@ -35,22 +33,23 @@ from pml_ext.tool import (
 
 from .database import COLLECTION, recorded_by
 from .embedded import Embedded
-from .embedding import READ, SEVERAL, ImageEmbedder, Listener
+from .embedding import READ, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .folder_pass import FolderPass
 from .gallery import Gallery
 from .match import match, match_vectors
 from .parts_pass import parts_pass
+from .queries import answers_to_images, answers_to_vectors, names_in_index
 from .query import METRICS, Answer, Answers, QueryOptions, check_options
-from .reading import Images, Listed, as_images, listed
-from .stored import answers_from, is_store, open_store
+from .reading import Images, Listed, listed
+from .stored import answers_of_store, is_store, open_store
 from .table_images import cut_images, is_table
 from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
 
-    from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion, VectorFile
+    from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
 
     from .clusters import Clusters, Grouping, Number
     from .duplicates import Duplicates
@@ -341,9 +340,12 @@ class TrainedRun(LoadedRun):
             reranking = reranking_of(rerank)
         learned = self._learned_metric(metric)
         options = QueryOptions(k, SearchFilter(within, radius), learned, shortlist, reranking)
+        of_store = None if store is None else functools.partial(self._search_of_store, store, options)
         if self.takes_vectors:
-            return self._query_vectors(images, options, store)
-        return self._query_images(images, options, store)
+            return answers_to_vectors(self.vectors, self._kept_gallery(), images, options, of_store)
+        if isinstance(images, (str, Path)) and Path(images).is_dir():
+            raise ConfigError(f"{images} is a folder; a query is an image, or several")
+        return answers_to_images(self.images, self.embed, self._kept_gallery(), images, options, of_store)
 
     def _learned_metric(self, metric: str) -> BaseDistance | None:
         """Return the learned metric if ``metric`` names it, None for ``"euclidean"``; ConfigError without one."""
@@ -361,67 +363,6 @@ class TrainedRun(LoadedRun):
                 "--metric learned"
             )
         return self.metric
-
-    def _query_images(self, queries: Images, options: QueryOptions, store: str | None) -> list[Answer]:
-        """Return the answers of :meth:`query` to images."""
-        if isinstance(queries, (str, Path)) and Path(queries).is_dir():
-            raise ConfigError(f"{queries} is a folder; a query is an image, or several")
-        images = list(as_images(queries))  # a generator can be iterated only once
-        names = []
-        for image in images:
-            is_path = isinstance(image, (str, os.PathLike))
-            names.append(os.fspath(image) if is_path else "")
-        if store is not None:
-            return self._search_of_store(store, options)(names, self.embed(images))
-        # New embeddings of several images are written, which would have to wait for a transaction that reads: these
-        # images are embedded before it begins. Those of few images are not written; one transaction looks the images
-        # up and searches.
-        points = None
-        if len(images) >= SEVERAL:
-            points = self.embed(images)
-        gallery = self._kept_gallery()
-        with gallery.reading() as current:
-            if points is None:
-                points = self.images.embed(images, SEVERAL, current)
-            return gallery.answer_within(current, names, points, options)
-
-    def _query_vectors(self, queries: Any, options: QueryOptions, store: str | None) -> list[Answer]:
-        """Return the answers of :meth:`query` to ids of the index, a file of vectors, or an array of vectors."""
-        gallery = self._kept_gallery()
-        texts = _texts_of(queries)
-        files = [text for text in texts or [] if is_vector_file(text) and os.path.isfile(text)]
-        if files and texts != files[:1]:
-            raise ConfigError(f"{files[0]} and more: wanted ids, or one file of vectors; name one file")
-        if texts is None:
-            points = self.vectors.embed(queries)
-            names = [""] * len(points)
-            shown = [f"vector {number}" for number in range(len(points))]
-        elif files:
-            file = self.vectors.read(Path(files[0]))
-            points = self.vectors.embed(file.embeddings, file.ids)
-            names = self._names_in_index(file)
-            shown = file.ids.tolist()
-        else:  # ids
-            with gallery.reading() as current:
-                points = gallery.points_of(current, texts)
-                if store is None:
-                    return gallery.answer_within(current, texts, points, options)
-            return self._search_of_store(store, options)(texts, points)
-        if store is None:
-            answers = gallery.answer(names, points, options)
-        else:
-            answers = self._search_of_store(store, options)(names, points)
-        return [dataclasses.replace(answer, query=name) for answer, name in zip(answers, shown, strict=True)]
-
-    def _names_in_index(self, file: VectorFile) -> list[str]:
-        """Return the ids of a file's vectors, which are not answers to themselves, if it is the indexed file.
-
-        Another file may have the same ids for other vectors: then "" for each.
-        """
-        with contextlib.suppress(DataError):  # a store may be searched without a local index
-            if self.gallery().folder == file.path.resolve():
-                return file.ids.tolist()  # type: ignore[no-any-return]
-        return [""] * len(file.ids)
 
     def match(
         self,
@@ -452,16 +393,12 @@ class TrainedRun(LoadedRun):
             if folder is not None or not isinstance(items, (str, os.PathLike)):
                 raise ConfigError("-o wants one file of vectors; leave out --list")
             queries = self.vectors.read(Path(items))
-            return match_vectors(self.vectors, queries, find, file, self._names_in_index(queries))
+            return match_vectors(self.vectors, queries, find, file, names_in_index(self._kept_gallery(), queries))
         return match(self.images, listed(items, folder), find, file)
 
     def _search_of_store(self, store: str, options: QueryOptions) -> Answers:
         """Return a function from names and embeddings to a store's answers."""
-        opened = self.open_filled_store(store)
-        gallery = None
-        with contextlib.suppress(DataError):  # with a local index, images are not answers to themselves
-            gallery = self.gallery()
-        return functools.partial(answers_from, opened, gallery, options=options)
+        return answers_of_store(self.open_filled_store(store), self._kept_gallery(), options)
 
     def open_filled_store(self, store: str) -> Mirror:
         """Open a store as :meth:`open_store`; DataError if it has no images of this network."""
@@ -548,14 +485,3 @@ def _class_levels(data_set: str, settings: Mapping[str, Any]) -> int | None:
     if not data_set.startswith("folder:"):
         return 1
     return class_levels(settings.get("classes", "outer"), settings.get("levels"))
-
-
-def _texts_of(queries: Any) -> list[str] | None:
-    """Return one or several ids or paths as texts; None for queries that are vectors."""
-    if isinstance(queries, (str, os.PathLike)):
-        queries = [queries]
-    if not isinstance(queries, (list, tuple)):
-        return None
-    if not all(isinstance(query, (str, os.PathLike)) for query in queries):
-        return None
-    return [os.fspath(query) for query in queries]

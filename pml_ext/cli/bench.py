@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -14,7 +12,6 @@ from .options import AsJson, DataFolder, OnDevice, Overrides
 from .output import print_result, stderr
 
 if TYPE_CHECKING:
-    from ..recipe import Override
     from ..testing.benchmark import Row
 
 SHAPES = "32x64x4,64x128x4,1024x512x4"
@@ -57,7 +54,12 @@ def bench(
     if run is not None:
         if losses or shapes is not None or scale:
             raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes, and --scale")
-        _bench_recipe(run, data, overrides or (), device, threads, repeats or STEPS, as_json)
+        from ..training.profile import profile_recipe
+
+        profile = profile_recipe(run, data, overrides or (), device, threads, repeats or STEPS)
+        ratio = f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})"
+        times = [["step", f"{profile.step:.2f}"], ["bare loop", f"{profile.bare:.2f}"]]
+        print_result(as_json, profile, ratio, columns=[f"{run}: a step's", "ms"], rows=times, right=[1])
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
@@ -113,23 +115,6 @@ def _bench_losses(
         step = benchmark.bench_network(repeats=repeats, device=device, threads=threads, progress=stderr().print)
         rows.append(step)
     return rows
-
-
-def _bench_recipe(
-    recipe: str,
-    data: Path | None,
-    overrides: Sequence[Override],
-    device: str,
-    threads: int | None,
-    steps: int,
-    as_json: bool,
-) -> None:
-    from ..training.profile import profile_recipe
-
-    profile = profile_recipe(recipe, data, overrides, device, threads, steps)
-    ratio = f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})"
-    rows = [["step", f"{profile.step:.2f}"], ["bare loop", f"{profile.bare:.2f}"]]
-    print_result(as_json, profile, ratio, columns=[f"{recipe}: a step's", "ms"], rows=rows, right=[1])
 
 
 def _cells(row: Row) -> list[str]:

@@ -17,8 +17,8 @@ from .options import AsJson, Verbose
 from .output import print_json, print_result, print_table, stderr, stdout
 
 if TYPE_CHECKING:
-    from ..registry.entry_points import PluginRecord
     from ..testing.runner import CheckResult
+    from .diagnosis import Diagnosis
 
 COUNTED = ("passed", "failed", "skipped", "xfail")
 
@@ -41,7 +41,7 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
         raise Exit(1)
 
 
-def _details(record: PluginRecord) -> str:
+def _details(record: Diagnosis) -> str:
     lines = [
         f"{record.name}: {record.distribution} {record.version}, module {record.module}, {record.status}",
         f"  hooks       {', '.join(record.hooks) or 'none'}",
@@ -112,7 +112,11 @@ def _check_as_json(result: CheckResult) -> dict[str, str]:
 
 def _print_checks(results: list[CheckResult], verbose: bool) -> None:
     """Write the counts of each component, the failed checks (with ``verbose`` all), and the counts of all."""
-    _print_counts_by_component(results)
+    rows = []
+    for component, of_component in _by_component(results).items():
+        counts = _counts(of_component)
+        rows.append([component, *(str(counts[status]) for status in COUNTED)])
+    print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
 
     rows = []
     for result in _in_reading_order(results):
@@ -158,14 +162,6 @@ def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
     for result in results:
         by_component.setdefault(result.component, []).append(result)
     return by_component
-
-
-def _print_counts_by_component(results: list[CheckResult]) -> None:
-    rows = []
-    for component, of_component in _by_component(results).items():
-        counts = _counts(of_component)
-        rows.append([component, *(str(counts[status]) for status in COUNTED)])
-    print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
 
 
 def _counts(results: list[CheckResult]) -> collections.Counter[str]:

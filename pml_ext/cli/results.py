@@ -28,7 +28,11 @@ def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None,
         _print_metrics(results[0])
     else:
         _print_summary(results, summarize(results))
-    _print_verdicts(results, verdicts)
+    for result, text in zip(results, verdicts, strict=True):
+        if text and len(results) > 1:
+            text = f"{result['folder']}: {text}"
+        if text:
+            stdout().print(text, soft_wrap=True)
     if not quick:
         _say_if_tests_took_longer(results)
     for result in results:
@@ -60,15 +64,6 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
     if test_seconds > train_seconds > 0:
         times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
         say(f"{times}: --quick leaves out the tests before training")
-
-
-def _print_verdicts(results: list[dict[str, Any]], verdicts: list[str]) -> None:
-    """Say which runs are behind their untrained networks, and what fine-tuning has brought."""
-    for result, text in zip(results, verdicts, strict=True):
-        if text and len(results) > 1:
-            text = f"{result['folder']}: {text}"
-        if text:
-            stdout().print(text, soft_wrap=True)
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:

@@ -126,7 +126,9 @@ def get_archives(about: DatasetInfo, place: Path) -> None:
                 f"and put it into {place}"
             )
         if not path.is_file():
-            _download(archive, place)
+            with locked_folder(place):  # another process that downloads it at the same time is waited for
+                if not (place / archive.name).is_file():
+                    _download(archive, place)
         if archive.unpack:
             _unpack(path, place)
 
@@ -140,16 +142,6 @@ def check_archives(about: DatasetInfo, root: Path | None = None) -> None:
 
 
 def _download(archive: Archive, place: Path) -> None:
-    """Download an archive to a temporary name, and rename the file once its checksum is right.
-
-    Another process that downloads it at the same time is waited for.
-    """
-    with locked_folder(place):
-        if not (place / archive.name).is_file():
-            _download_alone(archive, place)
-
-
-def _download_alone(archive: Archive, place: Path) -> None:
     from torchvision.datasets.utils import download_url
 
     part = place / f"{archive.name}.part"

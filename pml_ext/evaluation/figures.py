@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from .fonts import drawable, families
+from .fonts import drawable, font_families
 from .neighbors import distance_matrix
 from .projection import ONE_POINT, flattened, mark, unit_rows_on_cpu
 from .sampling import sample_indices as sample_indices
@@ -52,7 +52,7 @@ class PlainFigure(Figure):  # type: ignore[misc]
             text.set_parse_math(False)
             text.set_text(drawable(text.get_text()))
             if not text.get_text().isascii():
-                text.set_fontfamily(families())
+                text.set_fontfamily(font_families())
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
             super().draw(renderer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import unicodedata
 
@@ -36,7 +35,7 @@ def short_name(name: str, columns: int = 18) -> str:
     return f"…{name[len(name) - kept :]}"
 
 
-def families() -> list[str]:
+def font_families() -> list[str]:
     """Return DejaVu Sans and the installed families with Chinese, Japanese and Korean letters."""
     from matplotlib.font_manager import fontManager
 
@@ -45,24 +44,3 @@ def families() -> list[str]:
     for start in _WIDE:
         found += sorted(name for name in names if name.startswith(start))
     return found
-
-
-def font_file(text: str) -> str:
-    """Return the font file of the first family that has every letter of a text, else that of DejaVu Sans."""
-    from matplotlib.font_manager import findfont
-
-    if text.isascii():
-        return findfont("DejaVu Sans")
-    files = [findfont(family) for family in families()]
-    codes = set(map(ord, text))
-    for file in files:
-        if codes <= _letters(file):
-            return file
-    return files[0]
-
-
-@functools.cache
-def _letters(file: str) -> frozenset[int]:
-    from matplotlib.ft2font import FT2Font
-
-    return frozenset(FT2Font(file).get_charmap())

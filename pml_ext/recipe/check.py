@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 
 from .. import registry
 from ..errors import ConfigError, unknown
@@ -32,7 +31,6 @@ from .schema import (
     SHUFFLE,
     DataTable,
     LossTable,
-    NamedTable,
     OptimizerTable,
     Recipe,
     SamplerTable,
@@ -55,14 +53,19 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
     that begins at once builds its own.
     """
     _check_data(recipe.data)
-    _check_trunk(recipe.model.trunk)
+    with located("model.trunk.name"):
+        factory = trunk_factory(recipe.model.trunk.name)
+    options_of("model.trunk", recipe.model.trunk.name, factory, FILLED_FOR_TRUNK, trunk_settings(recipe.model.trunk))
     listed = recipe.data.listed
     if recipe.data.name.startswith(VECTORS) or (listed and "vectors" in recipe.data.settings):
         check_vectors(recipe)
     if listed is not None:
         check_listed(recipe, listed)
     _check_views(recipe.data)
-    _check_trackers(recipe.track)
+    for tracker in recipe.track:
+        with located("track.name"):
+            factory = registry.factory("tracker", tracker.name)
+        options_of("track", tracker.name, factory, FILLED_FOR_TRACKER, tracker.settings)
     _check_optimizer("optimizer", recipe.optimizer, build)
     # Without this setting, no loss of the recipe needs to be known.
     build_losses = build or recipe.evaluation.shortlist is not None
@@ -100,19 +103,6 @@ def _check_views(data: DataTable) -> None:
             f"data.views: found {data.views}, and views would be equal without augmentation; wanted [data.augment], "
             "such as --set data.augment.random_crop=true"
         )
-
-
-def _check_trunk(trunk: NamedTable) -> None:
-    with located("model.trunk.name"):
-        factory = trunk_factory(trunk.name)
-    options_of("model.trunk", trunk.name, factory, FILLED_FOR_TRUNK, trunk_settings(trunk))
-
-
-def _check_trackers(trackers: Iterable[NamedTable]) -> None:
-    for tracker in trackers:
-        with located("track.name"):
-            factory = registry.factory("tracker", tracker.name)
-        options_of("track", tracker.name, factory, FILLED_FOR_TRACKER, tracker.settings)
 
 
 def _check_optimizer(key: str, table: OptimizerTable, build: bool) -> None:

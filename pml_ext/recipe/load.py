@@ -53,7 +53,10 @@ def load_recipes(
                     is_first = not recipes
                     check_names(recipe, build=not (begins_first and is_first))
                 if not run:  # the recipe of a run that exists keeps its weights and rows, whatever there is now
-                    _check_new(recipe, check)
+                    recipe.check_effects()
+                    if check:
+                        check_weights(recipe)
+                    quoted(recipe.paper, recipe.data.name)
             recipes[full_name] = recipe
     except (ConfigError, UnknownNameError) as error:
         missing = missing_plugins(run.get("plugins", {}))
@@ -126,11 +129,3 @@ def _check_tables(variants: Variants) -> None:
     for tables in variants.tables.values():
         with _naming(variants.source):
             Recipe.model_validate(tables)
-
-
-def _check_new(recipe: Recipe, check: bool) -> None:
-    """Check the rows of papers, settings without effect, and with ``check`` the weights of a frozen trunk."""
-    recipe.check_effects()
-    if check:
-        check_weights(recipe)
-    quoted(recipe.paper, recipe.data.name)

@@ -188,7 +188,10 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
     with located("paper.table"):
         found = printed(paper.table)
     if found is None:
-        _check_no_row_or_column(paper)
+        for key in ("row", "column"):
+            if getattr(paper, key):
+                problem = unknown("table", paper.table, names_of_tables())
+                raise ConfigError(f"paper.{key}: goes with the table of a paper; {problem}")
         return []
     read, table = found
     with located(f"paper.row: {paper.table}"):
@@ -211,14 +214,6 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
             )
             values.append(value)
     return values
-
-
-def _check_no_row_or_column(paper: PaperTable) -> None:
-    """Raise ConfigError for a ``[paper]`` with a row or column of a table that no registered paper has."""
-    for key in ("row", "column"):
-        if getattr(paper, key):
-            problem = unknown("table", paper.table, names_of_tables())
-            raise ConfigError(f"paper.{key}: goes with the table of a paper; {problem}")
 
 
 def _quoted_headings(paper: PaperTable, read: Printed, table: PrintedTable, data: str) -> list[str]:

@@ -20,7 +20,9 @@ _FROZEN_SET = "frozen set"
 def to_plain(value: Any) -> Any:
     """Return a value for a checkpoint; what holds only types that torch reads is returned as it is."""
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-        return _array_to_plain(value)
+        raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8)
+        shape = list(value.shape) if isinstance(value, np.ndarray) else None
+        return {_ARRAY: torch.from_numpy(raw.copy()), "dtype": value.dtype.str, "shape": shape}
     if isinstance(value, range):
         return {_RANGE: [value.start, value.stop, value.step]}
     if isinstance(value, frozenset):
@@ -41,13 +43,6 @@ def from_plain(value: Any) -> Any:
         if _FROZEN_SET in value:
             return frozenset(value[_FROZEN_SET])
     return _rebuilt(value, from_plain)
-
-
-def _array_to_plain(value: np.ndarray[Any, Any] | np.generic) -> dict[str, Any]:
-    """Return the bytes of an array, or of a number, with type and shape; a number has no shape."""
-    raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8)
-    shape = list(value.shape) if isinstance(value, np.ndarray) else None
-    return {_ARRAY: torch.from_numpy(raw.copy()), "dtype": value.dtype.str, "shape": shape}
 
 
 def _array_from_plain(value: dict[str, Any]) -> Any:

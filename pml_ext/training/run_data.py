@@ -124,14 +124,17 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
     with rank_0_first():
         if given is None:
             given = build_dataset(recipe.data, root)
-        _check_parents(recipe, given)
+        if "zero-shot" in recipe.evaluation.protocols and not given.parents:
+            missing = f"'zero-shot' wants classes with parents, which {recipe.data.name} does not have here"
+            raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
         splits = {"train": given.train, **given.tested()}
         note = given.note
         if given.validation is not None:
             if recipe.evaluation.select_on == "split":
                 splits["validation"] = given.validation
             else:
-                unused = _unused_validation(recipe, given.validation)
+                advice = "--set evaluation.select=map_at_r --set evaluation.select_on=split chooses the epoch by them"
+                unused = f"{len(given.validation)} of {recipe.data.name} are for validation, and not used: {advice}"
                 note = "; ".join(filter(None, [note, unused]))
         preprocessing, pipeline = _preprocessing(recipe, given)
         unreadable: dict[str, dict[str, str]] = {}
@@ -155,20 +158,6 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
     if "nearest-class-mean" in recipe.evaluation.protocols:
         _check_class_means(data)
     return data
-
-
-def _check_parents(recipe: Recipe, given: DataSplits) -> None:
-    """Raise ConfigError where a protocol wants parents of classes, which the data set does not have."""
-    if "zero-shot" in recipe.evaluation.protocols and not given.parents:
-        missing = f"'zero-shot' wants classes with parents, which {recipe.data.name} does not have here"
-        raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
-
-
-def _unused_validation(recipe: Recipe, images: LabeledImages) -> str:
-    """Return a warning that the validation images of the data set are not used."""
-    unused = f"{len(images)} of {recipe.data.name} are for validation, and not used"
-    advice = "--set evaluation.select=map_at_r --set evaluation.select_on=split chooses the epoch by them"
-    return f"{unused}: {advice}"
 
 
 def _preprocessing(recipe: Recipe, given: DataSplits) -> tuple[Preprocessing | VectorInput, Pipeline | None]:

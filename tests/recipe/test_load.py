@@ -1,7 +1,6 @@
 """Recipes with everything that goes over them, checked."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import tomli_w
@@ -12,17 +11,7 @@ from pml_ext.recipe.tables import merged
 from pml_ext.training.launch import QUICK
 
 from ..overrides import typed
-
-
-def one(name: str, *overrides: str):
-    recipes = load_recipes(name, typed(overrides))
-    assert len(recipes) == 1
-    return next(iter(recipes.values()))
-
-
-def write(folder: Path, text: str, name: str = "mine.toml") -> str:
-    (folder / name).write_text(text)
-    return str(folder / name)
+from .recipes import one, write
 
 
 def test_extends_merges_and_another_name_replaces():

@@ -1,88 +1,17 @@
-"""Files of papers, what recipes quote of them, and the tables that are listed."""
-
-import json
-import textwrap
-from pathlib import Path
+"""Files of papers, and what recipes quote of them."""
 
 import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from pml_ext import registry
 from pml_ext.cli.app import app_for
 from pml_ext.cli.description import describe
 from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
-from pml_ext.recipe import is_full, load_recipes, paper_values, papers, quoted, tables_of_papers, texts
+from pml_ext.recipe import is_full, load_recipes, paper_values, papers, quoted, texts
 from pml_ext.training.report import paper_tables
 
 from ..overrides import typed
-
-PLUGIN = """
-    import importlib.resources
-    from pml_ext.plugin import hookimpl
-
-    @hookimpl
-    def pml_ext_papers():
-        return {"mine": importlib.resources.files(__name__) / "papers" / "mine.toml"}
-
-    @hookimpl
-    def pml_ext_recipes():
-        return [importlib.resources.files(__name__) / "recipes"]
-"""
-PAPER = """
-    title = "Mine"
-    authors = "Me"
-    year = 2026
-
-    [data]
-    Birds = "cub"
-    Figures = "digits"
-
-    [tables.2]
-    title = "Two data sets"
-    heads = ["Network", "Loss"]
-    columns = { Birds = ["R@1", "NMI"], Figures = ["R@1", "time"] }
-    phases = { "Small, Scores" = "learned_metric" }
-    suffixes = { Threes = "_3" }
-    without = { "*, Theirs" = "of another paper" }
-    rows = [
-      ["Small", "Mine", 50, 61.25, 97.5, "-"],
-      ["Small", "Scores", 51, 62, 98.0, 3.0],
-      ["Large", "Mine", 60, 70, 99, 12],
-      ["Large", "Threes", 61, 71, "-", "-"],
-      ["Large", "Theirs", 1, 2, 3, 4],
-    ]
-
-    [tables.fig-1]
-    title = "A figure"
-    without = "nothing is trained"
-"""
-RECIPE = """
-    extends = "pml/contrastive/digits"
-    {}
-    [paper]
-    {}
-"""
-
-
-@pytest.fixture
-def mine(install_plugin):
-    """A plugin of somebody else with a paper; writes recipes of it, or another file of the paper."""
-    with registry.isolated():
-        package = install_plugin("mine", PLUGIN)
-        for folder in ("papers", "recipes"):
-            (package / folder).mkdir()
-        (package / "papers" / "mine.toml").write_text(textwrap.dedent(PAPER))
-
-        def write(paper="", more="", name="one", text=None):
-            if text is not None:
-                (package / "papers" / "mine.toml").write_text(textwrap.dedent(text))
-                return "mine/one"
-            recipe = textwrap.dedent(RECIPE).format(textwrap.dedent(more), textwrap.dedent(paper))
-            (package / "recipes" / f"{name}.toml").write_text(recipe)
-            return str(package / "recipes" / f"{name}.toml")
-
-        yield write
+from .conftest import PAPER
 
 
 def quotes(name, overrides=()):
@@ -204,27 +133,6 @@ def test_a_run_is_read_after_the_papers_file_has_changed(mine, tmp_path):
     assert {row[0]: row[1] for row in about.rows} == {"table": "mine/2", "row": "Small, Mine"}
 
 
-def test_tables_are_listed_with_recipes_and_reasons(mine):
-    mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
-    mine('table = "mine/2"\nrow = "Large, Mine"\ncolumn = "Birds"', '[data]\nname = "digits-unseen"', name="small")
-    mine('table = "mine/2', name="broken")
-    table, figure = (entry for entry in tables_of_papers() if entry["name"].startswith("mine/"))
-    assert table["recipes"] == {"full": ["mine/full"], "small": ["mine/small"]}
-    assert [(row["row"], row["recipes"], row["reason"]) for row in table["rows"]] == [
-        ("Small, Mine", ["mine/full"], ""),
-        ("Small, Scores", [], ""),
-        ("Large, Mine", ["mine/small"], ""),
-        ("Large, Threes", [], ""),
-        ("Large, Theirs", [], "of another paper"),
-    ]
-    assert (figure["name"], figure["reason"]) == ("mine/fig-1", "nothing is trained")
-    told = CliRunner().invoke(app_for(["list"]), ["list", "tables", "--json"])
-    assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2").items() >= table.items()
-    told = CliRunner().invoke(app_for(["list"]), ["list", "tables"], env={"COLUMNS": "250"})
-    (line,) = (line for line in told.stdout.splitlines() if line.startswith("mine/fig-1"))
-    assert "nothing is trained" in line
-
-
 def test_a_table_is_shown_as_printed(mine):
     mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
     (shown,) = describe("mine/2")
@@ -243,12 +151,3 @@ def test_a_table_is_shown_as_printed(mine):
         describe("cbml/99", "table")
     with pytest.raises(UnknownNameError, match="no kind 'nosuch'; nearest: loss"):
         describe("cbml/7", "nosuch")
-
-
-def test_a_paper_that_is_no_table_leaves_the_other_recipes_listed(mine):
-    mine('table = "mine/2"\nrow = "Small, Mine"', name="right")
-    text = 'extends = "pml/contrastive/digits"\npaper = "Me et al."\n'
-    Path(mine("", name="wrong")).write_text(text)
-    Path(mine("", name="wrong-data")).write_text('data = "digits"\n[paper]\ntable = "mine/2"\n')
-    listed = {table["name"]: table for table in tables_of_papers()}
-    assert "mine/right" in listed["mine/2"]["recipes"]["full"]

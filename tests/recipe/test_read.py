@@ -1,24 +1,11 @@
 """Recipes from files: what they extend, and one line for a file that is wrong."""
 
-from pathlib import Path
-
 import pytest
 
 from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.recipe import load_recipes, origin_of, pipelines, read_tables, variant_tables
 
-from ..overrides import typed
-
-
-def one(name: str, *overrides: str):
-    recipes = load_recipes(name, typed(overrides))
-    assert len(recipes) == 1
-    return next(iter(recipes.values()))
-
-
-def write(folder: Path, text: str, name: str = "mine.toml") -> str:
-    (folder / name).write_text(text)
-    return str(folder / name)
+from .recipes import one, write
 
 
 def test_another_data_set_keeps_how_images_are_read(tmp_path):

@@ -7,12 +7,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipe, load_recipes
 
 from ..overrides import typed
-
-
-def one(name: str, *overrides: str):
-    recipes = load_recipes(name, typed(overrides))
-    assert len(recipes) == 1
-    return next(iter(recipes.values()))
+from .recipes import one
 
 
 def test_stages():

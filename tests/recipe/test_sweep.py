@@ -1,24 +1,12 @@
 """The variants of ``[sweep]``, and their ranges of ``[tune]``."""
 
-from pathlib import Path
-
 import pytest
 
 from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.recipe import load_recipes, ranges_of
 
 from ..overrides import typed
-
-
-def one(name: str, *overrides: str):
-    recipes = load_recipes(name, typed(overrides))
-    assert len(recipes) == 1
-    return next(iter(recipes.values()))
-
-
-def write(folder: Path, text: str, name: str = "mine.toml") -> str:
-    (folder / name).write_text(text)
-    return str(folder / name)
+from .recipes import one, write
 
 
 def test_sweeps():

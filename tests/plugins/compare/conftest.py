@@ -1,11 +1,13 @@
 """Fixtures of the tests of this folder."""
 
 import pytest
+import torch
 
 from pml_ext.training.launch import execute
 from pml_ext_compare import runs
+from pml_ext_compare.executors import Executor
 
-from .examples import ONE, OTHER, SMALL, finished_run
+from .examples import ONE, OTHER, SMALL, TUNABLE, finished_run, jobs, metrics
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +44,30 @@ def begun(monkeypatch):
 
     monkeypatch.setattr(runs, "execute", noting)
     return names
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Compute in one thread, as the workers do: sums of other threads round otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def here(one_thread, tmp_path_factory):
+    """The metrics of two runs that were done one after the other in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
+
+
+@pytest.fixture
+def tunable(tmp_path):
+    """A recipe with ranges, a trial of which takes a second."""
+    file = tmp_path / "one.toml"
+    file.write_text(TUNABLE)
+    return str(file)

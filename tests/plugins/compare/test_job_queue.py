@@ -4,35 +4,18 @@ import os
 import signal
 
 import pytest
-import torch
 
 from pml_ext.errors import StoppedError
-from pml_ext.recipe import load_recipes
 from pml_ext.training import signals
 from pml_ext_compare import job_queue
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
 from pml_ext_compare.jobs import JobResult
 from pml_ext_compare.on_slurm import OnSlurm
-from pml_ext_compare.runs import RunJob, plans_of
 
-from .examples import SMALL, silent
+from .examples import jobs, silent
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the workers have: sums of other threads round otherwise
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(before)
-
-
-def jobs(tmp_path, seeds=1, more=""):
-    file = tmp_path / "one.toml"
-    file.write_text(SMALL + more)
-    return [RunJob(plan, "cpu", None) for plan in plans_of(load_recipes(str(file)), tmp_path, seeds)]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class DyingWorkers(Executor):

@@ -2,51 +2,17 @@
 
 import importlib.util
 import time
-from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from pml_ext.errors import ConfigError
-from pml_ext.files import read_json
-from pml_ext.recipe import load_recipes
 from pml_ext_compare import on_slurm
-from pml_ext_compare.executors import Executor
-from pml_ext_compare.job_queue import do
 from pml_ext_compare.on_slurm import OnSlurm, minutes_of
-from pml_ext_compare.runs import RunJob, plans_of
 
-from .examples import SMALL, silent
+from .examples import jobs, metrics, silent
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the workers have: sums of other threads round otherwise
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(before)
-
-
-def jobs(tmp_path, seeds=1, more=""):
-    file = tmp_path / "one.toml"
-    file.write_text(SMALL + more)
-    return [RunJob(plan, "cpu", None) for plan in plans_of(load_recipes(str(file)), tmp_path, seeds)]
-
-
-def metrics(mine, executor, on_progress=silent):
-    with closing(executor):
-        assert do(mine, executor, on_progress) == {}
-    return [read_json(job.plan.folder / "metrics.json")["after"] for job in mine]
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
-        return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Sleeper:

@@ -9,39 +9,13 @@ from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
 from pml_ext_compare.tuning import studies_of, trial_jobs
 
-from .examples import silent
+from .examples import TUNABLE, silent, states
 
 pytest.importorskip("optuna")
 
 
-SMALL = """
-extends = "pml/contrastive/digits"
-data = { name = "digits-unseen" }
-sampler = { batch_size = 4, m = 2, iterations = 2 }
-schedule = { name = "constant", epochs = 2, milestones = [] }
-model = { embedding_size = 8, trunk = { blocks = 1, width = 8 } }
-evaluation = { baselines = false, figures = "few", training_images = 0 }
-
-[tune]
-"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }
-"loss.neg_margin" = { low = 0.2, high = 2.0 }
-"sampler.m" = { choices = [2] }
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path):
-    file = tmp_path / "one.toml"
-    file.write_text(SMALL)
-    return str(file)
-
-
-def states(study):
-    return [trial.state.name for trial in study.optuna_study().get_trials()]
-
-
-def test_a_journal_cut_in_its_last_line_keeps_the_others(recipe, tmp_path):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
+def test_a_journal_cut_in_its_last_line_keeps_the_others(tunable, tmp_path):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
     assert do(trial_jobs([study], "cpu", None)[:1], Executor(), silent) == {}
     assert states(study) == ["COMPLETE"]
     journal = study.place / "journal.log"
@@ -65,7 +39,7 @@ def constant(value=0.5):
 
 
 def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):
-    text = SMALL.replace("low = 0.2, high = 2.0", "low = 0, high = 2").replace("choices = [2]", "low = 2, high = 4")
+    text = TUNABLE.replace("low = 0.2, high = 2.0", "low = 0, high = 2").replace("choices = [2]", "low = 2, high = 4")
     (tmp_path / "one.toml").write_text(text + "[loss]\nneg_margin = 0.5\n")
     monkeypatch.setattr(trials, "train_and_validate", constant())
     (study,) = studies_of(str(tmp_path / "one.toml"), tmp_path, trials=2)
@@ -76,14 +50,14 @@ def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):
     assert type(second.params["sampler.m"]) is int
 
 
-def test_a_kill_while_a_trial_begins_does_not_block_the_study(recipe, tmp_path, monkeypatch):
+def test_a_kill_while_a_trial_begins_does_not_block_the_study(tunable, tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "train_and_validate", constant())
-    (study,) = studies_of(recipe, tmp_path, trials=1)
+    (study,) = studies_of(tunable, tmp_path, trials=1)
     study.optuna_study().enqueue_trial({"loss.neg_margin": 1})  # then killed, before study.ask
     assert states(study) == ["WAITING"]
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study) == ["COMPLETE"]
-    (study,) = studies_of(recipe, tmp_path / "other", trials=2)
+    (study,) = studies_of(tunable, tmp_path / "other", trials=2)
     study.optuna_study().ask()  # then killed, before it has drawn values
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study) == ["FAIL", "COMPLETE"]
@@ -91,7 +65,7 @@ def test_a_kill_while_a_trial_begins_does_not_block_the_study(recipe, tmp_path, 
 
 def test_a_saved_recipe_keeps_settings_of_a_tuned_component(tmp_path, monkeypatch):
     ranges = '"optimizer.name" = { choices = ["sgd"] }\n'
-    (tmp_path / "one.toml").write_text(SMALL + ranges)
+    (tmp_path / "one.toml").write_text(TUNABLE + ranges)
     monkeypatch.setattr(trials, "train_and_validate", constant())
     (study,) = studies_of(str(tmp_path / "one.toml"), tmp_path, trials=1)
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}

@@ -13,39 +13,13 @@ from pml_ext_compare.processes import Processes
 from pml_ext_compare.trials import TrialJob
 from pml_ext_compare.tuning import studies_of, trial_jobs
 
-from .examples import silent
+from .examples import TUNABLE, silent, states
 
 pytest.importorskip("optuna")
 
 
-SMALL = """
-extends = "pml/contrastive/digits"
-data = { name = "digits-unseen" }
-sampler = { batch_size = 4, m = 2, iterations = 2 }
-schedule = { name = "constant", epochs = 2, milestones = [] }
-model = { embedding_size = 8, trunk = { blocks = 1, width = 8 } }
-evaluation = { baselines = false, figures = "few", training_images = 0 }
-
-[tune]
-"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }
-"loss.neg_margin" = { low = 0.2, high = 2.0 }
-"sampler.m" = { choices = [2] }
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path):
-    file = tmp_path / "one.toml"
-    file.write_text(SMALL)
-    return str(file)
-
-
-def states(study):
-    return [trial.state.name for trial in study.optuna_study().get_trials()]
-
-
-def test_two_processes_on_one_journal_share_the_trials(recipe, tmp_path):
-    (study,) = studies_of(recipe, tmp_path, trials=3)
+def test_two_processes_on_one_journal_share_the_trials(tunable, tmp_path):
+    (study,) = studies_of(tunable, tmp_path, trials=3)
     jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many
     with closing(Processes(2)) as executor:
         assert do(jobs, executor, silent) == {}
@@ -55,8 +29,8 @@ def test_two_processes_on_one_journal_share_the_trials(recipe, tmp_path):
     assert len({each.params["loss.neg_margin"] for each in trials}) == 3
 
 
-def test_a_trial_that_was_ended_goes_on(recipe, tmp_path):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
+def test_a_trial_that_was_ended_goes_on(tunable, tmp_path):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
 
     def stop(job, said):
         raise StoppedError(15, "stopped")
@@ -68,11 +42,11 @@ def test_a_trial_that_was_ended_goes_on(recipe, tmp_path):
     assert states(study) == ["COMPLETE", "COMPLETE"]
 
 
-def test_values_wrong_for_one_trial_count_as_a_trial(recipe, tmp_path):
+def test_values_wrong_for_one_trial_count_as_a_trial(tunable, tmp_path):
     ranges = '"sampler.m" = { choices = [2, 3] }'  # three do not divide a batch of four
-    text = SMALL.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
+    text = TUNABLE.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
     (tmp_path / "one.toml").write_text(text.replace("low = 0.2, high = 2.0", "low = 0.0, high = 0.2"))
-    (study,) = studies_of(recipe, tmp_path, trials=4)
+    (study,) = studies_of(tunable, tmp_path, trials=4)
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study)[0] == "COMPLETE"
     assert "FAIL" in states(study)
@@ -85,8 +59,8 @@ def raising(error):
     return train
 
 
-def test_values_that_raise_anything_count_as_a_trial(recipe, tmp_path, monkeypatch):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
+def test_values_that_raise_anything_count_as_a_trial(tunable, tmp_path, monkeypatch):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
     monkeypatch.setattr(trials, "train_and_validate", raising(torch.OutOfMemoryError("out of memory")))
     said = []
     assert do(trial_jobs([study], "cpu", None)[:1], Executor(), lambda job, text: said.append(text)) == {}
@@ -101,8 +75,8 @@ def test_values_that_raise_anything_count_as_a_trial(recipe, tmp_path, monkeypat
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
-def test_a_trial_whose_processes_are_killed_is_given_up(recipe, tmp_path, monkeypatch):
-    (study,) = studies_of(recipe, tmp_path, trials=2)
+def test_a_trial_whose_processes_are_killed_is_given_up(tunable, tmp_path, monkeypatch):
+    (study,) = studies_of(tunable, tmp_path, trials=2)
 
     class Died(BaseException):
         """In place of a kill: it leaves what a killed process leaves."""
@@ -128,11 +102,11 @@ def test_a_trial_whose_processes_are_killed_is_given_up(recipe, tmp_path, monkey
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
-def test_a_first_trial_with_a_drawn_value_may_fail_alone(recipe, tmp_path, monkeypatch):
+def test_a_first_trial_with_a_drawn_value_may_fail_alone(tunable, tmp_path, monkeypatch):
     """The recipe's own value is not in the range, so that the first trial does not tell that all would fail."""
-    text = SMALL.replace('"sampler.m" = { choices = [2] }', '"sampler.m" = { choices = [3, 4] }')
+    text = TUNABLE.replace('"sampler.m" = { choices = [2] }', '"sampler.m" = { choices = [3, 4] }')
     (tmp_path / "one.toml").write_text(text)
-    (study,) = studies_of(recipe, tmp_path, trials=3)
+    (study,) = studies_of(tunable, tmp_path, trials=3)
     assert not study.begins_with_own_values()
     monkeypatch.setattr(trials, "train_and_validate", raising(ConfigError("three do not divide four")))
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}

@@ -16,41 +16,15 @@ from pml_ext_compare.jobs import JobResult
 from pml_ext_compare.tuning import studies_of, trial_jobs, tuned
 
 from ...overrides import typed
-from .examples import silent
+from .examples import TUNABLE, silent, states
 
 pytest.importorskip("optuna")
 
 
-SMALL = """
-extends = "pml/contrastive/digits"
-data = { name = "digits-unseen" }
-sampler = { batch_size = 4, m = 2, iterations = 2 }
-schedule = { name = "constant", epochs = 2, milestones = [] }
-model = { embedding_size = 8, trunk = { blocks = 1, width = 8 } }
-evaluation = { baselines = false, figures = "few", training_images = 0 }
-
-[tune]
-"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }
-"loss.neg_margin" = { low = 0.2, high = 2.0 }
-"sampler.m" = { choices = [2] }
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path):
-    file = tmp_path / "one.toml"
-    file.write_text(SMALL)
-    return str(file)
-
-
-def states(study):
-    return [trial.state.name for trial in study.optuna_study().get_trials()]
-
-
-def test_ranges_follow_the_loss_and_the_overrides(recipe, tmp_path):
-    assert [*ranges_of(recipe)[recipe]] == ["optimizer.lr", "loss.neg_margin", "sampler.m"]
-    assert [*ranges_of(recipe, {"loss.neg_margin": 1.0})[recipe]] == ["optimizer.lr", "sampler.m"]
-    assert [*ranges_of(recipe, {"loss.name": "pml/ntxent"})[recipe]] == ["optimizer.lr", "sampler.m"]
+def test_ranges_follow_the_loss_and_the_overrides(tunable, tmp_path):
+    assert [*ranges_of(tunable)[tunable]] == ["optimizer.lr", "loss.neg_margin", "sampler.m"]
+    assert [*ranges_of(tunable, {"loss.neg_margin": 1.0})[tunable]] == ["optimizer.lr", "sampler.m"]
+    assert [*ranges_of(tunable, {"loss.name": "pml/ntxent"})[tunable]] == ["optimizer.lr", "sampler.m"]
     ours = {name: [*next(iter(ranges_of(name).values()))] for name in ("cbml/frozen", "density/omniglot-small")}
     assert ours["cbml/frozen"][0] == "optimizer.lr"
     assert "loss.mvc_weight" in ours["cbml/frozen"]
@@ -67,7 +41,7 @@ def test_ranges_follow_the_loss_and_the_overrides(recipe, tmp_path):
             load_recipes(str(tmp_path / "wrong.toml"))
 
 
-def test_trials_see_validation_classes_and_are_reproducible(recipe, tmp_path, monkeypatch):
+def test_trials_see_validation_classes_and_are_reproducible(tunable, tmp_path, monkeypatch):
     seen = set()
     evaluate = evaluation.evaluate_split
 
@@ -78,7 +52,7 @@ def test_trials_see_validation_classes_and_are_reproducible(recipe, tmp_path, mo
     monkeypatch.setattr(validation, "evaluate_split", evaluating)
     found = []
     for place in ("one", "two"):
-        (study,) = studies_of(recipe, tmp_path / place, trials=3)
+        (study,) = studies_of(tunable, tmp_path / place, trials=3)
         assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
         found.append(study.about())
         assert trial_jobs([study], "cpu", None) == []  # none is left to do
@@ -93,10 +67,10 @@ def test_trials_see_validation_classes_and_are_reproducible(recipe, tmp_path, mo
 
 
 @pytest.mark.usefixtures("without_report")
-def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
+def test_the_command_tunes_marks_and_saves(tunable, tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext_compare.page.compare_queries", lambda *_: ([], []))
     out = tmp_path / "out"
-    words = ["compare", recipe, "--out", str(out), "--tune", "2", "--save-recipe", "--json"]
+    words = ["compare", tunable, "--out", str(out), "--tune", "2", "--save-recipe", "--json"]
     result = CliRunner().invoke(app_for(words), words, catch_exceptions=False)
     value = json.loads(result.stdout)
     (row,) = value["recipes"]
@@ -110,7 +84,7 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
     assert "Best: optimizer.lr" in (out / "comparison.html").read_text()
     folder = out.joinpath(row["folders"]["0"]).parent
     both = json.loads(
-        CliRunner().invoke(app_for(["compare"]), ["compare", recipe, str(folder), "--out", str(out), "--json"]).stdout
+        CliRunner().invoke(app_for(["compare"]), ["compare", tunable, str(folder), "--out", str(out), "--json"]).stdout
     )
     unequal = {each["trials"]: each["unequal_settings"] for each in both["recipes"]}
     assert unequal == {0: [], 2: [f"trials: 2 (0 in {both['differences_from']})"]}
@@ -118,9 +92,9 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
         studies_of("cbml/digits", out, 2)
 
 
-def test_a_setting_wrong_for_every_trial_ends_all(recipe, tmp_path):
+def test_a_setting_wrong_for_every_trial_ends_all(tunable, tmp_path):
     wrong = ["sampler={name='pml/m-per-class', m=2, batch_size=40}"]  # of four classes
-    (study,) = studies_of(recipe, tmp_path, trials=9, overrides=typed(wrong))
+    (study,) = studies_of(tunable, tmp_path, trials=9, overrides=typed(wrong))
     jobs = trial_jobs([study], "cpu", None)
     said = []
     text = "one.toml: sampler: found batch_size = 40; .* sampler.batch_size=8"
@@ -138,13 +112,13 @@ def constant(value=0.5):
     return train
 
 
-def test_fewer_trials_do_not_use_those_of_a_longer_tuning(recipe, tmp_path, monkeypatch):
+def test_fewer_trials_do_not_use_those_of_a_longer_tuning(tunable, tmp_path, monkeypatch):
     values = [0.1, 0.4, 0.2, 0.9, 0.3, 0.5]
     remaining = list(values)
     monkeypatch.setattr(trials, "train_and_validate", lambda **_: remaining.pop(0))
-    (longer,) = studies_of(recipe, tmp_path, trials=6)
+    (longer,) = studies_of(tunable, tmp_path, trials=6)
     assert do(trial_jobs([longer], "cpu", None), Executor(), silent) == {}
-    (shorter,) = studies_of(recipe, tmp_path, trials=3)
+    (shorter,) = studies_of(tunable, tmp_path, trials=3)
     assert shorter.place == longer.place
     assert trial_jobs([shorter], "cpu", None) == []
     assert [trial["value"] for trial in shorter.about()["trials"]] == values[:3]
@@ -167,22 +141,22 @@ class Killing(Executor):
         yield from super().ended(on_progress)
 
 
-def test_jobs_that_die_are_made_again_until_all_trials_have_ended(recipe, tmp_path, monkeypatch):
+def test_jobs_that_die_are_made_again_until_all_trials_have_ended(tunable, tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "train_and_validate", constant())
-    studies = studies_of(recipe, tmp_path, trials=3)
+    studies = studies_of(tunable, tmp_path, trials=3)
     begun = []
     recipes, failed = tuned(studies, Killing({0: 2}), silent, begin=begun.append)
     assert (begun, failed) == ([3, 1], [])
-    assert recipes[recipe].loss.settings["neg_margin"] == studies[0].best()["loss.neg_margin"]
-    studies = studies_of(recipe, tmp_path / "again", trials=3)
+    assert recipes[tunable].loss.settings["neg_margin"] == studies[0].best()["loss.neg_margin"]
+    studies = studies_of(tunable, tmp_path / "again", trials=3)
     recipes, (row,) = tuned(studies, Killing({0: 99, 1: 99, 2: 99}), silent)
     assert recipes == {}
     (error,) = row.errors.values()
     assert error.startswith("0 of 3 trials have ended; the same command does the others (its worker died 2 times")
 
 
-def test_trials_do_not_read_the_file_again(recipe, tmp_path, monkeypatch):
-    studies = studies_of(recipe, tmp_path / "out", trials=1)
+def test_trials_do_not_read_the_file_again(tunable, tmp_path, monkeypatch):
+    studies = studies_of(tunable, tmp_path / "out", trials=1)
     trained = []
 
     def train(recipe, **_):
@@ -190,16 +164,16 @@ def test_trials_do_not_read_the_file_again(recipe, tmp_path, monkeypatch):
         return 0.5
 
     monkeypatch.setattr(trials, "train_and_validate", train)
-    (tmp_path / "one.toml").write_text(SMALL.replace("width = 8", "width = 16"))
+    (tmp_path / "one.toml").write_text(TUNABLE.replace("width = 8", "width = 16"))
     recipes, _ = tuned(studies, Executor(), silent)
     assert trained[0].model.trunk.settings["width"] == 8
-    assert recipes[recipe].model.trunk.settings["width"] == 8
+    assert recipes[tunable].model.trunk.settings["width"] == 8
 
 
-def test_nothing_but_validation_classes_that_do_not_train_is_tested(recipe, tmp_path):
+def test_nothing_but_validation_classes_that_do_not_train_is_tested(tunable, tmp_path):
     settings = ["evaluation.validation=0.5", "evaluation.select=nmi"]
     settings += ["evaluation.validation_trains=true", "evaluation.test_every=1"]
-    (study,) = studies_of(recipe, tmp_path, trials=1, overrides=typed(settings))
+    (study,) = studies_of(tunable, tmp_path, trials=1, overrides=typed(settings))
     evaluation = study.recipe.evaluation
     assert (evaluation.validation, evaluation.select) == (0.5, "nmi")
     assert (evaluation.validation_trains, evaluation.test_every) == (False, 0)

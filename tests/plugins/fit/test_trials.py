@@ -11,7 +11,7 @@ from pml_ext.data import DataSplits, LabeledImages
 from pml_ext.errors import NothingToLearnError
 from pml_ext.recipe import build_dataset
 from pml_ext_fit import trials
-from pml_ext_fit.candidates import LastBlocks
+from pml_ext_fit.candidates import LastBlocks, SmallNetwork
 from pml_ext_fit.closed_forms import AS_THEY_ARE, CLOSED_FORMS, WITHIN_CLASSES
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.images import describe_images
@@ -54,6 +54,12 @@ def test_trials_have_the_batches_of_the_options(photos, tmp_path, overrides, m, 
     assert (run.recipe.sampler.settings["m"], run.recipe.sampler.batch_size) == (m, batch_size)
     assert run.data.noun == "images"
     assert {name: len(images) for name, images in run.splits.items()} == {"train": 54, "test": 18}
+
+
+def test_a_small_network_has_images_of_its_own_size(photos, tmp_path):
+    tried, candidate = trials_of(photos, tmp_path)  # of splits that were built for the pretrained trunk
+    run = tried.run_of(SmallNetwork(candidate.images), tried.folds.parts[0])
+    assert run.data.preprocessing.image_size == candidate.images.side == 48
 
 
 @pytest.mark.parametrize("override", ["evaluation.validation=0.5", "evaluation={validation=0.5}", "track=mlflow"])
