@@ -80,7 +80,7 @@ class Grouping:
     numbers: Numbers  # the cluster of each image
     distances: Vectors  # distance of each image to its cluster's center
     clusters: list[Cluster]
-    coarser: tuple[int, ...] = ()  # with "auto", numbers of clusters of the coarser partitions
+    other_numbers: tuple[int, ...] = ()  # with "auto", of clusters in the finer and the coarser partitions
 
 
 def check_clusters(clusters: Number) -> None:
@@ -115,8 +115,9 @@ def group(embedded: Embedded, clusters: Number) -> Grouping:
         _, nearest = nearest_of(points, 1, points[drawn])
         unordered = unordered[nearest[:, 0].cpu().numpy()]
     grouping = _numbered_by_size(embedded, method, unordered)
-    coarser = tuple(int(partition.max()) + 1 for partition in partitions[2:])
-    return dataclasses.replace(grouping, coarser=coarser)
+    others = [*partitions[:2][:-1], *partitions[2:]]
+    numbers = tuple(int(partition.max()) + 1 for partition in others)
+    return dataclasses.replace(grouping, other_numbers=numbers)
 
 
 def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Grouping:

@@ -50,13 +50,13 @@ def cluster(
         "folder": str(folder),
         "method": result.grouping.method,
         "table": str(result.table),
-        "coarser": result.grouping.coarser,
+        "other_numbers": result.grouping.other_numbers,
         "clusters": shown,
     }
     text = f"{counted(len(result.clusters), 'cluster')} by {result.grouping.method}; each image is in one"
-    if result.grouping.coarser:
-        fewer = " or ".join(str(number) for number in result.grouping.coarser)
-        text += f". For fewer clusters: --clusters {fewer}"
+    if result.grouping.other_numbers:
+        others = " or ".join(str(number) for number in result.grouping.other_numbers)
+        text += f". For smaller or larger ones: --clusters {others}"
     lines = [text, f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}"]
     columns, rows = _cluster_rows(result)
     right = [0, 1, 3] if "share" in columns else [0, 1]

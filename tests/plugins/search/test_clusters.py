@@ -32,7 +32,9 @@ def test_each_image_is_in_a_cluster_of_its_class():
     assert all(each.share == 1 for each in grouping.clusters)
     assert np.isfinite(grouping.distances).all()
     assert grouping.method == "first neighbors"
-    assert all(number < len(sizes) for number in grouping.coarser)
+    finer, *coarser = grouping.other_numbers
+    assert finer > len(sizes)
+    assert all(number < len(sizes) for number in coarser)
 
 
 def test_a_large_collection_is_clustered_by_a_sample(monkeypatch):
