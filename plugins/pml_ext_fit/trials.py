@@ -194,6 +194,8 @@ class Trials:
 
 def _scores_of_run(run: Run, _: object) -> dict[str, Any]:
     """Return the scores of the held-out items, of the network that would be delivered."""
+    stage = run.stages[-1]
     if run.recipe.model.refit != "none":
-        refit(run)
+        refit(run, run.inputs.features("train", stage))
+        run.embed_features("test", run.inputs.features("test", stage))
     return {"scores": scores_of(run.embeddings("test"), run.true_labels("test"))}

@@ -33,7 +33,7 @@ def fit_embedder(view: View) -> None:
         whitening = TotalWhitening(float(model.shrinkage or 0), model.embedding_size)
         _replace_embedder(view, whitening.fit(view.embeddings("train", "trunk")))
     elif "within-class" in (model.embedder, model.start):
-        refit(view)
+        refit(view, view.embeddings("train", "trunk"))
 
 
 def _check_size(view: View) -> None:
@@ -48,9 +48,8 @@ def _check_size(view: View) -> None:
         )
 
 
-def refit(view: View) -> None:
-    """Replace the embedder by whitening within the training classes, of the trunk's features as they are now."""
-    features = view.embeddings("train", "trunk")
+def refit(view: View, features: Tensor) -> None:
+    """Replace the embedder by whitening within the training classes, of the features of the training images."""
     _replace_embedder(view, _whitened_within_classes(view, features, view.recipe.model.embedding_size))
 
 

@@ -86,16 +86,23 @@ def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dic
     return points
 
 
-def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
+def tested_features(view: View) -> dict[str, Tensor]:
+    """Return the features of the splits that a test compares, in one pass with their embeddings, which are kept."""
+    features = {}
+    for part in _compared_splits(view, view.queries):
+        features[part] = view.embedded(part, features=True)["features"].float()
+    return features
+
+
+def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | None = None) -> dict[str, Metrics]:
     """Return the metrics of the trained network on test and training images, and those of a learned metric.
 
-    A pretrained trunk that was trained, and a head that was fitted again, add those of the features before the head.
+    A pretrained trunk that was trained, and a head that was fitted again, add those of the features before the head,
+    :func:`tested_features`, unless they are given.
     """
     split = view.queries
-    features = {}
-    if trains_pretrained_trunk(view.recipe) or view.recipe.model.refit != "none":
-        for part in _compared_splits(view, split):
-            features[part] = view.embedded(part, features=True)["features"].float()
+    if features is None and trains_pretrained_trunk(view.recipe):
+        features = tested_features(view)
     metrics = {"after": evaluate_split(view, split)}
     if features:
         metrics["features"] = _metrics_of_points(view, split, features)

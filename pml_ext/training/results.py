@@ -15,13 +15,14 @@ from .checkpointing import Checkpointer
 from .closed_form import refit
 from .collapse import collapse, collapse_of_listed
 from .database import TEST, write_csv_files
-from .evaluation import evaluate_split, metrics_after
+from .evaluation import evaluate_split, metrics_after, tested_features
 from .findings import counts, queries_of_metrics, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
 from .records import Records
 from .report import write_run_report
 from .run import Run
 from .state import load_model
+from .verdict import better_features
 
 
 def finish(run: Run, records: Records) -> dict[str, Any]:
@@ -35,16 +36,23 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     if run.history.best["epoch"] is not None:
         best = load_model(run, "best")["epoch"]
     metrics = dict(run.history.metrics)
+    features = None
     if run.recipe.model.refit == "within-class":
         run.listener.step("fitting the head again, to the trained features")
+        features = tested_features(run)
         metrics["trained_head"] = evaluate_split(run, run.queries)
-        refit(run)
+        refit(run, run.inputs.features("train", run.stages[-1]))
+        for split, rows in features.items():
+            run.embed_features(split, rows)
     Checkpointer(run).save_model()
-    metrics |= metrics_after(run, run.stages)
+    metrics |= metrics_after(run, run.stages, features)
     records.add(run.epoch, {TEST: metrics["after"]})
     records.close()
     _warn_of_the_end(run)
     run.history.test_seconds += time.perf_counter() - started
+    ahead = better_features(metrics, run.folder, run.recipe)
+    if ahead and ahead not in run.history.warnings:
+        run.history.warnings.append(ahead)  # shown with the metrics, not before
     result = _about(run, best) | metrics
     write_run_json(run.folder, METRICS, result)
     write_report(run, result)

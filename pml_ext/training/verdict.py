@@ -150,20 +150,24 @@ def _unanswerable(without_answer: Mapping[str, Any], queries: int) -> str:
 
 
 def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
-    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not.
+    """Say that the features before the head are ahead of the embeddings, by Recall@1 or MAP@R; empty if they are not.
 
-    ``folder`` is the run's, for the command that indexes images by features.
+    Features before whitening are those of the frozen trunk. ``folder`` is the run's, for the command that indexes
+    images by features; vectors are features, and are searched without a run.
     """
-    if "features" not in metrics:
+    phase = "frozen" if recipe.model.embedder in CLOSED_FORMS else "features"
+    if phase not in metrics or recipe.model.takes_vectors:
         return ""
-    name = headline_metric(metrics["after"])
-    features = metrics["features"][name]
-    embeddings = metrics["after"][name]
-    if not features > embeddings:
-        return ""
-    numbers = f"{title_of(name)} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
-    command = f"pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
-    return f"The features before the head are better than the embeddings: {numbers}. To search by them, type: {command}"
+    after = metrics["after"]
+    for name in (headline_metric(after), "map_at_r"):
+        if name in after and metrics[phase][name] > after[name]:
+            numbers = f"{title_of(name)} is {percent(metrics[phase][name])} %, and {percent(after[name])} %"
+            command = f"pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
+            return (
+                f"The features before the head are better than the embeddings: {numbers} of the embeddings. To search "
+                f"by them, type: {command}"
+            )
+    return ""
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..data import LabeledImages
 from ..distributed import num_processes, rank
 from ..errors import DataError, PluginWarning, TrainingError
+from ..networks.modes import preserved_modes
 from ..run_view import RunView
 from .activations import TrunkCut
 from .batches import Pass, embed_batches
@@ -84,17 +85,17 @@ class View:
             batches = ((each.images, each.labels) for each in passes)
             return with_features(batches, self.kept.features(split), nn.Identity(), self.embedder)
         if self.frozen:
-            labels = self._batches_of_labels(split, _FEATURES_BATCH)
+            labels = self.batches_of_labels(split, _FEATURES_BATCH)
             return with_features(labels, self.kept.features(split), nn.Identity(), self.embedder)
         if self.cut is not None and split == "validation":
-            labels = self._batches_of_labels(split, self._batch_size)
+            labels = self.batches_of_labels(split)
             return with_features(labels, self.kept.activations(self.cut, split), self.cut.rest, self.embedder)
         return self._passes_of_images(split, self.trunk, self.embedder)
 
-    def _batches_of_labels(self, split: str, batch_size: int) -> Iterator[tuple[None, Tensor]]:
-        """Yield batches of a split without images, for what is computed from the cache."""
+    def batches_of_labels(self, split: str, batch_size: int | None = None) -> Iterator[tuple[None, Tensor]]:
+        """Yield batches of a split without images, for what is computed from the cache; by default as in tests."""
         labels = torch.as_tensor(self.images(split).labels, device=self.device)
-        return ((None, part) for part in torch.split(labels, batch_size))
+        return ((None, part) for part in torch.split(labels, batch_size or self._batch_size))
 
     def _passes_of_images(self, split: str, trunk: nn.Module, embedder: nn.Module) -> Iterator[Pass]:
         images = self.images(split)
@@ -167,6 +168,14 @@ class View:
             start += len(each.embeddings)
         self._results["embeddings", split] = held["embeddings"]
         return held
+
+    @torch.no_grad()
+    def embed_features(self, split: str, features: Tensor) -> None:
+        """Compute a split's embeddings, which :meth:`embeddings` keeps, from its features ``[N, F]``."""
+        with preserved_modes(self.embedder):
+            self.embedder.eval()
+            parts = [self.embedder(part) for part in torch.split(features, _FEATURES_BATCH)]
+        self._results["embeddings", split] = torch.cat(parts)
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
         """Return ``compute()``, called once per key until the network changes."""

@@ -34,25 +34,11 @@ from pml_ext.relations import related_pairs
 from pml_ext.testing import SecondDevice
 from pml_ext.testing.calling import CountedOperations
 
-B = 24
-C = 6
+from .made_up import B, C, points, some_sets, value_and_gradient
+
 NUMPY_ZERO = torch.zeros(1, dtype=torch.long).numpy()[0]
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
 MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, PairMiner)]
-
-
-def points(seed=0, rows=B, size=8):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, size, generator=generator, dtype=torch.float64).requires_grad_()
-
-
-def some_sets(seed=0, rows=B, share=0.35):
-    return torch.rand(rows, C, generator=torch.Generator().manual_seed(seed)) < share
-
-
-def value_and_gradient(loss, x, *arguments, **named):
-    value = loss(x, *arguments, **named)
-    return value.detach(), torch.autograd.grad(value, x)[0]
 
 
 # Weights
@@ -362,12 +348,6 @@ def test_a_relation_and_mined_pairs_keep_the_weights():
 # Miners
 
 
-def as_set(mined):
-    return set(zip(*(index.tolist() for index in mined[:2]), strict=True)), set(
-        zip(*(index.tolist() for index in mined[-2:]), strict=True)
-    )
-
-
 @pytest.mark.parametrize("name", MINERS)
 def test_miners(name):
     x = points()
@@ -412,37 +392,7 @@ def test_miners_that_stand_apart():
         registry.build("hard-quadruplet", "miner", per_class=True, relation=SharedLabel())(x, sets)
 
 
-@pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
-def test_pmls_miners_mine_for_each_anchor(miner):
-    x = points().detach()
-    labels = torch.arange(B) // 4
-    sets = some_sets()
-    wrapped = WithRelation(miner, SharedLabel())
-    assert as_set(wrapped(x, torch.nn.functional.one_hot(labels))) == as_set(miner(x, labels))
-    mined = wrapped(x, sets)
-    weights = SharedLabel().matrix(sets, sets)
-    (a, p) = mined[:2]
-    (b, n) = (mined[0], mined[2]) if len(mined) == 3 else mined[2:]
-    assert (weights[a, p] > 0).all()
-    assert (weights[b, n] == 0).all()
-    assert (a != p).all()
-    assert len(a) > 10
-
-
 # Around and inside of other things
-
-
-@pytest.mark.parametrize("loss", [losses.ContrastiveLoss, losses.TripletMarginLoss, losses.SupConLoss])
-def test_pmls_losses_get_pairs(loss):
-    x = points()
-    labels = torch.arange(B) // 4
-    sets = some_sets()
-    wrapped = WithRelation(loss(), SharedLabel())
-    found = value_and_gradient(wrapped, x, torch.nn.functional.one_hot(labels))
-    torch.testing.assert_close(found, value_and_gradient(loss(), x, labels), rtol=1e-12, atol=1e-12)
-    ours = {"ContrastiveLoss": "tiled-contrastive", "TripletMarginLoss": "tiled-triplet-margin"}
-    twin = registry.build(ours.get(loss.__name__, "tiled-sup-con"), "loss", relation=SharedLabel())
-    torch.testing.assert_close(wrapped(x, sets), twin(x, sets), rtol=1e-6, atol=1e-9)
 
 
 MEMORIES = {

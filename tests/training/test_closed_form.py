@@ -119,3 +119,17 @@ def test_a_head_that_cannot_be_fitted_again_is_refused_before_the_training(tmp_p
             overrides=typed([*FAST, "model.refit=within-class", *settings]),
         )
     assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+
+
+def test_whitening_behind_the_features_is_told_with_what_to_type(tmp_path, monkeypatch):
+    """It is in the metrics, and in the first lines of the report; the head is made useless here."""
+    monkeypatch.setattr(
+        "pml_ext.training.closed_form.fit_within_classes",
+        lambda view, features, shrinkage, size=None: torch.nn.Linear(features.shape[1], size or features.shape[1]),
+    )
+    _, metrics = finished(tmp_path / "run", *FROZEN, "model.embedder=within-class", "model.embedding_size=1")
+    (text,) = [text for text in metrics["warnings"] if "--by features" in text]
+    assert text.startswith("The features before the head are better than the embeddings: Recall@1 is ")
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert report.count("The features before the head are better") == 1
+    assert report.index("--by features") < report.index("<table")

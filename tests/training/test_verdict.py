@@ -92,3 +92,6 @@ def test_features_ahead_of_the_embeddings_are_told():
     )
     assert told({**phases, "after": {"recall_at_1": 0.6}}) == ""
     assert told({"after": {"recall_at_1": 0.5}}) == ""
+    one_fell = {"after": {"recall_at_1": 0.6, "map_at_r": 0.2}, "features": {"recall_at_1": 0.5, "map_at_r": 0.3}}
+    assert told(one_fell).endswith("MAP@R is 30.0 %, and 20.0 % of the embeddings. To search by them, type: "
+                                   "pml-ext index 'a run' 'my photos' --by features")  # fmt: skip
