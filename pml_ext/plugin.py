@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # functions of matrices of pairs
     from .pairwise import check_batch as check_batch
     from .pairwise import euclidean_distances as euclidean_distances
     from .pairwise import exp_bounded as exp_bounded
+    from .pairwise import fill_outside as fill_outside
     from .pairwise import gram as gram
     from .pairwise import hard_pair_masks as hard_pair_masks
     from .pairwise import in_parts as in_parts

@@ -155,5 +155,4 @@ def reduce_uniformly(reducer: BaseReducer, losses: Tensor, count: Tensor, diviso
 
 def _divide_or_zero(total: Tensor, divisor: Tensor) -> Tensor:
     """Return total / divisor; 0 for divisor 0, but NaN if the total or the divisor is NaN."""
-    is_not_zero = divisor != 0
-    return total / torch.where(is_not_zero, divisor, 1) * is_not_zero
+    return total / torch.threshold(divisor.to(total.dtype), 0, torch.inf)

@@ -67,3 +67,11 @@ def test_capabilities_are_those_of_the_nearest_base():
 
     assert pml.capabilities_of(Mine) == {"labels", "indices_tuple", "references"}
     assert pml.capabilities_of(torch.nn.Module) == {"labels", "indices_tuple"}
+
+
+def test_weights_of_classes_fit_their_number():
+    loss = losses.ContrastiveLoss(reducer=reducers.ClassWeightedReducer(torch.ones(3)))
+    pml.check_class_weights(loss, [3, 7], 3)
+    with pytest.raises(ValueError, match="weights of pml/class-weighted must be 4 numbers, .*; got 3"):
+        pml.check_class_weights(loss, [4], 4)
+    pml.check_class_weights(losses.ContrastiveLoss(), [4], 4)

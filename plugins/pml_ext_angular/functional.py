@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import ClassMembers, apply_or_plain, in_parts, log_sum_exp
+from pml_ext.plugin import ClassMembers, apply_or_plain, fill_outside, in_parts, log_sum_exp
 
 # Largest slope 4 t at which products of exponentials of cosines stay finite: they lie between exp(-2 * slope) and
 # exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
 PRODUCT_SLOPE = 16.0
+_BELOW_PRODUCTS = math.exp(-2 * PRODUCT_SLOPE) / 2  # below every product, and so below every sum but 0
 Between = Callable[[Tensor], tuple[Tensor, Tensor]]
 MAX_ENTRIES = 1 << 23  # matrix entries of gathered rows in memory at a time
 
@@ -27,10 +28,49 @@ def squared_tangent(alpha: float) -> float:
     return math.tan(math.radians(alpha)) ** 2
 
 
+def log_sums_of_pairs(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
+    r"""Return :math:`\log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)` of every pair (a, p), ``[P]``, for Eq. (10).
+
+    Similarity and the mask of negatives are ``[B, R]``. Where there are no negatives, the result is a very low number,
+    whose upstream gradient must be 0, as that of ``log_one_plus_exp`` is. The backward pass is differentiable.
+    """
+    log_sums: Tensor = apply_or_plain(_LogSumsOfPairs, _pairs_written_out, similarity, negatives, anchors, partners)
+    return log_sums
+
+
+def _pairs_written_out(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
+    """Return :func:`log_sums_of_pairs` by plain operations."""
+    return log_sum_exp(similarity, negatives)[anchors] - similarity[anchors, partners]
+
+
+class _LogSumsOfPairs(torch.autograd.Function):
+    """The log-sums of pairs, whose backward pass writes one matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
+        exponents = fill_outside(similarity, negatives, _lowest(similarity))
+        shares = torch.softmax(exponents, 1)
+        log_sums = exponents.amax(1) - shares.amax(1).log()  # the greatest exponential is this share of the sum
+        ctx.save_for_backward(similarity, negatives, anchors, partners, shares)
+        return log_sums[anchors] - similarity[anchors, partners]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        similarity, negatives, anchors, partners, shares = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward: recompute from the input
+            shares = torch.softmax(fill_outside(similarity, negatives, _lowest(similarity)), 1)
+        by_anchor = grad.new_zeros(len(similarity)).index_put((anchors,), grad, accumulate=True)
+        gradient = shares * by_anchor[:, None]
+        gradient.index_put_((anchors, partners), -grad, accumulate=True)
+        return gradient, None, None, None
+
+
 def log_sums_of_rows(
-    similarity: Tensor, between: Between, negatives: Tensor, anchors: Tensor, partners: Tensor, slope: float
+    similarity: Tensor, between: Between, negatives: Tensor, anchors: Tensor, partners: Tensor, t: float
 ) -> Tensor:
-    r"""Return :math:`\log \sum_{n \in N_a} \exp k (x_a + x_p)^T x_n` of every pair (a, p), ``[P]``, k the slope.
+    r"""Return :math:`\log \sum_{n \in N_a} \exp f_{a,p,n}` of every pair (a, p), ``[P]``, for Eq. (8).
+
+    .. math:: f_{a,p,n} = 4 t (x_a + x_p)^T x_n - 2 (1 + t) \, x_a^T x_p
 
     Anchors and partners, ``[P]``, are rows and columns of ``similarity``, ``[B, R]``. ``between(partners)`` returns the
     products :math:`x_p^T x_n` of the U distinct partners, ``[U, R]``, and each partner's row in them, ``[P]``.
@@ -38,31 +78,43 @@ def log_sums_of_rows(
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:
         matrix, rows = between(partners)
-        return log_sum_exp(slope * (similarity[anchors] + matrix[rows]), negatives[anchors])
+        return log_sum_exp(4 * t * (similarity[anchors] + matrix[rows]), negatives[anchors])
 
-    return torch.cat(in_parts(log_sums, pairs_at_once(similarity), anchors, partners))
+    sums = torch.cat(in_parts(log_sums, pairs_at_once(similarity), anchors, partners))
+    return torch.sub(sums, similarity[anchors, partners], alpha=2 * (1 + t))
 
 
 def log_sums_of_products(
-    similarity: Tensor, mask: Tensor, classes: ClassMembers, anchors: Tensor, partners: Tensor, slope: float
+    similarity: Tensor,
+    mask: Tensor,
+    classes: ClassMembers | None,
+    anchors: Tensor,
+    partners: Tensor,
+    t: float,
+    first: int = 0,
 ) -> Tensor:
-    r"""Return :math:`\log (E E^T)_{ap}`, ``[P]``, :math:`E = \exp k s` inside a mask and 0 outside.
+    r"""Return :func:`log_sums_of_rows` from a product, where the negatives follow from the labels.
 
-    The result equals :func:`log_sums_of_rows` if the negatives follow from the labels. The cost is one batched product
-    of ``[C, M, B]`` with its transpose, over C classes of M members. Requirements: cosines, a slope of at most
-    :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or all members of some classes. Where
-    a sum is 0, the result is a very low number with gradient zero. The backward pass takes one product and is
+    With :math:`E = \exp 4 t s` inside a mask and 0 outside, it is
+    :math:`\log (E E^T)_{ap} - 2 (1 + t) s_{ap}`. The cost is one batched product of ``[C, M, B]`` with its transpose,
+    over C classes of M members, or one product of the whole matrix without ``classes``. Requirements: cosines,
+    :math:`4 t` of at most :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or all members
+    of some classes; ``first`` is the column of the first row. Where a sum is 0, the result is a very low number, whose
+    upstream gradient must be 0, as that of ``log_one_plus_exp`` is. The backward pass takes one product and is
     differentiable. Under torch.func and forward-mode differentiation, plain operators are used instead.
     """
+    rows_of_partners = partners
+    if first:
+        rows_of_partners = partners - first
     members: Tensor | None = None
     rows_of: tuple[Tensor, Tensor] | None = None
-    places: tuple[Tensor, ...] = (anchors, partners)
-    if len(classes.members) > 1:  # in one group, rows keep their order
+    places: tuple[Tensor, ...] = (anchors, rows_of_partners)
+    if classes is not None:
         members = classes.members
         rows_of = (classes.class_of, classes.place)
-        places = (classes.class_of[anchors], classes.place[anchors], classes.place[partners])
+        places = (classes.class_of[anchors], classes.place[anchors], classes.place[rows_of_partners])
     logarithms: Tensor = apply_or_plain(
-        _LogSumsOfProducts, _products_written_out, similarity, mask, slope, members, rows_of, *places
+        _LogSumsOfProducts, _products_written_out, similarity, mask, t, members, rows_of, places, anchors, partners
     )
     return logarithms
 
@@ -70,16 +122,19 @@ def log_sums_of_products(
 def _products_written_out(
     similarity: Tensor,
     mask: Tensor,
-    slope: float,
+    t: float,
     members: Tensor | None,
     rows_of: tuple[Tensor, Tensor] | None,
-    *places: Tensor,
+    places: tuple[Tensor, ...],
+    anchors: Tensor,
+    partners: Tensor,
 ) -> Tensor:
     """Return :func:`log_sums_of_products` by plain operations; arguments as of :class:`_LogSumsOfProducts`."""
-    rows = _by_class((slope * similarity).exp() * mask, members)
+    rows = _by_class((4 * t * similarity).exp() * mask, members)
     sums = (rows @ rows.mT)[places]
     empty = sums == 0
-    return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
+    logarithms = torch.where(empty, 1, sums).log().masked_fill(empty, _lowest(sums))
+    return torch.sub(logarithms, similarity[anchors, partners], alpha=2 * (1 + t))
 
 
 def _by_class(rows: Tensor, members: Tensor | None) -> Tensor:
@@ -89,40 +144,47 @@ def _by_class(rows: Tensor, members: Tensor | None) -> Tensor:
     return rows[members]
 
 
+def _lowest(like: Tensor) -> float:
+    """Return the finite value used as the logarithm of an empty sum."""
+    return torch.finfo(like.dtype).min / 4
+
+
 class _LogSumsOfProducts(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         similarity: Tensor,
         mask: Tensor,
-        slope: float,
+        t: float,
         members: Tensor | None,
         rows_of: tuple[Tensor, Tensor] | None,
-        *places: Tensor,
+        places: tuple[Tensor, ...],
+        anchors: Tensor,
+        partners: Tensor,
     ) -> Tensor:
-        exponentials = torch.where(mask, similarity, -torch.inf).mul_(slope).exp_()
+        exponentials = fill_outside(similarity, mask, -torch.inf).mul_(4 * t).exp_()
         rows = _by_class(exponentials, members)
         sums = (rows @ rows.mT)[places]
-        ctx.save_for_backward(similarity, mask, members, rows, sums, *places)
-        ctx.slope = slope
+        ctx.save_for_backward(similarity, mask, members, rows, sums, anchors, partners)
+        ctx.t = t
         ctx.rows_of = rows_of
-        # not in place: torch 2.11, compiling, would give the result no gradient
-        return sums.log().clamp(min=torch.finfo(sums.dtype).min / 4)
+        ctx.places = places
+        logarithms = sums.log().clamp(min=_lowest(sums))
+        return torch.sub(logarithms, similarity[anchors, partners], alpha=2 * (1 + t))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        similarity, mask, members, rows, sums, *places = ctx.saved_tensors
+        similarity, mask, members, rows, sums, anchors, partners = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input by differentiable operators
-            rows = _by_class((ctx.slope * similarity).exp() * mask, members)
-            sums = (rows @ rows.mT)[tuple(places)]
-        shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
-        shares = torch.where(sums == 0, 0, shares)  # the quotient may have overflowed there
-        weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(places, shares)
+            rows = _by_class((4 * ctx.t * similarity).exp() * mask, members)
+            sums = (rows @ rows.mT)[ctx.places]
+        shares = 4 * ctx.t * grad / sums.clamp(min=_BELOW_PRODUCTS)
+        weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(ctx.places, shares)
         gradient = (weights + weights.mT) @ rows * rows
         if members is not None:
             gradient = gradient[ctx.rows_of]
-        num_others = 4 + len(places)  # arguments without a gradient
-        return gradient, *[None] * num_others
+        gradient.index_put_((anchors, partners), -2 * (1 + ctx.t) * grad, accumulate=True)
+        return gradient, *[None] * 7
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:

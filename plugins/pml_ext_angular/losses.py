@@ -21,7 +21,6 @@ from pml_ext.plugin import (
     check_number,
     class_members,
     log_one_plus_exp,
-    log_sum_exp,
     per_pair,
     per_triplet,
 )
@@ -54,10 +53,9 @@ class _DotProductLoss(PairLoss):
         """Return ``ALL_ENTRIES``: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
         return Compilation.ALL_ENTRIES
 
-    def _n_pair_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
-        """Return Eq. (10) of every pair; ``positive`` has the similarities of the pairs."""
-        log_sums = log_sum_exp(pairs.matrix, pairs.negatives)
-        return log_one_plus_exp(log_sums[pairs.listed[0]] - positive)
+    def _n_pair_terms(self, pairs: Pairs) -> Tensor:
+        """Return Eq. (10) of every pair."""
+        return log_one_plus_exp(F.log_sums_of_pairs(pairs.matrix, pairs.negatives, *pairs.listed))
 
 
 class _AngularLoss(_DotProductLoss):
@@ -82,22 +80,17 @@ class _AngularLoss(_DotProductLoss):
             return Compilation.ALL_ENTRIES
         return Compilation.EAGER
 
-    def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
+    def _angular_terms(self, pairs: Pairs) -> Tensor:
         """Return Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
-        anchors, partners = pairs.listed
         t = F.squared_tangent(self.alpha)
         if pairs.labels is not None and self._multiplies():
+            classes = class_members(pairs.labels)
             log_sums = F.log_sums_of_products(
-                pairs.matrix,
-                pairs.negatives,
-                class_members(pairs.labels),
-                anchors,
-                partners - pairs.first,
-                slope=4 * t,
+                pairs.matrix, pairs.negatives, classes, *pairs.listed, t, first=pairs.first
             )
         else:
-            log_sums = F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, anchors, partners, slope=4 * t)
-        return log_one_plus_exp(log_sums - 2 * (1 + t) * positive)
+            log_sums = F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, *pairs.listed, t)
+        return log_one_plus_exp(log_sums)
 
     def _record_angles(self, pairs: Pairs) -> None:
         """Record the mean angle at the negative and the share of angles above alpha, over all triplets of the batch."""
@@ -162,7 +155,7 @@ class AngularLoss(_AngularLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per pair, Eq. (8)."""
         self._record_angles(pairs)
-        return per_pair(self._angular_terms(pairs, pairs.matrix[pairs.listed]), pairs)
+        return per_pair(self._angular_terms(pairs), pairs)
 
 
 class NPairLoss(_DotProductLoss):
@@ -184,7 +177,7 @@ class NPairLoss(_DotProductLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per pair, Eq. (10)."""
-        return per_pair(self._n_pair_terms(pairs, pairs.matrix[pairs.listed]), pairs)
+        return per_pair(self._n_pair_terms(pairs), pairs)
 
 
 class NPairAngularLoss(_AngularLoss):
@@ -220,13 +213,12 @@ class NPairAngularLoss(_AngularLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per pair, Eq. (9)."""
-        positive = pairs.matrix[pairs.listed]
-        n_pair = self._n_pair_terms(pairs, positive)
-        angular = self._angular_terms(pairs, positive)
+        n_pair = self._n_pair_terms(pairs)
+        angular = self._angular_terms(pairs)
         self._record_angles(pairs)
         if len(n_pair):
             self.record(n_pair_loss=n_pair, angular_loss=angular)
-        return per_pair(n_pair + self.angular_weight * angular, pairs)
+        return per_pair(torch.add(n_pair, angular, alpha=self.angular_weight), pairs)
 
 
 class AngularTripletLoss(_AngularLoss):

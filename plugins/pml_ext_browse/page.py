@@ -172,14 +172,10 @@ class Page:
     def map(self, run: int, method: str, color: str, clusters: int | str, unseen: bool) -> dict[str, Any]:
         """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
         collection = self.collections[run]
-        gray = ""
         names = list(collection.classes)
         if color == "cluster":
             grouping = collection.clusters(clusters)
-            gray = "in no cluster"
-            titles = {}
-            for cluster in grouping.clusters:
-                titles[cluster.number] = gray if cluster.is_noise else cluster.title
+            titles = {cluster.number: cluster.title for cluster in grouping.clusters}
             names = [titles[number] for number in grouping.numbers.tolist()]
         numbers, positions, note = collection.projection(method, unseen)
 
@@ -188,7 +184,7 @@ class Page:
         groups = []
         for rank, (name, _) in enumerate(counts.most_common()):
             ranks[name] = rank
-            color_of_group, shape = GRAY if name == gray else mark(rank)
+            color_of_group, shape = mark(rank)
             groups.append((drawable(name) or "no class", color_of_group, shape))
 
         points = []

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import apply_or_plain, exp_bounded, masked_mean, masked_sum
+from pml_ext.plugin import apply_or_plain, exp_bounded, fill_outside, masked_mean, masked_sum
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -45,42 +45,45 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
 
 def metric_variance(
     similarity: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
+    masks: Tensor,
     *,
     gamma: float = 0.2,
     reduction: str = "mean",
     detach_target: bool = False,
-    counts: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor, ``[B]``.
 
-    Without positives or negatives, an anchor has 0. Similarity and masks are ``[B, R]``; settings are those of the
-    class. ``counts``: the numbers of positives and of negatives per anchor, ``[B]`` each, in the similarity's dtype, if
-    known.
+    Without positives or negatives, an anchor has 0. Similarity is ``[B, R]``, the masks of positives and of negatives
+    are ``[2, B, R]``; settings are those of the class.
     """
-    if counts is None:
-        num_positives = positives.sum(1, dtype=similarity.dtype)
-        num_negatives = negatives.sum(1, dtype=similarity.dtype)
-    else:
-        num_positives, num_negatives = counts
-    masks_and_counts = (positives, negatives, num_positives, num_negatives)
+    counts = masks.sum(2, dtype=similarity.dtype)
+    variance: Tensor = variance_around_target(
+        similarity, masks, counts, gamma=gamma, reduction=reduction, detach_target=detach_target
+    )
+    variance *= counts[0].clamp(max=1)  # a product keeps NaN, a mask would hide it
+    return variance
+
+
+def variance_around_target(
+    similarity: Tensor, masks: Tensor, counts: Tensor, *, gamma: float, reduction: str, detach_target: bool
+) -> Tensor:
+    """Return :func:`metric_variance` of anchors with positives; others get a finite number, not 0.
+
+    ``counts``: the numbers of positives and of negatives per anchor, ``[2, B]``, in the similarity's dtype.
+    """
     settings = (gamma, reduction, detach_target)
-    variance: Tensor = apply_or_plain(_MetricVariance, _variance_written_out, similarity, *masks_and_counts, *settings)
+    variance: Tensor = apply_or_plain(
+        _VarianceAroundTarget, _variance_written_out, similarity, masks, counts, *settings
+    )
     return variance
 
 
 def _variance_written_out(
-    similarity: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
-    num_positives: Tensor,
-    num_negatives: Tensor,
-    gamma: float,
-    reduction: str,
-    detach_target: bool,
+    similarity: Tensor, masks: Tensor, counts: Tensor, gamma: float, reduction: str, detach_target: bool
 ) -> Tensor:
-    """Return :func:`metric_variance` by plain operations, which have derivatives of any order."""
+    """Return :func:`variance_around_target` by plain operations, which have derivatives of any order."""
+    positives, negatives = masks
+    num_positives, num_negatives = counts
     mean_pos = masked_mean(similarity, positives, num_positives)
     mean_neg = masked_mean(similarity, negatives, num_negatives)
     target = gamma * mean_pos + (1 - gamma) * mean_neg
@@ -89,59 +92,64 @@ def _variance_written_out(
     variance = masked_sum((similarity - target[:, None]).square(), negatives)
     if reduction == "mean":
         variance = variance / num_negatives.clamp(min=1)
-    return variance * num_positives.clamp(max=1)  # a product keeps NaN, a mask would hide it
+    return variance
 
 
-class _MetricVariance(torch.autograd.Function):
-    r"""The metric variance with its gradient written out, in a third of autograd's operations.
+class _VarianceAroundTarget(torch.autograd.Function):
+    r"""The variance with its gradient written out, in a third of autograd's operations.
 
-    With the factor :math:`f_i` of an anchor's sum, which is :math:`1 / |N_i|` or 1, and 0 without positives,
+    With the difference :math:`d_i = \mu^P_i - \mu^N_i` of an anchor's mean similarities, and the center
+    :math:`\tau_i = \mu^N_i + \theta d_i` for :math:`\theta = \gamma^2` (:math:`\gamma` where the target is detached),
 
     .. math::
-        \frac{\partial}{\partial s_{ij}} f_i \sum_{k \in N_i} (s_{ik} - \xi_i)^2 = 2 f_i \Big[
-        [j \in N_i] (s_{ij} - \xi_i) + |N_i| (\xi_i - \mu^N_i) \frac{\partial \xi_i}{\partial s_{ij}} \Big]
+        \sum_{k \in N_i} (s_{ik} - \xi_i)^2
+            &= \sum_{k \in N_i} (s_{ik} - \tau_i)^2 + |N_i| (\gamma^2 - \theta^2) \, d_i^2 \\
+        \frac{\partial}{\partial s_{ij}} \sum_{k \in N_i} (s_{ik} - \xi_i)^2
+            &= 2 \Big[ [j \in N_i] (s_{ij} - \tau_i) + [j \in P_i] \, \gamma^2 \frac{|N_i|}{|P_i|} \, d_i \Big],
+
+    without the positives' term where the target is detached.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         similarity: Tensor,
-        positives: Tensor,
-        negatives: Tensor,
-        num_positives: Tensor,
-        num_negatives: Tensor,
+        masks: Tensor,
+        counts: Tensor,
         gamma: float,
         reduction: str,
         detach_target: bool,
     ) -> Tensor:
-        one_or_more_pos = num_positives.clamp(min=1)
-        one_or_more_neg = num_negatives.clamp(min=1)
-        mean_pos = torch.where(positives, similarity, 0).sum(1) / one_or_more_pos
-        deviations = torch.where(negatives, similarity, 0)
-        mean_neg = deviations.sum(1) / one_or_more_neg
-        target = torch.lerp(mean_neg, mean_pos, gamma)
-        deviations.addcmul_(negatives, target[:, None], value=-1)
-        factor = num_positives.clamp(max=1)
+        positives, negatives = masks.unbind()
+        num_negatives = counts[1]
+        theta = gamma if detach_target else gamma**2
+        one_or_more = counts.clamp(min=1)
+        one_or_more_pos, one_or_more_neg = one_or_more.unbind()
+        means = fill_outside(similarity, masks, 0).sum(2) / one_or_more
+        mean_pos, mean_neg = means.unbind()
+        center = torch.lerp(mean_neg, mean_pos, theta)
+        slopes = fill_outside(similarity - center[:, None], negatives, 0)  # the derivatives, divided by 2
+        difference = mean_pos - mean_neg
+        weighted = difference * num_negatives
+        variance: Tensor = torch.linalg.vector_norm(slopes, dim=1).square()
+        variance = variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
         if reduction == "mean":
-            factor = factor / one_or_more_neg
-        variance: Tensor = torch.linalg.vector_norm(deviations, dim=1).square() * factor
-
-        slopes = deviations  # the derivatives, divided by 2 and the factor
-        if ctx.needs_input_grad[0] and not detach_target:
-            gap = target - mean_neg  # the derivative by the target, divided by the number of negatives
-            ratio = num_negatives / one_or_more_pos
-            slopes.addcmul_(negatives, gap[:, None], value=1 - gamma)
-            slopes.addcmul_(positives, (gap * ratio)[:, None], value=gamma)
-        ctx.save_for_backward(similarity, positives, negatives, num_positives, num_negatives, slopes, factor)
+            variance = variance / one_or_more_neg
+        if not detach_target:
+            slopes.addcmul_(positives, (weighted / one_or_more_pos)[:, None], value=gamma**2)
+        ctx.save_for_backward(similarity, masks, counts, slopes)
         ctx.settings = (gamma, reduction, detach_target)
         return variance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        similarity, *masks_and_counts, slopes, factor = ctx.saved_tensors
-        none = (None,) * 7
+        similarity, masks, counts, slopes = ctx.saved_tensors
+        _, reduction, _ = ctx.settings
+        none = (None,) * 5
         if torch.is_grad_enabled():  # double backward
-            variance = _variance_written_out(similarity, *masks_and_counts, *ctx.settings)
+            variance = _variance_written_out(similarity, masks, counts, *ctx.settings)
             return (*torch.autograd.grad(variance, similarity, grad, create_graph=True), *none)
-        scale = 2 * factor * grad
+        scale = 2 * grad
+        if reduction == "mean":
+            scale = scale / counts[1].clamp(min=1)
         return (slopes * scale[:, None], *none)

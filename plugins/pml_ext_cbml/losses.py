@@ -31,7 +31,7 @@ from pml_ext.plugin import (
     with_log_weights,
 )
 
-from .functional import AVERAGINGS, REDUCTIONS, log_ratio, metric_variance
+from .functional import AVERAGINGS, REDUCTIONS, log_ratio, variance_around_target
 from .statistics import PairStatistics, likelihood_ratio_figures
 
 if TYPE_CHECKING:
@@ -280,27 +280,23 @@ class CBMLLoss(Float64Buffers, PairLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per anchor, Eq. (30)."""
         similarity = pairs.matrix
-        positives = pairs.positives
-        negatives = pairs.negatives
-        num_pos = positives.sum(1, dtype=similarity.dtype)
-        num_neg = negatives.sum(1, dtype=similarity.dtype)
+        counts = pairs.masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
+        hard_positives, hard_negatives = pairs.masks.unbind()
         if self.mining:
-            hard = hard_pair_masks(similarity, positives, negatives, self.epsilon)
-        else:
-            hard = (positives, negatives)
+            hard_positives, hard_negatives = hard_pair_masks(similarity, hard_positives, hard_negatives, self.epsilon)
+        hard = (hard_positives, hard_negatives)
 
-        terms = self._pair_terms(similarity, hard, num_pos, num_neg, pairs.weights)
-        variance = metric_variance(
+        terms = self._pair_terms(similarity, hard, counts, pairs.weights)
+        variance = variance_around_target(
             similarity,
-            positives,
-            negatives,
+            pairs.masks,
+            counts,
             gamma=self.mvc_gamma,
             reduction=self.mvc_reduction,
             detach_target=self.detach_target,
-            counts=(num_pos, num_neg),
         )
 
-        factor = torch.minimum(num_pos, num_neg).clamp(max=1)  # 0 for an anchor without positives or negatives
+        factor = counts.amin(0).clamp(max=1)  # 0 for an anchor without positives or negatives
         if self.skip_unmined:
             factor = factor * (hard[0] | hard[1]).any(1)
         if self.collect_stats:
@@ -313,8 +309,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         self,
         similarity: Tensor,
         pairs: tuple[Tensor, Tensor],
-        num_pos: Tensor,
-        num_neg: Tensor,
+        counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
         """Return the positive and negative terms of Eq. (27) per anchor, ``[2, B]``, computed in the log domain."""
@@ -327,14 +322,13 @@ class CBMLLoss(Float64Buffers, PairLoss):
         similarity = with_log_weights(similarity, pairs[0], weights, slopes[0])
         log_sums = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
         if self.delta != 1:
-            log_sums = log_sums + self._log_delta(num_pos, num_neg)
+            log_sums = log_sums + self._log_delta(counts)
         return AVERAGINGS[self.averaging](log_one_plus_exp(log_sums))
 
-    def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> Tensor | float:
+    def _log_delta(self, counts: Tensor) -> Tensor | float:
         """Return the logarithm of delta; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23), ``[2, B]``."""
         if isinstance(self.delta, str):
-            log_pos = num_pos.clamp(min=1).log()
-            log_neg = num_neg.clamp(min=1).log()
+            log_pos, log_neg = counts.clamp(min=1).log()
             return torch.stack((log_neg - 2 * log_pos, log_pos - 2 * log_neg))
         if self.delta:
             return math.log(self.delta)

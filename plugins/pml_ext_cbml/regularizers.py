@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
+import torch
 from torch import Tensor
 
 from pml_ext.plugin import (
@@ -80,8 +81,9 @@ class MetricVarianceRegularizer(LabeledRegularizer):
             return reduced(embeddings.sum())
         settings: Any = {"gamma": self.gamma, "reduction": self.reduction, "detach_target": self.detach_target}
 
-        def equation(*pairs: Tensor) -> tuple[Tensor]:
-            return (metric_variance(*pairs, **settings),)
+        def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor]:
+            masks = torch.stack((positives, negatives))
+            return (metric_variance(similarity, masks, **settings),)
 
         return per_anchor(*self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size))
 

@@ -113,8 +113,8 @@ class PairStatistics:
         return exponents
 
 
-def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-    """Yield the cosines of some normalized rows with all, ``[T, B]``, and the masks of positive and negative pairs."""
+def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the cosines of some normalized rows with all, ``[T, B]``, and masks of positive and negative pairs."""
     size = rows_per_tile(None, len(x), len(x), x.device) or max(1, len(x))
     for rows in tiles_of_rows(len(x), size):
         similarity = x[rows] @ x.T

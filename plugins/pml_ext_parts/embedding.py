@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +74,3 @@ def _stream_of_files(embedder: FileEmbedder, segments: Sequence[Segment]) -> Ite
             return None
         files += segment.files
     return embedder.embed_files(files, BATCH)
-
-
-ClassNamer = Callable[[str], str]
-"""A function from the path of an image to its class."""

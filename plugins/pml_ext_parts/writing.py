@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pml_ext.tool import ConfigError, DataError, FileEmbedder, check_writable, needs_extra, write_atomically
 
-from .embedding import ClassNamer, embedded_segments
+from .embedding import embedded_segments
 from .segments import Work
 from .tables import META, about
 
@@ -60,7 +60,7 @@ def write_part(embedder: FileEmbedder, work: Work, part: int, parts: int, out: P
 
 
 def tables(
-    embedder: FileEmbedder, work: Work, numbers: Sequence[int], class_of: ClassNamer
+    embedder: FileEmbedder, work: Work, numbers: Sequence[int], class_of: Callable[[str], str]
 ) -> Iterator[tuple[int, pyarrow.Table]]:
     """Embed segments; yield the number and the table of each."""
     columns = {

@@ -199,8 +199,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         (a, p, n), quadruplets = self._triplets(matrix, labels, indices_tuple)
         hard: dict[str, Any] = {"indices": (a, p, n), "reduction_type": "triplet", "divisor": quadruplets}
         if self.pointwise is not None:
-            masks = pair_masks(matrix, labels, indices_tuple)
-            value = POINTWISE[self.pointwise](*scores_of_pairs(head, points, *masks, self.distance.tile(x)))
+            positives, negatives = pair_masks(matrix, labels, indices_tuple)
+            pair_scores = scores_of_pairs(head, points, positives, negatives, self.distance.tile(x))
+            value = POINTWISE[self.pointwise](*pair_scores)
             score = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
             return _without_empty(
                 {"score": score, "embedding": self._embedding_term(embeddings, labels, x, hard, value)}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .collection import Collection as Collection
     from .duplicates import Duplicates as Duplicates
     from .embedded import Embedded as Embedded
+    from .embedded import save_embeddings as save_embeddings
     from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
     from .faiss_index import FaissIndex as FaissIndex
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .problems import RetrievalWarning as RetrievalWarning
     from .problems import StoreWarning as StoreWarning
     from .query import Answer as Answer
-    from .saving import save_embeddings as save_embeddings
     from .trained import TrainedRun as TrainedRun
     from .trained import load_run as load_run
 

@@ -1,4 +1,4 @@
-"""Clusters of embeddings: k-means for a given number, HDBSCAN otherwise; their table and contact sheets."""
+"""Clusters of embeddings: k-means for a given number, first neighbors otherwise; their table and contact sheets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
-from torch import Tensor
 
 from pml_ext.tool import (
     CLUSTERS_COLUMNS,
@@ -33,14 +32,12 @@ from pml_ext.tool import (
 )
 
 from .embedded import Embedded
+from .first_neighbors import first_neighbor_partitions
 from .fonts import font_file
 from .pictures import PictureReader
 
 AUTO = "auto"
-NOISE = -1  # the cluster number of images that HDBSCAN assigns to no cluster
-SMALLEST = 5  # default minimum size of an HDBSCAN cluster
-DENSE = 8000  # most images that HDBSCAN compares pairwise (8 s, 1.3 GB); larger sets are sampled
-SPARSE = 4000  # most images for which a ball tree is as fast as a distance matrix; it saves the memory
+COMPARED = 20_000  # most images whose first neighbors are looked for; larger sets are sampled
 SHEET = 60  # maximum images on a cluster's contact sheet
 SHEETS = 100  # maximum number of contact sheets
 CELL = 108  # pixels from one picture of a sheet to the next
@@ -57,7 +54,7 @@ Number = int | str
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """A cluster of images; ``number`` counts from 0 by decreasing size, and is -1 for images in no cluster."""
+    """A cluster of images; ``number`` counts from 0 by decreasing size."""
 
     number: int
     members: list[int]  # image numbers, nearest to the center first
@@ -66,18 +63,9 @@ class Cluster:
     shares: tuple[tuple[str, float], ...] = ()  # name and fraction of the three most frequent classes
 
     @property
-    def is_noise(self) -> bool:
-        """Whether these are the images in no cluster."""
-        return self.number == NOISE
-
-    @property
     def title(self) -> str:
         """The cluster's size, and its most frequent class if there are classes."""
-        images = counted(len(self.members), "image")
-        if self.number == NOISE:
-            what = f"no cluster (noise): {images}"
-        else:
-            what = f"cluster {self.number}: {images}"
+        what = f"cluster {self.number}: {counted(len(self.members), 'image')}"
         if self.share is None:
             return what
         return f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
@@ -85,86 +73,76 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """All clusters of a folder's images; images in no cluster come last, with a distance of NaN."""
+    """All clusters of a folder's images; each image is in one."""
 
     embedded: Embedded
     method: str
     numbers: Numbers  # the cluster of each image
     distances: Vectors  # distance of each image to its cluster's center
     clusters: list[Cluster]
+    other_numbers: tuple[int, ...] = ()  # with "auto", of clusters in the finer and the coarser partitions
 
 
-def check_clusters(clusters: Number, smallest: int | None) -> None:
-    """Raise ConfigError for an invalid number or minimum size of clusters."""
+def check_clusters(clusters: Number) -> None:
+    """Raise ConfigError for an invalid number of clusters."""
     if clusters != AUTO and (not isinstance(clusters, int) or clusters < 1):
         raise ConfigError(f"--clusters {clusters}: wanted 1 or more, or auto")
-    if smallest is not None and (clusters != AUTO or smallest < 2):
-        raise ConfigError(f"--smallest {smallest}: wanted 2 or more images, with --clusters auto")
 
 
-def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> Grouping:
-    """Return the clusters of images, numbered by size.
+def group(embedded: Embedded, clusters: Number) -> Grouping:
+    """Return the clusters of images, numbered by size; each image is in one.
 
-    A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` runs :class:`sklearn.cluster.HDBSCAN`, which
-    assigns outliers to no cluster. It compares up to 8,000 images pairwise. Of a larger set it clusters a random
-    sample of 8,000; each other image gets the cluster of its nearest sampled image.
-
-    ``smallest``: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
+    A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` takes the second partition of
+    :func:`pml_ext_search.first_neighbors.first_neighbor_partitions`, or the first if there is no other. Of more than
+    20,000 images, it clusters a random sample of 20,000; each other image gets the cluster of its nearest sampled one.
     """
-    check_clusters(clusters, smallest)
+    check_clusters(clusters)
     images = len(embedded.paths)
-    least = clusters if isinstance(clusters, int) else smallest or SMALLEST
-    if images < least:
-        raise ConfigError(f"--clusters {clusters}: wanted {least} images or more; {embedded.folder} has {images}")
     if isinstance(clusters, int):
+        if images < clusters:
+            raise ConfigError(
+                f"--clusters {clusters}: wanted {clusters} images or more; {embedded.folder} has {images}"
+            )
         unordered = kmeans(embedded.embeddings, clusters).cpu().numpy()
-        method = "k-means"
-    else:
-        unordered = _by_density(embedded.embeddings.cpu().float(), least)
-        method = "HDBSCAN"
-        if images > DENSE:
-            method += f" of {DENSE} images, drawn at random; the others by their nearest"
-    return _numbered_by_size(embedded, method, unordered)
+        return _numbered_by_size(embedded, "k-means", unordered)
+    points = embedded.embeddings.cpu().float()
+    drawn = sample_indices(images, COMPARED, seed=0)
+    partitions = first_neighbor_partitions(points[drawn])
+    method = "first neighbors"
+    unordered = partitions[:2][-1]
+    if len(drawn) < images:
+        method += f" of {COMPARED} images, drawn at random; the others by their nearest"
+        _, nearest = nearest_of(points, 1, points[drawn])
+        unordered = unordered[nearest[:, 0].cpu().numpy()]
+    grouping = _numbered_by_size(embedded, method, unordered)
+    others = [*partitions[:2][:-1], *partitions[2:]]
+    numbers = tuple(int(partition.max()) + 1 for partition in others)
+    return dataclasses.replace(grouping, other_numbers=numbers)
 
 
 def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Grouping:
-    """Return clusters in the order of their sizes, given a number for each image; a negative one is no cluster."""
+    """Return clusters in the order of their sizes, given a number for each image."""
     images = len(unordered)
-    sizes = np.bincount(unordered[unordered >= 0], minlength=1)
-    rank = np.argsort(np.argsort(-sizes, kind="stable"))  # inverse permutation
-    numbers = np.where(unordered < 0, NOISE, rank[unordered.clip(0)]).astype(np.int64)
+    rank = np.argsort(np.argsort(-np.bincount(unordered), kind="stable"))  # inverse permutation
+    numbers = rank[unordered].astype(np.int64)
     points = embedded.embeddings.cpu().numpy()
     classes = embedded.classes
-    distances = np.full(images, np.nan, dtype=np.float32)
+    distances = np.empty(images, dtype=np.float32)
     found = []
-    order = np.argsort(np.where(numbers == NOISE, images, numbers), kind="stable")
+    order = np.argsort(numbers, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
         number = int(numbers[part[0]])
-        if number != NOISE:
-            center = points[part].mean(0, dtype=np.float64).astype(np.float32)
-            distances[part] = np.linalg.norm(points[part] - center, axis=1)
-            part = part[np.argsort(distances[part], kind="stable")]
-        counts = Counter(classes[member] for member in part.tolist())
+        center = points[part].mean(0, dtype=np.float64).astype(np.float32)
+        distances[part] = np.linalg.norm(points[part] - center, axis=1)
+        members = part[np.argsort(distances[part], kind="stable")].tolist()
+        counts = Counter(classes[member] for member in members)
         if any(classes):
-            shares = tuple((name, count / len(part)) for name, count in counts.most_common(3))
+            shares = tuple((name, count / len(members)) for name, count in counts.most_common(3))
             name, share = shares[0]
-            found.append(Cluster(number, part.tolist(), name, share, shares))
+            found.append(Cluster(number, members, name, share, shares))
         else:
-            found.append(Cluster(number, part.tolist()))
+            found.append(Cluster(number, members))
     return Grouping(embedded, method, numbers, distances, found)
-
-
-def _by_density(points: Tensor, smallest: int) -> Numbers:
-    from sklearn.cluster import HDBSCAN  # takes 90 MB and a second, which k-means does not need
-
-    drawn = sample_indices(len(points), DENSE, seed=0)
-    algorithm = "ball_tree" if len(drawn) <= SPARSE else "brute"
-    search = HDBSCAN(min_cluster_size=smallest, algorithm=algorithm, copy=True)
-    labels = np.asarray(search.fit_predict(points[drawn].numpy()), dtype=np.int64)
-    if len(drawn) == len(points):
-        return labels
-    _, nearest = nearest_of(points, 1, points[drawn])
-    return np.asarray(labels[nearest[:, 0].cpu().numpy()])
 
 
 # Table and contact sheets
@@ -208,8 +186,6 @@ def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
 
 
 def _sheet_name(number: int) -> str:
-    if number == NOISE:
-        return "noise.png"
     return f"cluster-{number:03d}.png"
 
 
@@ -234,26 +210,20 @@ def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> Non
         writer.writerow(CLUSTERS_COLUMNS)
         columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
         for path_of_image, number, distance, class_name in zip(*columns, strict=True):
-            distance_text = "" if number == NOISE else f"{distance:.6f}"
             sheet = _sheet_name(number) if number in sheets else ""
-            writer.writerow([path_of_image, number, distance_text, class_name, sheet])
+            writer.writerow([path_of_image, number, f"{distance:.6f}", class_name, sheet])
 
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
     """Draw a contact sheet; images of a class other than the cluster's are framed red."""
     embedded = grouping.embedded
     shown = cluster.members[:SHEET]
-    if cluster.number == NOISE:
-        title = cluster.title
-    else:
-        title = f"{cluster.title}, nearest to its center first"
+    title = f"{cluster.title}, nearest to its center first"
     files = [embedded.folder / embedded.paths[member] for member in shown]
     pictures = list(pool.map(lambda file: reader.image(file, CELL), files))
     if cluster.share is None:
         return contact_sheet(title, pictures)
     names = [embedded.class_folders.class_of(embedded.paths[member]) for member in shown]
-    if cluster.number == NOISE:
-        return contact_sheet(title, pictures, names)
     return contact_sheet(title, pictures, names, strange=[name != cluster.name for name in names])
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pml_ext.tool import DataError, WithinClassWhitening, read_image, sample_indices
 
 SAMPLE = 32  # photographs of which copies are made
-HELD = 0.95  # fraction of made-up copies within the radius of their photograph
+HELD = 0.9  # fraction of made-up copies within the radius of their photograph
 FARTHEST = 0.5  # the radius over the median distance of two photographs, at most
 SHRINKAGE = 0.6  # of the covariance
 _SIDE = 512  # the shorter side at which a large JPEG is decoded, of which copies are made
@@ -84,7 +84,7 @@ def fit_metric(files: Sequence[Path], embed: Embed) -> CopyMetric | None:
     """Return the metric of copies in a collection, from made-up copies of a sample of its photographs.
 
     Embeddings are whitened by their covariance within a photograph and its copies: what compression, scaling, cropping
-    and brightness change counts less, and what tells photographs apart counts more. The radius holds 95 % of the
+    and brightness change counts less, and what tells photographs apart counts more. The radius holds 90 % of the
     copies, each measured by a metric that was fitted without its photograph. It is at most half of the median distance
     of two photographs, which bounds it where the network tells copies from other images badly.
 

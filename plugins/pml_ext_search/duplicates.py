@@ -98,7 +98,7 @@ def find_duplicates(embedded: Embedded, embed: Embed | None, radius: float | Non
     Args:
         embedded: the images, or vectors.
         embed: returns embeddings of PIL images, for made-up copies; None for vectors.
-        radius: maximum distance of near copies; by default it holds 95 % of made-up copies.
+        radius: maximum distance of near copies; by default it holds 90 % of made-up copies.
     """
     if radius is not None and not 0 < radius <= 2:  # NaN too
         raise ConfigError(f"--radius {radius:g}: wanted a distance above 0 and at most 2")

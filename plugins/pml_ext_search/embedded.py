@@ -1,4 +1,4 @@
-"""Embedded images of a folder, or vectors of a file."""
+"""Embedded images of a folder, or vectors of a file, and their file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from pml_ext.tool import Numbers, path_bytes
+from pml_ext.tool import Numbers, path_bytes, write_atomically
 
 from .class_folders import ClassFolders
 from .state import crc_of
@@ -52,3 +52,16 @@ class Embedded:
         for id, path, class_name, stat, vector in zip(*columns, strict=True):
             checksums.append(crc_of(vector.data, id, path_bytes(path), class_name, *stat))
         return np.array(checksums)
+
+
+def save_embeddings(embedded: Embedded, path: Path) -> None:
+    """Write embeddings, paths and classes to an ``.npz`` file."""
+    points = embedded.embeddings.cpu().numpy()
+    paths = np.array(embedded.paths)
+    classes = np.array(embedded.classes)
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez(file, embeddings=points, paths=paths, classes=classes)
+
+    write_atomically(path, save)

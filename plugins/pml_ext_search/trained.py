@@ -450,26 +450,23 @@ class TrainedRun(LoadedRun):
 
     # Clusters
 
-    def group(self, images: Embedded, clusters: Number, smallest: int | None = None) -> Grouping:
+    def group(self, images: Embedded, clusters: Number) -> Grouping:
         """Return clusters of embedded images, without writing anything; see :func:`pml_ext_search.group`."""
         from .clusters import group
 
-        return group(images, clusters, smallest)
+        return group(images, clusters)
 
-    def cluster(
-        self, folder: str | Path, clusters: Number, out: str | Path | None = None, smallest: int | None = None
-    ) -> Clusters:
+    def cluster(self, folder: str | Path, clusters: Number, out: str | Path | None = None) -> Clusters:
         """Cluster a folder's images; write a table, and contact sheets of the 100 largest clusters.
 
         Args:
             folder: the folder of the images.
-            clusters: their number, for k-means, or ``"auto"``, for HDBSCAN; see :func:`pml_ext_search.group`.
-            out: the folder to write, with ``clusters.csv``, ``cluster-000.png``, ... and ``noise.png``; by default
-                ``clusters`` in the run's folder.
-            smallest: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
+            clusters: their number, for k-means, or ``"auto"``, by first neighbors; see :func:`pml_ext_search.group`.
+            out: the folder to write, with ``clusters.csv``, ``cluster-000.png`` and so on; by default ``clusters`` in
+                the run's folder.
 
         Returns:
-            The cluster of every path, -1 for none; clusters are numbered by size, the largest first.
+            The cluster of every path; clusters are numbered by size, the largest first.
         """
         from .clusters import check_clusters, group, write_clusters
 
@@ -478,8 +475,8 @@ class TrainedRun(LoadedRun):
         else:
             place = self.folder / "clusters"
         check_writable("-o", place)
-        check_clusters(clusters, smallest)
-        grouping = group(self.embed_folder(folder), clusters, smallest)
+        check_clusters(clusters)
+        grouping = group(self.embed_folder(folder), clusters)
         return write_clusters(place, grouping, self.images.channels)
 
 

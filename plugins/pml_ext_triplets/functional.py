@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import all_entries, apply_or_plain, in_parts, widest_dtype
+from pml_ext.plugin import all_entries, apply_or_plain, fill_outside, in_parts, widest_dtype
 
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
@@ -249,7 +249,7 @@ def _hinge_sums(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
-    far = torch.where(negatives, distances, _FAR)
+    far = fill_outside(distances, negatives, _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
         sums, counts, active, by_negative = _hinges_by_sorting(far, d_ap, kind, all_negatives, weights)
         by_negative.mul_(negatives)

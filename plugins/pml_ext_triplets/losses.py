@@ -128,7 +128,7 @@ class BatchAllTripletLoss(PairLoss):
             return self._listed(pairs, *pairs.triplets)
         if self.positives == "local":
             local = local_positives(pairs.matrix.detach(), pairs.positives, self.percentile)
-            pairs = dataclasses.replace(pairs, positives=local)
+            pairs = dataclasses.replace(pairs, masks=torch.stack((local, pairs.negatives)))
         kind = KINDS[self.kind](self.margin)
         all_negatives = self.triplets == "all"
         if isinstance(kind, Soft):

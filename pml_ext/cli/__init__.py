@@ -70,8 +70,10 @@ def _check_data_without_recipe(arguments: Sequence[str]) -> None:
     if "train" not in arguments:
         return
     for place, argument in enumerate(arguments):
-        option, _, data = argument.partition("=")
-        if option in ("--images", "--vectors"):
+        for option in ("--images", "--vectors"):
+            if argument != option and not argument.startswith(f"{option}="):
+                continue
+            data = argument.removeprefix(option).removeprefix("=")
             following = [*arguments[place + 1 :], "DATA"]
             command = f"pml-ext fit {shlex.quote(data or following[0])}"
             raise ConfigError(f"{option}: train takes a recipe; to have it chosen for your own data, type: {command}")

@@ -11,8 +11,17 @@ from ..registry.entry_points import PluginRecord
 from ..registry.lookup import components, owners_of, plugins, plugins_naming
 
 
-def diagnosis() -> list[PluginRecord]:
-    """Return a copy of the record of each entry point, with its commands, name clashes and failing imports.
+@dataclasses.dataclass
+class Diagnosis(PluginRecord):
+    """A copy of the record of an entry point, with what its hooks name."""
+
+    components: int = 0
+    commands: list[str] = dataclasses.field(default_factory=list)
+    clashes: list[str] = dataclasses.field(default_factory=list)  # texts about names of several plugins
+
+
+def diagnosis() -> list[Diagnosis]:
+    """Return what there is to say of each entry point: its record, commands, name clashes and failing imports.
 
     This calls all hooks, and imports what other distributions' plugins name by its import path.
     """
@@ -20,7 +29,7 @@ def diagnosis() -> list[PluginRecord]:
         plugins_naming(kind)  # a hook that fails is recorded
     records = []
     for record in plugins():
-        copied = dataclasses.replace(record, components=0, commands=[], clashes=[])
+        copied = Diagnosis(**vars(record))
         records.append(copied)
         if record.status in ("ok", "broken") and record.hooks:
             _add_names(copied)
@@ -29,7 +38,7 @@ def diagnosis() -> list[PluginRecord]:
     return records
 
 
-def _add_names(record: PluginRecord) -> None:
+def _add_names(record: Diagnosis) -> None:
     """Add the commands of a plugin and the number of its components, and a text about each name that clashes."""
     for kind in HOOK_OF:
         for name, by_plugin in plugins_naming(kind).items():
@@ -53,7 +62,7 @@ def _clash(kind: str, name: str, others: list[str]) -> str:
     return f"{kind} {name!r}: also of {' and '.join(map(repr, others))}; the bare name {meaning}"
 
 
-def _add_failing_imports(record: PluginRecord) -> None:
+def _add_failing_imports(record: Diagnosis) -> None:
     """Import the classes and commands that a plugin names as text, and add what fails, each failure once."""
     for component in components():
         if component.plugin == record.name:
@@ -69,6 +78,6 @@ def _add_failing_imports(record: PluginRecord) -> None:
                 _add_once(record, error, "pml_ext_commands")
 
 
-def _add_once(record: PluginRecord, error: PluginError, hook: str) -> None:
+def _add_once(record: Diagnosis, error: PluginError, hook: str) -> None:
     if str(error) not in record.error:
         record.add_error(error, hook)

@@ -17,8 +17,8 @@ from .options import AsJson, Verbose
 from .output import print_json, print_result, print_table, stderr, stdout
 
 if TYPE_CHECKING:
-    from ..registry.entry_points import PluginRecord
     from ..testing.runner import CheckResult
+    from .diagnosis import Diagnosis
 
 COUNTED = ("passed", "failed", "skipped", "xfail")
 
@@ -41,7 +41,7 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
         raise Exit(1)
 
 
-def _details(record: PluginRecord) -> str:
+def _details(record: Diagnosis) -> str:
     lines = [
         f"{record.name}: {record.distribution} {record.version}, module {record.module}, {record.status}",
         f"  hooks       {', '.join(record.hooks) or 'none'}",

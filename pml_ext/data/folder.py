@@ -198,7 +198,7 @@ def listed_sheets(table: Path) -> set[str] | None:
         if file.readline().strip() != ",".join(CLUSTERS_COLUMNS):
             return None
         listed = {row[-1] for row in csv.reader(file) if row}
-    return {name for name in listed if re.fullmatch(r"noise\.png|cluster-\d{3,}\.png", name)}
+    return {name for name in listed if re.fullmatch(r"cluster-\d{3,}\.png", name)}
 
 
 def _entries(place: Path) -> dict[str, os.DirEntry[str]]:

@@ -26,7 +26,7 @@ from .tiled import TiledMultiSimilarityLoss as TiledMultiSimilarityLoss
 from .tiled import TiledNTXentLoss as TiledNTXentLoss
 from .tiled import TiledSupConLoss as TiledSupConLoss
 from .tiled import TiledTripletMarginLoss as TiledTripletMarginLoss
+from .with_relation import WithRelation as WithRelation
 from .wrappers import MultipleLosses as MultipleLosses
 from .wrappers import RegularizedLoss as RegularizedLoss
 from .wrappers import SelfSupervisedLoss as SelfSupervisedLoss
-from .wrappers import WithRelation as WithRelation

@@ -81,21 +81,21 @@ class ClassMembers(NamedTuple):
     place: Tensor  # its place in the class, [B]
 
 
-def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers:
-    """Group a batch with labels ``[B]`` by class, for products within each class; into one group if that is cheaper.
+def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers | None:
+    """Group a batch with labels ``[B]`` by class, for products within each class; None if one product is cheaper.
 
-    There is one group if there are at most ``small`` rows, if the padded matrix has more than ``most_fill`` times B
-    entries, and under torch.compile, so that no shape depends on the labels.
+    It is for at most ``small`` rows, and if the padded matrix has more than ``most_fill`` times B entries. Under
+    torch.compile, the result is None too, so that no shape depends on the labels.
     """
-    rows = torch.arange(len(labels), device=labels.device)
     if len(labels) <= small or torch.compiler.is_compiling():
-        return ClassMembers(rows[None], torch.zeros_like(rows), rows)
+        return None
+    rows = torch.arange(len(labels), device=labels.device)
     classes, class_of = torch.unique(labels, return_inverse=True)
     order = class_of.argsort(stable=True)
     sizes = torch.zeros_like(classes, dtype=torch.long).index_add_(0, class_of, torch.ones_like(class_of))
     place = torch.empty_like(rows).index_put_((order,), rows - (sizes.cumsum(0) - sizes)[class_of[order]])
     largest = len(torch.unique(place))
     if len(classes) * largest > most_fill * len(labels):
-        return ClassMembers(rows[None], torch.zeros_like(rows), rows)
+        return None
     members = rows.new_zeros(len(classes), largest).index_put_((class_of, place), rows)
     return ClassMembers(members, class_of, place)

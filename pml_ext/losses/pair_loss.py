@@ -283,7 +283,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         first_row = 0
         if rows is not None:
             first_row = rows.start
-        positives, negatives, weights = tile.masks.weighted_masks(tile.matrix, rows)
+        masks, weights = tile.masks.weighted_masks(tile.matrix, rows)
         triplets = None
         if inputs.indices_tuple is not None:
             triplets = tile.masks.triplets(rows)
@@ -298,8 +298,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
                 labels = inputs.labels[rows]
         return Pairs(
             tile.matrix,
-            positives,
-            negatives,
+            masks,
             weights,
             embeddings=tile.embeddings,
             ref_emb=tile.ref_emb,

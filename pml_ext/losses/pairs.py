@@ -22,8 +22,7 @@ class Pairs:
     """The pairs of all anchors of a batch, or of a tile of T anchors. Matrices are ``[T, R]``."""
 
     matrix: Tensor  # similarities or distances, by the loss's distance
-    positives: Tensor  # masks
-    negatives: Tensor
+    masks: Tensor  # of the positive and of the negative pairs, [2, T, R]
     weights: Tensor | None  # of the positive pairs, above 0 and up to 1, where the relation is graded
     embeddings: Tensor  # the anchors, [T, D], float32 or float64, not normalized
     ref_emb: Tensor  # the columns, [R, D], likewise
@@ -37,6 +36,16 @@ class Pairs:
     whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in the same order
     counts: tuple[Tensor, Tensor] | None = None  # how often an indices_tuple lists each pair; see counts_repeats
     lists_all: bool = False  # listed has every entry of the matrix; see PairLoss.compilation
+
+    @property
+    def positives(self) -> Tensor:
+        """The mask of the positive pairs."""
+        return self.masks[0]
+
+    @property
+    def negatives(self) -> Tensor:
+        """The mask of the negative pairs."""
+        return self.masks[1]
 
     @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,8 @@ from .batch import to_full_precision as to_full_precision
 from .batch import transformed as transformed
 from .batch import widest_dtype as widest_dtype
 from .batch import with_bad_input as with_bad_input
+from .fill import fill_outside as fill_outside
+from .fill import zero_at_most as zero_at_most
 from .listed import Kind as Kind
 from .listed import ListedTuples as ListedTuples
 from .listed import TupleBatch as TupleBatch

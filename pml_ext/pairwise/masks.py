@@ -32,8 +32,8 @@ def pair_masks(
     *,
     has_references: bool = False,
     first: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Return the masks of positive and negative pairs, ``[B, R]`` each, from labels or from a miner's tuple.
+) -> Tensor:
+    """Return the masks of positive and negative pairs, ``[2, B, R]``, from labels or from a miner's tuple.
 
     With an ``indices_tuple``, the masks have only its pairs, or the (a, p) and (a, n) of its triplets, each once.
     Without references the diagonal is left out: an embedding is no partner of itself. References leave nothing out.
@@ -47,10 +47,14 @@ def pair_masks(
         has_references: whether the columns are references and not the batch itself.
         first: without references, the column of the first row, if the rows are a part of the batch.
     """
+    masks = torch.empty(2, *matrix.shape, dtype=torch.bool, device=matrix.device)
+    positives, negatives = masks.unbind()
     if indices_tuple is not None:
         a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
-        positives = _mask(matrix, a1, p)
-        negatives = _mask(matrix, a2, n)
+        masks.zero_()
+        listed = masks.new_ones(())
+        positives.index_put_((a1, p), listed)
+        negatives.index_put_((a2, n), listed)
         if not has_references:
             negatives.diagonal(first).zero_()
     else:
@@ -61,11 +65,11 @@ def pair_masks(
             missing = "labels" if labels is None else "ref_labels"
             raise ValueError(f"{missing} must be given where no indices_tuple is")
         rows = labels[:, None]
-        positives = rows == columns
-        negatives = rows != columns
+        torch.eq(rows, columns, out=positives)
+        torch.ne(rows, columns, out=negatives)
     if not has_references:
         positives.diagonal(first).zero_()
-    return positives, negatives
+    return masks
 
 
 def all_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,57 +137,52 @@ class PairsOfRows:
         anchors, *others = self._lists[number]
         return (anchors[listed] - rows.start, *(index[listed] for index in others))
 
-    def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
-        """Return the masks of positive and negative pairs of a slice of rows; of all rows by default."""
-        positives, negatives, _ = self.weighted_masks(matrix, rows)
-        return positives, negatives
+    def masks(self, matrix: Tensor, rows: slice | None = None) -> Tensor:
+        """Return the masks of positive and negative pairs of a slice of rows, ``[2, T, R]``; of all rows by default."""
+        masks, _ = self.weighted_masks(matrix, rows)
+        return masks
 
-    def weighted_masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def weighted_masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the masks, and the weights of a graded relation, ``[T, R]``, or None without one."""
         first = 0 if rows is None else rows.start
         if self._relation is not None:
             return self._related_masks(self._relation, matrix, rows, first)
         if self._lists is not None:
-            positives, negatives = self._listed_masks(matrix, rows, first)
-            return positives, negatives, None
+            return self._listed_masks(matrix, rows, first), None
         labels = self._labels
         if labels is not None and rows is not None:
             labels = labels[rows]
-        positives, negatives = pair_masks(
-            matrix, labels, None, self._ref_labels, has_references=self._has_references, first=first
-        )
+        masks = pair_masks(matrix, labels, None, self._ref_labels, has_references=self._has_references, first=first)
         if self._self_column is not None:
-            self._leave_out_self(positives, rows)
-        return positives, negatives, None
+            self._leave_out_self(masks[0], rows)
+        return masks, None
 
-    def _listed_masks(self, matrix: Tensor, rows: slice | None, first: int) -> tuple[Tensor, Tensor]:
+    def _listed_masks(self, matrix: Tensor, rows: slice | None, first: int) -> Tensor:
         pairs = (*self._listed(0, rows), *self._listed(1, rows))
         return pair_masks(matrix, None, pairs, has_references=self._has_references, first=first)
 
     def _related_masks(
         self, relation: RelationWeights, matrix: Tensor, rows: slice | None, first: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the masks of a relation, or of listed pairs, with the relation's weights if it is graded."""
         weights = None
         if self._lists is None or relation.graded:
             weights = relation.of_rows(slice(None) if rows is None else rows)
         if self._lists is not None:
-            positives, negatives = self._listed_masks(matrix, rows, first)
+            masks = self._listed_masks(matrix, rows, first)
             if weights is not None:
-                positives &= weights > 0  # NaN: a listed pair that the relation calls neither positive nor negative
+                masks[0].logical_and_(weights > 0)  # NaN: listed, and neither positive nor negative in the relation
         else:
             assert weights is not None
-            positives = weights > 0
-            negatives = weights == 0
-            if not self._has_references:
-                positives.diagonal(first).zero_()
-                negatives.diagonal(first).zero_()
-            if self._self_column is not None:
-                self._leave_out_self(positives, rows)
-                self._leave_out_self(negatives, rows)
+            masks = torch.stack((weights > 0, weights == 0))
+            for mask in masks:
+                if not self._has_references:
+                    mask.diagonal(first).zero_()
+                if self._self_column is not None:
+                    self._leave_out_self(mask, rows)
         if weights is None or not relation.graded:
-            return positives, negatives, None
-        return positives, negatives, weights.to(matrix.dtype)
+            return masks, None
+        return masks, weights.to(matrix.dtype)
 
     def _leave_out_self(self, mask: Tensor, rows: slice | None) -> None:
         """Clear each anchor's own copy in a mask, in place."""
@@ -232,11 +231,6 @@ def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[
         return anchors, positives, anchors, negatives
     a1, p, a2, n = indices
     return a1, p, a2, n
-
-
-def _mask(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    mask = torch.zeros(matrix.shape, dtype=torch.bool, device=matrix.device)
-    return mask.index_put_((rows, columns), mask.new_ones(()))
 
 
 def hard_pair_masks(

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from .batch import apply_or_plain
+from .fill import constant, fill_outside, zero_at_most
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of each row's masked values, ``[B]``, 0 where there are none; values are ``[B, R]``."""
-    return torch.where(mask, values, 0).sum(1)
+    return fill_outside(values, mask, 0).sum(1)
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
@@ -29,12 +30,12 @@ def masked_max(values: Tensor, mask: Tensor, keepdim: bool = False) -> Tensor:
 
     ``keepdim``: whether the result is a column, ``[B, 1]``.
     """
-    return torch.where(mask, values, -torch.inf).amax(1, keepdim=keepdim)
+    return fill_outside(values, mask, -torch.inf).amax(1, keepdim=keepdim)
 
 
 def masked_min(values: Tensor, mask: Tensor, keepdim: bool = False) -> Tensor:
     """Return the least masked value of each row, ``[B]``, infinity where there is none; see :func:`masked_max`."""
-    return torch.where(mask, values, torch.inf).amin(1, keepdim=keepdim)
+    return fill_outside(values, mask, torch.inf).amin(1, keepdim=keepdim)
 
 
 def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0) -> Tensor:
@@ -82,63 +83,60 @@ def _lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
-def _exponents(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Tensor:
-    """Return the exponents :math:`k (s_{ij} - c)` inside a mask, and a very low number outside."""
-    exponents = matrix
-    if slope != 1 or center != 0:
-        exponents = torch.rsub(matrix, -slope * center, alpha=-slope)  # one pass for k s - k c
-    return torch.where(mask, exponents, _lowest(matrix))
+def _exponents(matrix: Tensor, slope: float, center: float) -> Tensor:
+    """Return the exponents :math:`k (s_{ij} - c)`."""
+    if slope == 1 and center == 0:
+        return matrix
+    return torch.rsub(matrix, -slope * center, alpha=-slope)  # one pass for k s - k c
+
+
+def _exponents_inside(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Tensor:
+    """Return the exponents inside a mask, and a very low number outside."""
+    return fill_outside(_exponents(matrix, slope, center), mask, _lowest(matrix))
 
 
 def _written_out(matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor) -> Tensor:
     results = []
     for mask, slope, center in zip(masks, slopes, centers, strict=True):
-        exponents = _exponents(matrix, mask, slope, center)
+        exponents = _exponents_inside(matrix, mask, slope, center)
         results.append(torch.where(mask.any(1), exponents.logsumexp(1), _lowest(matrix)))
-    return _as_rows(results)
-
-
-def _as_rows(sums: list[Tensor]) -> Tensor:
-    """Return sums as the rows of a matrix, ``[S, B]``, and one sum as it is, ``[B]``."""
-    if len(sums) == 1:
-        return sums[0]
-    return torch.stack(sums)
+    if len(results) == 1:
+        return results[0]
+    return torch.stack(results)
 
 
 class _LogSumsExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor) -> Tensor:
-        results = []
-        shares = []
-        for mask, slope, center in zip(masks, slopes, centers, strict=True):
-            exponents = _exponents(matrix, mask, slope, center)
-            greatest = exponents.amax(1)
-            share = torch.softmax(exponents, 1)
-            # The greatest exponential is this share of the sum.
-            results.append(greatest - share.amax(1).log())
-            shares.append(share)
-        log_sums = _as_rows(results)
-        has_entries = log_sums != _lowest(matrix)  # which the logarithm of a number of columns leaves as it is
-        ctx.save_for_backward(matrix, has_entries, *masks, *shares)
+        lowest = constant(_lowest(matrix), matrix)
+        exponents = matrix.new_empty(len(masks), *matrix.shape)
+        for mask, slope, center, out in zip(masks, slopes, centers, exponents.unbind(), strict=True):
+            torch.where(mask, _exponents(matrix, slope, center), lowest, out=out)
+        greatest = exponents.amax(2)
+        shares = torch.softmax(exponents, 2)
+        # The greatest exponential is this share of the sum.
+        log_sums = greatest - shares.amax(2).log()
+        if len(masks) == 1:
+            log_sums = log_sums[0]
+        ctx.save_for_backward(matrix, log_sums, *masks, shares)
         ctx.slopes = slopes
         ctx.centers = centers
         return log_sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        matrix, has_entries, *saved = ctx.saved_tensors
-        count = len(ctx.slopes)
-        masks = saved[:count]
-        shares = saved[count:]
+        matrix, log_sums, *masks, saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the matrix
             sums = zip(masks, ctx.slopes, ctx.centers, strict=True)
-            shares = [torch.softmax(_exponents(matrix, *each), 1) for each in sums]
-        columns = (grad * has_entries)[..., None]
-        first_scale, *scales = [columns] if count == 1 else columns.unbind()
-        gradient = shares[0] * (first_scale * ctx.slopes[0])
-        for share, scale, slope in zip(shares[1:], scales, ctx.slopes[1:], strict=True):
-            gradient.addcmul_(share, scale, value=slope)
-        return (gradient, *[None] * (2 + count))
+            shares = tuple(torch.softmax(_exponents_inside(matrix, *each), 1) for each in sums)
+        else:
+            shares = saved.unbind()
+        # The logarithm of a number of columns, added to the lowest number, leaves it as it is.
+        columns = zero_at_most(grad, log_sums, _lowest(matrix)).reshape(len(masks), -1, 1).unbind()
+        gradient = shares[0] * (columns[0] * ctx.slopes[0])
+        for share, column, slope in zip(shares[1:], columns[1:], ctx.slopes[1:], strict=True):
+            gradient.addcmul_(share, column, value=slope)
+        return (gradient, *[None] * (2 + len(masks)))
 
 
 def exp_bounded(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .batch import apply_or_plain, to_full_precision
+from .fill import zero_at_most
 
 _EPS = 1e-12  # the least length divided by, as in torch.nn.functional.normalize
 _LEAST = 1e-6  # a shorter row has the gradient of a row of this length
@@ -44,21 +45,20 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        length = norm.clamp(min=_EPS)
-        rows = x / length
-        ctx.save_for_backward(x, rows, norm, length)
+        rows = x / norm.clamp(min=_EPS)
+        ctx.save_for_backward(x, rows, norm)
         return rows  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        x, rows, norm, length = ctx.saved_tensors
+        x, rows, norm = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input
             norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             rows = x / norm.clamp(min=_EPS)
-        scales = norm.sign() / norm.clamp(min=_LEAST)  # 0 for a row of zeros
         along = (grad * rows).sum(1, keepdim=True)
-        along = along.masked_fill_(norm < length, 0)  # shorter rows are divided by a constant
-        return torch.addcmul(grad, rows, along, value=-1) * scales  # type: ignore[no-any-return]
+        along = zero_at_most(along, norm, _EPS)  # shorter rows are divided by a constant
+        length = torch.threshold(norm, 0, torch.inf)  # a row of zeros gets gradient zero
+        return torch.addcmul(grad, rows, along, value=-1) / length.clamp(min=_LEAST)
 
 
 def gram(x: Tensor) -> Tensor:
@@ -191,13 +191,12 @@ class _EuclideanDistances(torch.autograd.Function):
             zero = distances == 0
             weights = torch.where(zero, 0, grad / torch.where(zero, 1, distances))
         else:
-            weights = (grad / distances).masked_fill_(distances == 0, 0)
+            weights = zero_at_most(grad / distances, distances, 0)
 
         def gradient(rows: Tensor, weights: Tensor, others: Tensor) -> Tensor:
-            product = weights @ others
-            if ctx.normalized:
-                return -product
-            return weights.sum(1, keepdim=True) * rows - product
+            if ctx.normalized:  # only the product; with beta=0, rows are not read
+                return torch.addmm(rows, weights, others, beta=0, alpha=-1)
+            return torch.addmm(weights.sum(1, keepdim=True) * rows, weights, others, alpha=-1)
 
         if references is None:
             return gradient(x, weights + weights.T, x), None, None

@@ -99,6 +99,9 @@ class Plugins:
     def _add_hooks(self, module: Any, plugin: str) -> list[str]:
         """Add the hooks of a plugin, and return their names; raise for a marked function of another name."""
         check_marks(module)
+        other = self._manager.get_name(module)
+        if other is not None:
+            raise PluginError(f"its module is that of the entry point {other!r} already; remove one of them")
         try:
             self._manager.register(module, plugin)
             self._manager.check_pending()

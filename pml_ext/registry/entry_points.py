@@ -29,9 +29,6 @@ class PluginRecord:
     status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
     error: str = ""  # the reasons, unless the status is "waiting" or "ok"
     hooks: list[str] = dataclasses.field(default_factory=list)
-    components: int = 0  # this and the next two are filled in by pml_ext.cli.diagnosis
-    commands: list[str] = dataclasses.field(default_factory=list)
-    clashes: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0  # time to import it
     traceback: str = ""
 

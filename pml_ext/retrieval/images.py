@@ -48,10 +48,6 @@ class ImageCluster(Protocol):
         """From 0, by decreasing size."""
 
     @property
-    def is_noise(self) -> bool:
-        """Whether these are the images in no cluster."""
-
-    @property
     def members(self) -> Sequence[int]:
         """The places of its images, nearest to the center first."""
 

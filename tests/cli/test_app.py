@@ -92,3 +92,17 @@ def test_plugins_says_where_a_command_is_from(install_command, pml_ext_command):
     told = pml_ext_command("plugins", "-v").stdout
     assert "commands    greet" in told
     assert "commands    embed, index, query, cluster\n" in told
+
+
+def test_the_commands_are_collected_once(pml_ext_command, monkeypatch):
+    """A command that ends well asks for no other, which a sys.exit() in the code of a plugin does."""
+    asked = []
+    commands = registry.commands
+
+    def counted():
+        asked.append(1)
+        return commands()
+
+    monkeypatch.setattr(registry, "commands", counted)
+    assert pml_ext_command("list", "reducers").returncode == 0
+    assert len(asked) == 1

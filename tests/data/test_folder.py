@@ -66,17 +66,17 @@ def test_runs_sheets_and_odd_files_are_no_classes(tmp_path):
         (run / name).mkdir(parents=True)
     (run / "recipe.toml").write_text("")
     (place / "class0" / "clusters.csv").write_text(
-        "path,cluster,distance_to_center,class,sheet\na.png,0,0.1,,cluster-000.png\nb.png,-1,,,noise.png\n"
+        "path,cluster,distance_to_center,class,sheet\na.png,0,0.1,,cluster-000.png\nb.png,1,0.1,,cluster-001.png\n"
     )
     image = next((place / "class1").iterdir())
-    for copy in (run / "figures" / "curve.png", *(place / "class0" / f"{name}.png" for name in ("noise", "own"))):
+    for copy in (run / "figures" / "curve.png", *(place / "class0" / f"{name}.png" for name in ("cluster-001", "own"))):
         shutil.copy(image, copy)
     os.mkfifo(place / "class1" / "pipe.png")
     (place / "class1" / "loop.png").symlink_to("loop.png")
     splits = folder(path=str(place), split="image")
     found = {path.name for path in [*splits.train.paths, *splits.test.paths]}
     assert splits.train.class_names == names
-    assert found & {"curve.png", "noise.png", "own.png", "pipe.png", "loop.png"} == {"own.png"}
+    assert found & {"curve.png", "cluster-001.png", "own.png", "pipe.png", "loop.png"} == {"own.png"}
     assert splits.note == f"{run} is the folder of a run, whose figures are not read as images"
 
 

@@ -17,8 +17,7 @@ def pairs_of(labels, **given):
     same = labels[:, None] == labels
     return Pairs(
         products(points, points),
-        same & ~torch.eye(len(labels), dtype=torch.bool),
-        ~same,
+        torch.stack((same & ~torch.eye(len(labels), dtype=torch.bool), ~same)),
         weights=None,
         embeddings=points,
         ref_emb=points,

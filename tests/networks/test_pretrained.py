@@ -8,7 +8,14 @@ from safetensors.torch import load_file
 
 from pml_ext.errors import ConfigError
 from pml_ext.networks.network import Preprocessing
-from pml_ext.networks.pretrained import PretrainedImages, add_lora, hf_trunk, merged_lora, pretrained_images
+from pml_ext.networks.pretrained import (
+    PretrainedImages,
+    add_lora,
+    hf_trunk,
+    merged_lora,
+    pretrained_images,
+    weights_to_choose,
+)
 from pml_ext.networks.trunks import mlp, timm_trunk, unwrapped_trunk
 from pml_ext.recipe import build_network, load_recipes
 from pml_ext.training.launch import train
@@ -190,3 +197,16 @@ def test_adapters_are_trained_alone_and_merged_by_export(tmp_path):
     assert merged_lora(plain) is plain
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: found \['qkv'\]; linear layers: 1 "):
         add_lora(plain, 2, ["qkv"])
+
+
+def test_the_weights_that_a_trunk_may_name():
+    found = {}
+    for name in ("efficientnet-lite0", "timm/resnet18", "torchvision/resnet18", "hf/google/vit", "convnet"):
+        found[name] = weights_to_choose(name)
+    assert found == {
+        "efficientnet-lite0": ["'imagenet'"],
+        "timm/resnet18": ["a tag of timm"],
+        "torchvision/resnet18": ["'DEFAULT'"],
+        "hf/google/vit": ["'DEFAULT'"],
+        "convnet": [],
+    }

@@ -109,6 +109,24 @@ def test_two_distributions_with_one_entry_point_name(install_loss):
     assert len({"one", "two"} & names()) == 1
 
 
+def test_two_entry_points_of_one_module(install_loss):
+    package = install_loss("foreign")
+    points = package.parent / "foreign-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[pml_ext]\nforeign = foreign\nsame = foreign\n")
+    with pytest.warns(PluginWarning, match="its module is that of the entry point 'foreign' already; remove one"):
+        assert registry.get("foreign").plugin == "foreign"
+    assert (record("foreign").status, record("same").status) == ("ok", "broken")
+
+
+def test_a_plugin_that_is_refused_leaves_no_hook(install_plugin):
+    """A misspelled hook refuses the others of its module too."""
+    trunks = "@hookimpl\ndef pml_ext_trunks():\n    return {'their-trunk': int}\n"
+    misspelled = "@hookimpl\ndef pml_ext_trunk():\n    return {}\n"
+    install_plugin("theirs", f"from pml_ext.plugin import hookimpl\n{trunks}{misspelled}")
+    with pytest.warns(PluginWarning, match="unknown hook 'pml_ext_trunk'"):
+        assert "their-trunk" not in registry.values("trunk")
+
+
 def test_the_output_of_an_import_goes_to_stderr(install_loss, capsys):
     package = install_loss("chatty", name="chatty")
     source = (package / "__init__.py").read_text()

@@ -1,6 +1,5 @@
-"""Relations: sets, trees and matrices against float64 loops; losses and miners with them against listed pairs."""
+"""Losses, miners and memories with relations, against listed pairs."""
 
-import itertools
 import math
 
 import pytest
@@ -34,139 +33,11 @@ from pml_ext.relations import related_pairs
 from pml_ext.testing import SecondDevice
 from pml_ext.testing.calling import CountedOperations
 
-B = 24
-C = 6
+from .made_up import B, C, points, some_sets, value_and_gradient
+
 NUMPY_ZERO = torch.zeros(1, dtype=torch.long).numpy()[0]
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
 MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, PairMiner)]
-
-
-def points(seed=0, rows=B, size=8):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, size, generator=generator, dtype=torch.float64).requires_grad_()
-
-
-def some_sets(seed=0, rows=B, share=0.35):
-    return torch.rand(rows, C, generator=torch.Generator().manual_seed(seed)) < share
-
-
-def value_and_gradient(loss, x, *arguments, **named):
-    value = loss(x, *arguments, **named)
-    return value.detach(), torch.autograd.grad(value, x)[0]
-
-
-# Weights
-
-
-def jaccard(first, second):
-    shared = len(first & second)
-    return shared, shared / len(first | second) if first | second else 0.0
-
-
-@pytest.mark.parametrize("graded", [False, True])
-@pytest.mark.parametrize("threshold", [0.0, 1 / 3, 0.5, 1.0])
-def test_sets_against_a_loop(threshold, graded):
-    first = some_sets(0)
-    second = some_sets(1, 17)
-    relation = SharedLabel(threshold, graded)
-    found = relation.matrix(relation.tensor(first.float(), B), second)
-    one_by_one = relation.weights(first[:, None], second[None])
-    lists = [{label for label in range(C) if row[label]} for row in first]
-    of_lists = relation.matrix(SharedLabel(num_labels=C).tensor([sorted(each) for each in lists], B), second)
-    for i, j in itertools.product(range(B), range(17)):
-        shared, index = jaccard(lists[i], {label for label in range(C) if second[j, label]})
-        wanted = 0.0 if not shared else index if graded else 1.0
-        if shared and index < threshold:
-            wanted = math.nan
-        for each in (found, one_by_one, of_lists):
-            assert each[i, j].item() == pytest.approx(wanted, rel=1e-6, nan_ok=True)
-
-
-PATHS = ["animal/bird/owl", "animal/bird/robin", "animal/fish/cod", "plant/tree/oak", "plant/moss", "animal/bird"]
-
-
-@pytest.mark.parametrize("graded", [False, True])
-@pytest.mark.parametrize("level", [1, 2, 3])
-def test_trees_against_a_loop(level, graded):
-    relation = Hierarchy(PATHS, level, graded)
-    labels = torch.arange(len(PATHS))
-    found = relation.matrix(labels, labels)
-    for i, j in itertools.product(range(len(PATHS)), repeat=2):
-        paths = [PATHS[k].split("/") + [""] * (3 - len(PATHS[k].split("/"))) for k in (i, j)]
-        depth = next((d for d in range(3) if paths[0][d] != paths[1][d]), 3)
-        wanted = 0.0 if depth < level else depth / 3 if graded else 1.0
-        assert found[i, j].item() == pytest.approx(wanted, rel=1e-6)
-    classes = relation.classes(labels)
-    assert graded or torch.equal(classes[:, None] == classes, found > 0)
-    assert relation.tensor(["plant/moss", ("animal", "bird", "owl")], 2).tolist() == [4, 0]
-
-
-def test_unknown_items_are_nobodys_positive():
-    labels = torch.tensor([0, 0, 1, -1, -1])
-    weights = NegativesOnly().matrix(labels, labels)
-    for i, j in itertools.product(range(5), repeat=2):
-        both = labels[i] == -1 and labels[j] == -1
-        assert weights[i, j].item() == pytest.approx(math.nan if both else float(labels[i] == labels[j]), nan_ok=True)
-
-
-def random_numbers(columns, seed=0, integers=False):
-    generator = torch.Generator().manual_seed(seed)
-    numbers = 10 * torch.rand(B, *columns, generator=generator, dtype=torch.float64)
-    return numbers.long() if integers else numbers
-
-
-@pytest.mark.parametrize("integers", [False, True])
-@pytest.mark.parametrize("columns", [(), (1,), (3,)])
-@pytest.mark.parametrize(
-    ("within", "beyond", "graded", "p"), [(2, None, False, 2), (2, 4.5, True, 1), (3, None, True, 2)]
-)
-def test_numbers_against_a_loop(within, beyond, graded, p, columns, integers):
-    relation = pml_ext.Near(within, beyond, graded, p)
-    x = random_numbers(columns, 0, integers)
-    y = random_numbers(columns, 1, integers)
-    found = relation.matrix(relation.tensor(x, B), relation.tensor(y, B))
-    assert relation.tensor(x, B).dtype == x.dtype
-    for i, j in itertools.product(range(B), repeat=2):
-        parts = (x[i].reshape(-1) - y[j].reshape(-1)).abs().tolist()
-        distance = sum(part**p for part in parts) ** (1 / p)
-        far = within if beyond is None else beyond
-        expected = math.nan
-        if distance > far or (graded and distance >= far):
-            expected = 0.0
-        if distance < within or (distance == within and not graded):
-            expected = 1 - distance / within if graded else 1.0
-        assert found[i, j].item() == pytest.approx(expected, abs=1e-6, nan_ok=True)
-
-
-def test_classes_may_be_numbers():
-    names = ["37", "4", "40.5"]
-    relation = pml_ext.Near.of_classes(names, within=4, graded=True)
-    labels = torch.tensor([0, 2, 1])
-    numbers = torch.tensor([37, 40.5, 4])
-    expected = pml_ext.Near(4, graded=True).matrix(numbers, numbers)
-    torch.testing.assert_close(relation.matrix(labels, labels), expected)
-    assert pml_ext.Near.of_classes(["1 2", "4 6"], within=5).matrix(labels[:1], labels[2:]).tolist() == [[1.0]]
-
-
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int64])
-def test_differences_of_small_integers_are_exact(kind):
-    ages = torch.tensor([1, 2, 100], dtype=kind)
-    assert pml_ext.Near(1).matrix(ages, ages).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    if kind != torch.uint8:
-        assert pml_ext.Near(150).matrix(ages, -ages)[2, 2] == 0
-
-
-def test_groups_against_a_loop():
-    classes = torch.randint(3, (B,), generator=torch.Generator().manual_seed(0))
-    groups = torch.randint(-1, 4, (B,), generator=torch.Generator().manual_seed(1))
-    relation = pml_ext.DifferentGroups()
-    labels = relation.tensor(torch.stack([classes, groups], 1), B)
-    found = relation.matrix(labels, labels)
-    for i, j in itertools.product(range(B), repeat=2):
-        expected = float(classes[i] == classes[j])
-        if groups[i] >= 0 and groups[i] == groups[j]:
-            expected = math.nan
-        assert found[i, j].item() == pytest.approx(expected, nan_ok=True)
 
 
 X = points()
@@ -286,15 +157,6 @@ def test_a_relation_gives_what_its_pairs_give(name, case):
     assert wanted[1].abs().max() > 0
 
 
-def test_a_matrix_of_the_batch():
-    x = points()
-    matrix = torch.where(torch.rand(B, B, generator=torch.Generator().manual_seed(3)) < 0.3, math.nan, 0.0)
-    matrix[torch.arange(B), (torch.arange(B) + 1) % B] = 1
-    wanted = CBMLLoss()(x, None, (*torch.where(matrix == 1), *torch.where((matrix == 0).fill_diagonal_(False))))
-    for loss, labels in itertools.product((CBMLLoss(), CBMLLoss(tile_size=5)), (None, torch.arange(B))):
-        torch.testing.assert_close(loss(x, labels, relation=FromMatrix(matrix)), wanted)
-
-
 def graded_loops(x, weights):
     """CBML, multi-similarity, contrastive and SupCon with weights of positive pairs, anchor by anchor."""
     points = torch.nn.functional.normalize(x)
@@ -362,12 +224,6 @@ def test_a_relation_and_mined_pairs_keep_the_weights():
 # Miners
 
 
-def as_set(mined):
-    return set(zip(*(index.tolist() for index in mined[:2]), strict=True)), set(
-        zip(*(index.tolist() for index in mined[-2:]), strict=True)
-    )
-
-
 @pytest.mark.parametrize("name", MINERS)
 def test_miners(name):
     x = points()
@@ -412,37 +268,7 @@ def test_miners_that_stand_apart():
         registry.build("hard-quadruplet", "miner", per_class=True, relation=SharedLabel())(x, sets)
 
 
-@pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
-def test_pmls_miners_mine_for_each_anchor(miner):
-    x = points().detach()
-    labels = torch.arange(B) // 4
-    sets = some_sets()
-    wrapped = WithRelation(miner, SharedLabel())
-    assert as_set(wrapped(x, torch.nn.functional.one_hot(labels))) == as_set(miner(x, labels))
-    mined = wrapped(x, sets)
-    weights = SharedLabel().matrix(sets, sets)
-    (a, p) = mined[:2]
-    (b, n) = (mined[0], mined[2]) if len(mined) == 3 else mined[2:]
-    assert (weights[a, p] > 0).all()
-    assert (weights[b, n] == 0).all()
-    assert (a != p).all()
-    assert len(a) > 10
-
-
 # Around and inside of other things
-
-
-@pytest.mark.parametrize("loss", [losses.ContrastiveLoss, losses.TripletMarginLoss, losses.SupConLoss])
-def test_pmls_losses_get_pairs(loss):
-    x = points()
-    labels = torch.arange(B) // 4
-    sets = some_sets()
-    wrapped = WithRelation(loss(), SharedLabel())
-    found = value_and_gradient(wrapped, x, torch.nn.functional.one_hot(labels))
-    torch.testing.assert_close(found, value_and_gradient(loss(), x, labels), rtol=1e-12, atol=1e-12)
-    ours = {"ContrastiveLoss": "tiled-contrastive", "TripletMarginLoss": "tiled-triplet-margin"}
-    twin = registry.build(ours.get(loss.__name__, "tiled-sup-con"), "loss", relation=SharedLabel())
-    torch.testing.assert_close(wrapped(x, sets), twin(x, sets), rtol=1e-6, atol=1e-9)
 
 
 MEMORIES = {
@@ -491,7 +317,7 @@ def test_compiled():
 def test_tiles_have_no_matrix_of_the_batch():
     with CountedOperations() as counted:
         CBMLLoss(tile_size=16, relation=SharedLabel())(points(0, 512).detach(), some_sets(0, 512))
-    assert counted.largest <= 16 * 512
+    assert counted.largest <= 2 * 16 * 512  # the masks of both kinds of pairs of a tile
 
 
 CLASSES = torch.arange(B) // 4
@@ -564,24 +390,6 @@ def test_a_memory_of_integers_takes_floats():
     memory.add_to_memory(points(), torch.arange(B))
     memory.add_to_memory(points(1), torch.arange(B) + 0.25)
     assert torch.equal(memory.label_memory, torch.cat([torch.arange(B), torch.arange(B) + 0.25]))
-
-
-def test_a_missing_label_of_a_table_is_no_label():
-    table = torch.tensor([[1.0, 0.0], [float("nan"), 1.0], [0.0, float("nan")]])
-    with pytest.raises(ValueError, match="multi-hot labels of SharedLabel have 2 NaN; wanted 0"):
-        SharedLabel().tensor(table, 3)
-
-
-def test_numbers_of_lists_keep_their_digits():
-    """float32 has a spacing of 128 at timestamps."""
-    times = [1_700_000_000.0, 1_700_000_059.0, 1_700_000_121.0]
-    wanted = [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    near = pml_ext.Near(60)
-    numbers = near.tensor(times, 3)
-    assert near.matrix(numbers, numbers).tolist() == wanted
-    by_class = pml_ext.Near(60, numbers=times)
-    classes = torch.arange(3)
-    assert by_class.matrix(classes, classes).tolist() == wanted
 
 
 def test_lists_of_labels_of_other_widths_are_compared():

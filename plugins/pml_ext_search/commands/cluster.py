@@ -16,6 +16,7 @@ from pml_ext.tool import (
     RunFolder,
     StoreFolder,
     Workers,
+    counted,
     print_result,
     printable,
 )
@@ -29,34 +30,33 @@ if TYPE_CHECKING:
 def cluster(
     run: RunFolder,
     folder: ImageFolder,
-    clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (HDBSCAN).")],
+    clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (first neighbors).")],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
-    smallest: Annotated[int | None, Option(help="With --clusters auto: smallest cluster size (default 5).")] = None,
     by: ComparedBy = None,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Cluster a folder's images into a CSV table and contact sheets. HDBSCAN's outliers are cluster -1."""
+    """Cluster a folder's images into a CSV table and contact sheets; each image is in one cluster."""
     number: int | str = clusters
     if clusters.removeprefix("-").isdecimal():
         number = int(clusters)
     with embedding_run(run, folder, device, workers, store, by) as trained:
-        result = trained.cluster(folder, number, out, smallest=smallest)
+        result = trained.cluster(folder, number, out)
     sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
     shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
-    about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table), "clusters": shown}
-    found = 0
-    noise = 0
-    for each in result.clusters:
-        if each.number >= 0:
-            found += 1
-        else:
-            noise += len(each.members)
-    text = f"{found} clusters by {result.grouping.method}"
-    if clusters == "auto":
-        text += f"; {noise} images in none (cluster -1)"
+    about = {
+        "folder": str(folder),
+        "method": result.grouping.method,
+        "table": str(result.table),
+        "other_numbers": result.grouping.other_numbers,
+        "clusters": shown,
+    }
+    text = f"{counted(len(result.clusters), 'cluster')} by {result.grouping.method}; each image is in one"
+    if result.grouping.other_numbers:
+        others = " or ".join(str(number) for number in result.grouping.other_numbers)
+        text += f". For smaller or larger ones: --clusters {others}"
     lines = [text, f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}"]
     columns, rows = _cluster_rows(result)
     right = [0, 1, 3] if "share" in columns else [0, 1]

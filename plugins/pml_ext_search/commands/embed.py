@@ -129,7 +129,7 @@ def _embed_to_file(
     as_json: bool,
     by: By | None,
 ) -> None:
-    from ..saving import save_embeddings
+    from ..embedded import save_embeddings
 
     if out.suffix != ".npz":
         raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")

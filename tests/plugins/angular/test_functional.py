@@ -32,11 +32,36 @@ def between_of(similarity):
     return between
 
 
-def log_sums(x, slope):
+def log_sums(x, t):
+    """The logarithms of the sums in Eq. (8)."""
     rows = []
     for a, p in zip(*(index.tolist() for index in PAIRS), strict=True):
-        rows.append(sum(torch.exp(slope * (x[a] + x[p]) @ x[n]) for n in negatives_of(a)).log())
+        exponents = [4 * t * (x[a] + x[p]) @ x[n] - 2 * (1 + t) * x[a] @ x[p] for n in negatives_of(a)]
+        rows.append(sum(map(torch.exp, exponents)).log())
     return torch.stack(rows)
+
+
+def test_sums_of_pairs_are_those_of_a_loop():
+    x = points().requires_grad_()
+    mask = LABELS[:, None] != LABELS
+    found = functional.log_sums_of_pairs(x @ x.T, mask, *PAIRS)
+    rows = []
+    for a, p in zip(*(index.tolist() for index in PAIRS), strict=True):
+        rows.append(sum(torch.exp(x[a] @ x[n] - x[a] @ x[p]) for n in negatives_of(a)).log())
+    expected = torch.stack(rows)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)))
+
+
+def test_sums_of_pairs_have_derivatives_of_any_order_and_mode():
+    similarity = (points() @ points().T).requires_grad_()
+    mask = LABELS[:, None] != LABELS
+
+    def compute(matrix):
+        return functional.log_sums_of_pairs(matrix, mask, *PAIRS)
+
+    assert gradcheck(compute, similarity, check_forward_ad=True)
+    assert gradgradcheck(compute, similarity)
 
 
 @pytest.mark.parametrize("entries", [1 << 23, 7])
@@ -45,21 +70,21 @@ def test_sums_of_rows_are_those_of_a_loop(monkeypatch, entries):
     x = points().requires_grad_()
     similarity = x @ x.T
     mask = LABELS[:, None] != LABELS
-    found = functional.log_sums_of_rows(similarity, between_of(similarity), mask, *PAIRS, 3.0)
-    expected = log_sums(x, 3.0)
+    found = functional.log_sums_of_rows(similarity, between_of(similarity), mask, *PAIRS, 0.75)
+    expected = log_sums(x, 0.75)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)))
 
 
 @pytest.mark.parametrize("small", [0, 100])
-@pytest.mark.parametrize("slope", [4.0, functional.PRODUCT_SLOPE])
-def test_sums_of_products_are_those_of_a_loop(small, slope):
+@pytest.mark.parametrize("t", [1.0, functional.PRODUCT_SLOPE / 4])
+def test_sums_of_products_are_those_of_a_loop(small, t):
     """By class, and in one group."""
     x = points().requires_grad_()
     mask = LABELS[:, None] != LABELS
     classes = class_members(LABELS, small=small)
-    found = functional.log_sums_of_products(x @ x.T, mask, classes, *PAIRS, slope)
-    expected = log_sums(x, slope)
+    found = functional.log_sums_of_products(x @ x.T, mask, classes, *PAIRS, t)
+    expected = log_sums(x, t)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)))
 
@@ -69,27 +94,34 @@ def test_products_have_derivatives_of_any_order_and_mode():
     mask = LABELS[:, None] != LABELS
 
     def compute(matrix):
-        return functional.log_sums_of_products(matrix, mask, class_members(LABELS, small=0), *PAIRS, 2.0)
+        return functional.log_sums_of_products(matrix, mask, class_members(LABELS, small=0), *PAIRS, 0.5)
 
     assert gradcheck(compute, similarity, check_forward_ad=True)
     assert gradgradcheck(compute, similarity)
 
 
-@pytest.mark.parametrize("slope", [0.5, 2.0, 4.0])
-def test_products_without_negatives_have_no_gradient(slope):
-    similarity = (points() @ points().T).requires_grad_()
-    mask = torch.zeros(6, 6, dtype=torch.bool)
-    found = functional.log_sums_of_products(similarity, mask, class_members(LABELS), *PAIRS, slope)
-    assert (found < -1e300).all()
-    assert not torch.autograd.grad(found.sum(), similarity)[0].any()
+SUMS = {
+    "pairs": lambda matrix, mask: functional.log_sums_of_pairs(matrix, mask, *PAIRS),
+    "rows": lambda matrix, mask: functional.log_sums_of_rows(matrix, between_of(matrix), mask, *PAIRS, 1.0),
+    "products": lambda matrix, mask: functional.log_sums_of_products(matrix, mask, None, *PAIRS, 4.0),
+    "products by class": lambda matrix, mask: functional.log_sums_of_products(
+        matrix, mask, class_members(LABELS, small=0), *PAIRS, 0.125
+    ),
+}
 
 
-def test_rows_without_negatives_have_no_gradient():
-    similarity = (points() @ points().T).requires_grad_()
-    mask = torch.zeros(6, 6, dtype=torch.bool)
-    found = functional.log_sums_of_rows(similarity, between_of(similarity), mask, *PAIRS, 4.0)
-    assert (found < -1e300).all()
-    assert not torch.autograd.grad(found.sum(), similarity)[0].any()
+@pytest.mark.parametrize("sums", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pairs_without_negatives_have_no_gradient(sums, dtype):
+    """Neither a first nor a second one; the loss is the logarithm of 1."""
+    similarity = (points() @ points().T).to(dtype).requires_grad_()
+    found = sums(similarity, torch.zeros(6, 6, dtype=torch.bool))
+    assert (found < -1e36).all()
+    loss = torch.nn.functional.softplus(found).sum()
+    assert loss == 0
+    (gradient,) = torch.autograd.grad(loss, similarity, create_graph=True)
+    assert gradient.tolist() == torch.zeros(6, 6).tolist()
+    assert not torch.autograd.grad(gradient.square().sum() + gradient.sum(), similarity)[0].any()
 
 
 def test_sides_and_angles_are_those_of_the_triangle():

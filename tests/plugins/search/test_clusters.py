@@ -12,47 +12,50 @@ from pml_ext_search.clusters import CELL, contact_sheet, group
 from pml_ext_search.embedded import Embedded
 
 
-def blobs(sizes, noise=0, dimensions=16, spread=0.05):
-    """Unit vectors around centers, and some anywhere, with their classes as folders."""
+def blobs(sizes, dimensions=16, spread=0.05):
+    """Unit vectors around centers, with their classes as folders."""
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(len(sizes), dimensions, generator=generator)
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     points = centers[labels] + spread * torch.randn(len(labels), dimensions, generator=generator)
-    points = torch.cat([points, 5 * torch.randn(noise, dimensions, generator=generator)])
-    names = [f"class {label}" for label in labels.tolist()] + ["none"] * noise
+    names = [f"class {label}" for label in labels.tolist()]
     paths = [f"{name}/{number}.png" for number, name in enumerate(names)]
     return Embedded(None, paths, torch.nn.functional.normalize(points), {})
 
 
-def test_hdbscan_finds_the_number_of_clusters():
-    embedded = blobs([40, 30, 20], noise=6)
+def test_each_image_is_in_a_cluster_of_its_class():
+    embedded = blobs([40, 30, 20])
     grouping = group(embedded, "auto")
-    assert [(each.number, each.name) for each in grouping.clusters[:3]] == [(n, f"class {n}") for n in range(3)]
-    assert (grouping.numbers[:90] == np.repeat([0, 1, 2], [40, 30, 20])).all()
-    *_, noise = grouping.clusters
-    assert (noise.number, noise.name, len(grouping.clusters)) == (-1, "none", 4)
-    assert len(noise.members) >= 4
-    assert np.isnan(grouping.distances[noise.members]).all()
-    assert np.isfinite(grouping.distances[:90]).all()
-    assert len(group(embedded, "auto", smallest=25).clusters) == 3  # two, and images in none
+    sizes = [len(each.members) for each in grouping.clusters]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == 90
+    assert all(each.share == 1 for each in grouping.clusters)
+    assert np.isfinite(grouping.distances).all()
+    assert grouping.method == "first neighbors"
+    finer, *coarser = grouping.other_numbers
+    assert finer > len(sizes)
+    assert all(number < len(sizes) for number in coarser)
 
 
-def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
+def test_a_large_collection_is_clustered_by_a_sample(monkeypatch):
     embedded = blobs([400, 300, 200])
-    monkeypatch.setattr("pml_ext_search.clusters.DENSE", 90)
+    monkeypatch.setattr("pml_ext_search.clusters.COMPARED", 90)
     grouping = group(embedded, "auto")
-    assert grouping.method == "HDBSCAN of 90 images, drawn at random; the others by their nearest"
-    assert [(each.name, len(each.members)) for each in grouping.clusters] == [
-        ("class 0", 400),
-        ("class 1", 300),
-        ("class 2", 200),
-    ]
+    assert grouping.method == "first neighbors of 90 images, drawn at random; the others by their nearest"
+    assert sum(len(each.members) for each in grouping.clusters) == 900
+    assert all(each.share == 1 for each in grouping.clusters)
+
+
+def test_a_few_images_are_one_cluster():
+    for count in (1, 2):
+        (cluster,) = group(blobs([count]), "auto").clusters
+        assert len(cluster.members) == count
 
 
 def test_only_sheets_of_an_earlier_table_are_removed(make, few, tmp_path, monkeypatch):
     photos = tmp_path / "photos"
     shutil.copytree(few[0], photos)
-    mine = {name: Image.new("L", (8, 8), number * 20) for number, name in enumerate(["noise.png", "cluster-7.png"])}
+    mine = {name: Image.new("L", (8, 8), number * 20) for number, name in enumerate(["mine.png", "cluster-7.png"])}
     for name, image in mine.items():
         image.save(photos / name)
     content = {name: (photos / name).read_bytes() for name in mine}

@@ -21,7 +21,6 @@ from pml_ext_search.trained import TrainedRun
         ("embed RUN FOLDER -o all.npz --store lancedb:TMP", "is filled by: pml-ext index"),
         ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz"),
         ("cluster RUN FOLDER --clusters 0", "--clusters 0: wanted 1 or more"),
-        ("cluster RUN FOLDER --clusters 3 --smallest 4", "--smallest 4: wanted 2 or more images, with --clusters auto"),
         ("cluster RUN FOLDER --clusters 2 -o FILE", "file is a file; type -o FOLDER"),
         ("cluster RUN TMP/nowhere --clusters 2", "nowhere: no such folder"),
         ("query RUN IMAGE --picture TMP", "is a folder; type --picture FILE"),

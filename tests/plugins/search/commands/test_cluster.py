@@ -40,3 +40,15 @@ def test_clusters_their_table_and_their_sheets(command, indexed, folder, tmp_pat
         apart = [float(rows[member]["distance_to_center"]) for member in each["members"]]
         assert apart == sorted(apart)
         assert all(row["path"].startswith(f"{row['class']}/") for row in mine)
+
+
+def test_other_numbers_of_clusters_are_suggested(command, indexed, folder, tmp_path):
+    run = indexed[0]
+    done = command("cluster", run.folder, folder, "--clusters", "auto", "-o", tmp_path / "clusters", "--json")
+    told = json.loads(done.stdout)
+    assert sum(len(each["members"]) for each in told["clusters"]) == 200
+    assert told["other_numbers"][0] > len(told["clusters"])
+    done = command("cluster", run.folder, folder, "--clusters", "auto", "-o", tmp_path / "clusters")
+    text = " ".join(done.stdout.split())
+    found = f"{len(told['clusters'])} clusters by first neighbors; each image is in one. For smaller or larger ones: "
+    assert f"{found}--clusters {told['other_numbers'][0]}" in text

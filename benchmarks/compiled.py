@@ -1,0 +1,56 @@
+"""A step of a loss compiled by ``torch.compile`` and not, forward and backward, in turns.
+
+``python -m benchmarks.compiled [LOSS ...]``; without names, CBML and the tiled multi-similarity loss. The time of the
+compilation itself is its own column.
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+
+from pml_ext import registry
+from pml_ext.testing.benchmark import Shape
+
+SHAPES = (Shape(32, 64, 4), Shape(120, 512, 4), Shape(1024, 512, 4), Shape(4096, 512, 4))
+LOSSES = ("cbml", "tiled-multi-similarity")
+
+
+def seconds(loss, embeddings, labels):
+    """Return the seconds of forward and backward."""
+    embeddings.grad = None
+    start = time.perf_counter()
+    loss(embeddings, labels).backward()
+    return time.perf_counter() - start
+
+
+def measure(name, shape, rounds):
+    """Return milliseconds of a step as it is and compiled (medians), and the seconds that the compilation took."""
+    torch.compiler.reset()
+    loss = registry.build(name, "loss", shape.context)
+    compiled = torch.compile(loss, fullgraph=True)
+    x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = torch.arange(shape.batch) // shape.per_class
+    start = time.perf_counter()
+    seconds(compiled, x, labels)
+    compilation = time.perf_counter() - start
+    seconds(loss, x, labels)
+    times = [(seconds(loss, x, labels), seconds(compiled, x, labels)) for _ in range(rounds)]
+    plain, fused = (1e3 * statistics.median(each) for each in zip(*times, strict=True))
+    return plain, fused, compilation
+
+
+def main(names):
+    """Print a row for each loss at each shape."""
+    torch.set_num_threads(1)
+    print(f"{'shape':14}{'loss':26}{'as it is, ms':>14}{'compiled, ms':>14}{'ratio':>7}{'compilation, s':>16}")
+    for shape in SHAPES:
+        rounds = 200 if shape.batch < 1024 else 9
+        for name in names:
+            plain, fused, compilation = measure(name, shape, rounds)
+            print(f"{shape!s:14}{name:26}{plain:14.2f}{fused:14.2f}{fused / plain:7.2f}{compilation:16.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or LOSSES)

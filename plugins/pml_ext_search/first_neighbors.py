@@ -1,0 +1,53 @@
+"""Clusters by first neighbors, FINCH (Sarfraz, Sharma and Stiefelhagen, CVPR 2019), which need no number."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pml_ext.tool import Numbers, nearest_of
+
+
+def first_neighbor_partitions(points: Tensor) -> list[Numbers]:
+    """Return partitions of points ``[N, D]`` of length 1, the finest first: the cluster of each point, from 0.
+
+    The first partition joins each point with its nearest neighbor, and what such pairs connect; each later one joins
+    the clusters before it in the same way, by their mean directions. Partitions of one cluster are left out, unless
+    the first is.
+
+    *Cost:* the nearest neighbor of each point, exactly; a later partition has at most half of the clusters.
+    """
+    partitions: list[Numbers] = []
+    labels = np.arange(len(points))
+    centers = points
+    while len(centers) > 1:
+        count, joined = _joined(_first_neighbors(centers))
+        if count == 1 and partitions:
+            break
+        labels = joined[labels]
+        partitions.append(labels)
+        sums = torch.zeros(count, points.shape[1]).index_add_(0, torch.from_numpy(labels), points)
+        centers = nn.functional.normalize(sums)
+    return partitions or [labels]
+
+
+def _first_neighbors(points: Tensor) -> Numbers:
+    """Return the nearest other point of each."""
+    _, nearest = nearest_of(points, 2, points)
+    first, second = nearest.cpu().numpy().T
+    is_itself = first == np.arange(len(points))
+    neighbors: Numbers = np.where(is_itself, second, first)
+    return neighbors
+
+
+def _joined(neighbors: Numbers) -> tuple[int, Numbers]:
+    """Return the number of groups that connect each point with its neighbor, and the group of each point."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(neighbors)
+    edges = np.ones(count, dtype=bool)
+    graph = coo_array((edges, (np.arange(count), neighbors)), shape=(count, count))
+    groups, joined = connected_components(graph, directed=False)
+    return int(groups), joined.astype(np.int64)

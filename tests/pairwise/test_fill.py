@@ -1,0 +1,60 @@
+"""Numbers in place of masked values, and constants that are made once."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from pml_ext.pairwise import fill
+
+
+def test_values_outside_of_a_mask_are_a_number():
+    values = torch.tensor([[1.0, torch.nan], [3.0, 4.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, False], [False, True]])
+    filled = fill.fill_outside(values, mask, -2)
+    assert filled.tolist() == [[1.0, -2.0], [-2.0, 4.0]]
+    filled.sum().backward()
+    assert values.grad.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_values_are_zero_where_others_are_at_most_a_limit():
+    values = torch.tensor([torch.inf, torch.nan, 3.0, 4.0])
+    others = torch.tensor([-1.0, 0.5, 0.6, torch.nan])
+    assert fill.zero_at_most(values, others, 0.5).tolist() == [0.0, 0.0, 3.0, 4.0]
+
+
+def test_zeros_have_derivatives():
+    others = torch.tensor([-1.0, 0.5, 0.7, 2.0], dtype=torch.float64)
+    values = torch.randn(4, dtype=torch.float64, requires_grad=True)
+
+    def kept(values):
+        return fill.zero_at_most(values.exp(), others, 0.6)
+
+    assert gradcheck(kept, values, check_forward_ad=True)
+    assert gradgradcheck(kept, values, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_is_made_once_for_each_dtype(dtype):
+    like = torch.zeros(3, dtype=dtype)
+    made = fill.constant(0.123, like)
+    assert (made.item(), made.dtype, made.shape) == (pytest.approx(0.123), dtype, ())
+    assert fill.constant(0.123, like) is made
+
+
+def test_a_constant_does_not_outlive_a_transform_or_inference_mode():
+    values = torch.tensor([1.0, 2.0])
+    mask = torch.tensor([True, False])
+
+    def filled(values):
+        return fill.fill_outside(values, mask, 7.25).sum()
+
+    assert torch.func.grad(filled)(values).tolist() == [1.0, 0.0]
+    assert torch.func.vmap(torch.func.grad(filled))(values[None]).tolist() == [[1.0, 0.0]]
+    with torch.inference_mode():
+        assert fill.fill_outside(values, mask, 7.25).tolist() == [1.0, 7.25]
+    fresh = fill.constant(7.25, values)
+    assert not fresh.is_inference()
+    assert torch.func.grad(filled)(values).tolist() == [1.0, 0.0]
+    tracked = values.clone().requires_grad_()
+    (tracked * fresh).sum().backward()
+    assert tracked.grad.tolist() == [7.25, 7.25]
