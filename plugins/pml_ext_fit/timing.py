@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from pml_ext.plugin import DataError
 from pml_ext.tool import (
     Override,
+    Run,
     build_dataset,
     build_network,
     choose_device,
@@ -26,6 +27,7 @@ from pml_ext.tool import (
 from .candidates import Candidate
 
 TIMED_IMAGES = 32
+STEM_IMAGES = 16  # of a pass through the frozen part of a trunk
 
 
 def seconds_per_image(
@@ -57,3 +59,45 @@ def seconds_per_image(
             pass
         seconds.append(time.perf_counter() - started)
     return seconds[-1] / len(some)
+
+
+def seconds_of_training(run: Run) -> float | None:
+    """Return about how long a run trains from kept activations, by the time of one batch; None for other runs.
+
+    The activations of training and tested images are counted, as if none was kept before.
+    """
+    stage = run.stages[0]
+    cut = run.inputs.cut_of(stage)
+    if cut is None:
+        return None
+    images = torch.zeros(STEM_IMAGES, *run.data.preprocessing.input_shape, device=run.device)
+    images = images.contiguous(memory_format=run.memory_format)
+    activations = torch.zeros(stage.batch_size, *cut.shape, device=run.device, requires_grad=True)
+    cut.stem.eval()
+    cut.rest.eval()
+    with torch.no_grad():
+        per_image = _seconds(lambda: cut.stem(images)) / STEM_IMAGES
+    step = _seconds(lambda: cut.rest(activations).sum().backward())
+    cut.rest.zero_grad(set_to_none=True)
+    seen = sum(len(part) for part in run.splits.values())
+    return per_image * seen + step * stage.iterations * run.epochs
+
+
+def _seconds(compute: Callable[[], object]) -> float:
+    """Return the seconds of a computation that was made once before, which warms up."""
+    started = 0.0
+    for _ in range(2):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        compute()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def in_minutes(seconds: float) -> str:
+    """Return a time for readers: ``"40 s"``, ``"3 minutes"``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} minutes"

@@ -32,6 +32,7 @@ from .closed_forms import ClosedForm, coordinates
 from .folds import Fold, Folds
 from .scores import Scores, scores_of
 from .settings import Settings
+from .timing import in_minutes, seconds_of_training
 
 BATCHES = ("sampler", "sampler.name", "sampler.m", "sampler.batch_size")  # settings of the images of a batch
 NOT_OF_TRIALS = ("evaluation", "track")  # tables that are of the final run alone
@@ -148,6 +149,13 @@ class Trials:
         run = self.run_of(candidate, fold)
         if self._takes_too_much(candidate, run):
             return None
+        seconds = seconds_of_training(run)
+        if seconds is not None:
+            whole = seconds * len(self._splits.train) / len(fold.fitted)
+            self._place.say(
+                f"  {candidate.title}: a trial takes about {in_minutes(seconds)}; if they are taken, the training on "
+                f"all training images about {in_minutes(whole)} more, and then the tests"
+            )
         try:
             found = train_run(run, finish=_scores_of_run)
         except NothingToLearnError:

@@ -2,13 +2,16 @@
 
 import shutil
 
+import pytest
+
+from pml_ext.recipe import build_dataset
 from pml_ext_fit import timing
-from pml_ext_fit.candidates import SmallNetwork
+from pml_ext_fit.candidates import LastBlocks, SmallNetwork
 from pml_ext_fit.images import describe_images
 
 from ...overrides import typed
 from ...training.made_up_photos import write_photos
-from .helpers import training_files
+from .helpers import needs_weights, recipe_of, training_files, workplace
 
 
 def test_images_are_timed_as_the_options_say(tmp_path):
@@ -28,3 +31,29 @@ def test_broken_files_do_not_end_the_estimate(photos, tmp_path):
     for file in files:
         file.write_bytes(b"broken")
     assert timing.seconds_per_image(small, [], "cpu", None) is None
+
+
+def test_training_from_activations_is_timed_by_a_batch(photos, tmp_path, monkeypatch):
+    """12 epochs of 20 iterations of one second, and 72 images of a sixteenth."""
+    needs_weights()
+    candidate = LastBlocks(describe_images(photos))
+    splits = build_dataset(recipe_of(candidate).data, None)
+    half = splits.train.subset(range(36))
+    batches = candidate.images.batches_of(6)
+    run = workplace(tmp_path, typed(["schedule.epochs=12"])).run_of(candidate, splits, half, half, batches)
+    assert timing.seconds_of_training(run) > 0
+    assert all(parameter.grad is None for parameter in run.trunk.parameters())
+    monkeypatch.setattr(timing, "_seconds", lambda compute: 1.0)
+    assert timing.seconds_of_training(run) == pytest.approx(72 / 16 + 12 * 20)
+
+
+def test_a_network_without_kept_activations_is_not_timed(photos, tmp_path):
+    candidate = SmallNetwork(describe_images(photos))
+    splits = build_dataset(recipe_of(candidate).data, None)
+    run = workplace(tmp_path).run_of(candidate, splits, splits.train, splits.train, {})
+    assert timing.seconds_of_training(run) is None
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (40, "40 s"), (190, "3 minutes")])
+def test_times_for_readers(seconds, text):
+    assert timing.in_minutes(seconds) == text
