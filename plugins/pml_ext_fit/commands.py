@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from pml_ext.tool import Override
 
     from .candidates import Choice
-    from .images import OwnImages
+    from .trials import Workplace
 
 _CHOOSING = ("model", "loss", "stages", "sweep")  # tables of a recipe that say what is trained
 
@@ -150,6 +152,11 @@ def _sets_model(overrides: list[Override]) -> bool:
     return any(override.key.partition(".")[0] == "model" for override in overrides)
 
 
+def _sets_what_is_trained(overrides: list[Override]) -> bool:
+    """Return whether the user says what is trained, so that nothing is chosen."""
+    return any(override.key.partition(".")[0] in _CHOOSING for override in overrides)
+
+
 def _delivered_as_they_are(fitting: Fitting, folder: Path, told: Told) -> Fitting:
     """Return what is delivered where there was nothing to learn, in place of the run that has found that out.
 
@@ -183,9 +190,9 @@ def _what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
 
 def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
-    from pml_ext.tool import overrides_of
+    from pml_ext.tool import load_recipe, num_processes, overrides_of
 
-    from . import begun
+    from . import begun, selection
     from .vectors import RECIPE, describe_vectors
 
     if options.fine_tune:
@@ -193,19 +200,23 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
     found = describe_vectors(place, options.overrides, options.data)
     for line in found.description:
         told(line)
-    if options.resume and options.out is not None:
-        kept = begun.kept_choice(options.out, found.name)
+    trains_as_told = _sets_what_is_trained(options.overrides)
+    if trains_as_told or num_processes() > 1:
+        kept = begun.kept_choice(options.out, found.name) if options.resume and options.out is not None else None
         if kept is not None:
             told(f"goes on with what was chosen before: {kept.title}")
             return Fitting(kept.recipe, overrides_of(kept.settings), options.out, True, found.name, None)
-    return Fitting(
-        RECIPE,
-        overrides_of(found.settings),
-        options.out,
-        options.resume,
-        found.name,
-        as_they_are=found.as_they_are,
-    )
+        for line in found.of_training:
+            told(line)
+        settings = overrides_of(found.settings)
+        return Fitting(RECIPE, settings, options.out, options.resume, found.name, found.as_they_are)
+
+    def choose(place: Workplace) -> Choice:
+        return selection.choose_for_vectors(found, place, options.data, options.closed_form).choice()
+
+    check = partial(load_recipe, RECIPE, [*overrides_of(found.settings), *options.general, *options.overrides])
+    out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
+    return Fitting(chosen.recipe, overrides_of(chosen.settings), out, True, found.name, found.as_they_are)
 
 
 def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting:
@@ -240,9 +251,23 @@ def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting
         told(found.last_line)
         small = SmallNetwork(found)
         features = features_as_they_are(found, pretrained=False, framing=DEFAULT)
-        settings = overrides_of(small.settings)
-        return Fitting(small.recipe, settings, options.out, options.resume, found.name, features)
-    out, chosen = _chosen_by_trials(found, options, told)
+        of_small = overrides_of(small.settings)
+        return Fitting(small.recipe, of_small, options.out, options.resume, found.name, features)
+    settings = [*options.general, *options.overrides]
+
+    def check() -> None:
+        selection.check_overrides(found, settings)
+        if options.fine_tune:
+            fine_tuning.check_overrides(found, settings)
+
+    def choose(place: Workplace) -> Choice:
+        if not options.fine_tune:
+            return selection.choose(found, place, options.data, options.closed_form).choice()
+        tried = replace(place, overrides=fine_tuning.without_epochs(place.overrides))
+        decision = selection.choose(found, tried, options.data, options.closed_form)
+        return fine_tuning.continued(decision, found, place.overrides, options.device, options.data, told)
+
+    out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
     features = features_as_they_are(found, pretrained=True, framing=framing_of(chosen.settings))
     return Fitting(chosen.recipe, overrides_of(chosen.settings), out, True, found.name, features)
 
@@ -260,42 +285,39 @@ def _check_nothing_is_chosen(place: Path, overrides: list[Override]) -> None:
             )
 
 
-def _chosen_by_trials(images: OwnImages, options: FitOptions, told: Told) -> tuple[Path, Choice]:
-    """Return the run's folder, and what trials choose, or have chosen before the run was interrupted.
+def _chosen_by_trials(
+    name: str,
+    options: FitOptions,
+    told: Told,
+    check: Callable[[], object],
+    choose: Callable[[Workplace], Choice],
+) -> tuple[Path, Choice]:
+    """Return the run's folder, and what trials choose for a data set, or have chosen before an interruption.
 
-    Whatever would be refused after the trials is refused before them.
+    ``check`` refuses before the trials whatever would be refused after them.
     """
     from pml_ext.tool import check_folder, default_folder, load_recipe, overrides_of
 
-    from . import begun, fine_tuning, selection
+    from . import begun, fine_tuning
     from .trials import Workplace
 
     check_folder(options.out, options.resume)
     out = options.out
     if out is None:
-        name = Path(images.name.partition(":")[2]).resolve().stem
-        out = default_folder(name, options.seed)
+        stem = Path(name.partition(":")[2]).resolve().stem
+        out = default_folder(stem, options.seed)
     elif options.resume:
-        kept = begun.kept_choice(out, images.name)
+        kept = begun.kept_choice(out, name)
         if kept is not None:
             if options.fine_tune:
                 recipe = load_recipe(kept.recipe, overrides_of(kept.settings))
                 fine_tuning.check_resumed(out, kept.recipe, recipe)
             told(f"goes on with what was chosen before: {kept.title}")
             return out, kept
-    settings = [*options.general, *options.overrides]
-    selection.check_overrides(images, settings)
-    tried = options.overrides
-    if options.fine_tune:
-        fine_tuning.check_overrides(images, settings)
-        tried = fine_tuning.without_epochs(tried)
+    check()
     with begun.begun_folder(out):
         with begun.folder_of_trials(out) as folder:
-            place = Workplace(tried, folder, options.seed, options.device, told.bar, told)
-            decision = selection.choose(images, place, options.data, options.closed_form)
-        if options.fine_tune:
-            chosen = fine_tuning.continued(decision, images, options.overrides, options.device, options.data, told)
-        else:
-            chosen = decision.choice()
-        begun.keep_choice(out, chosen, images.name)
+            place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told)
+            chosen = choose(place)
+        begun.keep_choice(out, chosen, name)
     return out, chosen

@@ -25,8 +25,16 @@ class Scored:
 
 
 def best_of(scored: Sequence[Scored]) -> Scored:
-    """Return the candidate with the greatest mean over classes, of those that cost nothing; the first of equals."""
-    return max(scored, key=lambda each: float(each.scores.both.mean()))
+    """Return the simplest of the best of those that cost nothing; ``scored`` has the simplest first.
+
+    It is within one standard error of the greatest mean: that of the paired differences over classes.
+    """
+    best = max(scored, key=lambda each: float(each.scores.both.mean()))
+    for each in scored:
+        difference = best.scores.both - each.scores.both
+        if float(difference.mean()) <= float(difference.std()) / len(difference) ** 0.5:
+            return each
+    return best
 
 
 def gain(costly: Sequence[Scores], free: Sequence[Scores]) -> tuple[float, float]:

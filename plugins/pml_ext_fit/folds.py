@@ -1,4 +1,4 @@
-"""Folds of training items: every class is held out once, or, of few classes, every item."""
+"""Folds of training items: every class is held out once, or every item if the tested classes are those that train."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FOLDS = 4  # at most
-FEWEST_CLASSES = 6  # with two items; fewer tell nothing about other classes, and their items are divided
-CLASSES_OF_FOLD = 3  # at least, so that there are wrong answers
+FEWEST_CLASSES = 4  # with two items; fewer tell nothing about other classes
+CLASSES_OF_FOLD = 3  # at least, so that there are wrong answers; of four or five classes, two
 
 Rows = NDArray[np.int64]
 
@@ -41,22 +41,25 @@ class Folds:
 def folds_of(labels: Any, shared: bool, seed: int) -> Folds | None:
     """Return folds of items with these labels, ``[N]``; None for too few of each class.
 
-    Whole classes are held out, of those that have two items. The items of each class are divided where there are fewer
-    than six such classes, and where the tested classes are trained on (``shared``).
+    Whole classes are held out, of those that have two items. The items of each class are divided where the tested
+    classes are trained on (``shared``): for new classes, whitening within the classes of the held-out items is far too
+    good.
     """
     labels = np.asarray(labels)
     known, counts = np.unique(labels, return_counts=True)
     usable = known[counts > 1]
-    if not shared and len(usable) >= FEWEST_CLASSES:
-        return _folds_of_classes(labels, usable, seed)
-    return _folds_of_items(labels, counts, seed)
+    if shared:
+        return _folds_of_items(labels, counts, seed)
+    if len(usable) < FEWEST_CLASSES:
+        return None
+    return _folds_of_classes(labels, usable, seed)
 
 
 def _folds_of_classes(labels: Any, usable: Any, seed: int) -> Folds:
     """Return folds of classes; an item that is alone in its class is never held out."""
     from sklearn.model_selection import KFold
 
-    number = min(FOLDS, len(usable) // CLASSES_OF_FOLD)
+    number = max(2, min(FOLDS, len(usable) // CLASSES_OF_FOLD))
     parts = []
     for _, chosen in KFold(number, shuffle=True, random_state=seed).split(usable):
         held_out = np.isin(labels, usable[chosen])

@@ -29,6 +29,7 @@ from pml_ext.tool import (
     preprocessing_of,
 )
 
+from . import vector_candidates
 from .candidates import (
     PRETRAINED,
     TRUNK,
@@ -46,6 +47,7 @@ from .framing import Framing, framings_to_compare
 from .images import OwnImages
 from .scores import Scores, joined, scores_of
 from .trials import Trials, Workplace
+from .vectors import OwnVectors
 
 SAMPLE = 300  # training images on which ways to frame them are compared
 LEAST_OF_CLASS = 8  # of a class in the sample, if it has as many
@@ -118,11 +120,34 @@ def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: 
     return Decision(best.candidate, description)
 
 
+def choose_for_vectors(vectors: OwnVectors, place: Workplace, data: Path | None, closed_form: bool = False) -> Decision:
+    """Try the candidates for vectors and return what to deliver; with ``closed_form``, without a trained head."""
+    started = time.perf_counter()
+    first, *_ = free = vector_candidates.closed_forms(vectors)
+    recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
+    splits = build_dataset(recipe.data, data)
+    folds = folds_of(splits.train.labels, vectors.shares_classes, place.seed)
+    if folds is None:
+        place.say(
+            "takes vectors as they are: others can be tried on four training classes of two vectors, or on vectors of "
+            "the tested classes, four of one"
+        )
+        return Decision(first)
+    features, relation = place.features_of(first, splits, splits.train, {})
+    trials = Trials(place, splits, folds, features, relation)
+    costly = [] if closed_form else vector_candidates.trained(vectors)
+    best, scored = try_all(free, costly, trials, place, started)
+    description = described(best, scored, folds)
+    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
+    return Decision(best.candidate, description)
+
+
 def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
     """Return the frozen features without a trial."""
     place.say(
-        f"takes frozen features of {TRUNK}: whether whitening or training makes them better can be tried on classes of "
-        f"four training images, or on six classes of two; to train anyway, name a recipe: {PRETRAINED}"
+        f"takes frozen features of {TRUNK}: whether whitening or training makes them better can be tried on four "
+        "training classes of two images, or on images of the tested classes, four of one; to train anyway, name a "
+        f"recipe: {PRETRAINED}"
     )
     return Decision(frozen)
 

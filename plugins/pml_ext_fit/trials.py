@@ -151,7 +151,7 @@ class Trials:
         try:
             found = train_run(run, finish=_scores_of_run)
         except NothingToLearnError:
-            self._place.say(f"  {candidate.title}: left out, since no pair of the images adds to the loss")
+            self._place.say(f"  {candidate.title}: left out, since no pair of the {run.data.noun} adds to the loss")
             return None
         scores: Scores = found["scores"]
         return scores

@@ -43,9 +43,11 @@ class OwnVectors:
     data: Settings  # the data set, its split, and the validation vectors that choose the epoch
     head: Settings
     batches: Settings
-    description: list[str]  # a line each
+    description: list[str]  # the vectors and their split, a line each
+    of_training: list[str]  # the head and its batches, a line each
     sampler: str  # that the options name; "" for the recipe's
     size: int  # of a vector
+    shares_classes: bool  # whether the tested classes are those that train
 
     @property
     def settings(self) -> Settings:
@@ -98,18 +100,31 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
     vectors = file.embeddings.shape[1]
     size = min(vectors, LARGEST_EMBEDDING)
     trained_labels = set(parts[0].labels.tolist())
-    embedder = "mlp" if trained_labels & set(parts[-1].labels.tolist()) else "linear"
+    shares_classes = not trained_labels.isdisjoint(parts[-1].labels.tolist())
+    embedder = "mlp" if shares_classes else "linear"
     per_class_in_file = items_per_class(parts)
     counts = f"{len(file.embeddings):,} vectors of {vectors} numbers"
     description = [
         f"{file.path}: {counts}, {len(per_class_in_file)} classes of {range_of(per_class_in_file)}",
         _split_of_file(file) if file.split is not None else describe_split(parts, split_is_chosen),
+    ]
+    of_training = [
         f"{_HEADS[embedder]}, {vectors} to {size} numbers; otherwise: --set model.embedder={_OTHER[embedder]}",
         f"batches of {in_batch} classes x {per_class} vectors, {iterations} in an epoch; longer training: "
         "--set schedule.epochs=40",
     ]
     head = {"model.embedder": embedder, "model.embedding_size": size}
-    return OwnVectors(name, data, head, batches, description, sampler_of(overrides), vectors)
+    return OwnVectors(
+        name=name,
+        data=data,
+        head=head,
+        batches=batches,
+        description=description,
+        of_training=of_training,
+        sampler=sampler_of(overrides),
+        size=vectors,
+        shares_classes=shares_classes,
+    )
 
 
 _HEADS = {

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from pml_ext.errors import NothingToLearnError
 from pml_ext.files import read_json
@@ -18,6 +19,7 @@ from ...overrides import typed
 from .helpers import needs_weights
 
 QUICK = {"quick": True, "device": "cpu"}
+TRAINED = {**QUICK, "overrides": typed(["loss.beta=50"])}  # a head is trained, as the user says
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def left_in(folder):
 
 def test_vectors_that_are_apart_are_delivered_as_they_are(vectors_apart, tmp_path, capsys):
     out = tmp_path / "run"
-    fit(vectors_apart, out=out, **QUICK)
+    fit(vectors_apart, out=out, **TRAINED)
     assert "takes vectors as they are: no pair of the batches adds to the loss" in capsys.readouterr().err
     model = tables_of_run(out)["model"]
     assert (model["embedder"], model["embedding_size"]) == ("none", 8)
@@ -63,7 +65,7 @@ def test_vectors_that_are_apart_are_delivered_as_they_are(vectors_apart, tmp_pat
     files = left_in(out)
 
     (out / "metrics.json").unlink()  # as if it was killed in its test
-    fit(vectors_apart, out=out, resume=True, **QUICK)
+    fit(vectors_apart, out=out, resume=True, **TRAINED)
     assert "goes on with what was chosen before: vectors as they are" in capsys.readouterr().err
     assert left_in(out) == files
     again = read_json(out / "metrics.json")
@@ -85,8 +87,8 @@ def test_a_kill_when_nothing_was_to_learn(vectors_apart, tmp_path, monkeypatch, 
     with monkeypatch.context() as patched:
         patched.setattr("pml_ext.tool.remove_run", killed)
         with pytest.raises(KeyboardInterrupt):
-            fit(vectors_apart, out=out, **QUICK)
-    fit(vectors_apart, out=out, resume=True, **QUICK)
+            fit(vectors_apart, out=out, **TRAINED)
+    fit(vectors_apart, out=out, resume=True, **TRAINED)
     assert read_json(out / "metrics.json")["epochs"] == 0
 
 
@@ -94,6 +96,44 @@ def test_a_network_of_the_users_own_is_not_replaced(vectors_apart, tmp_path):
     with pytest.raises(NothingToLearnError, match="the loss was 0 in all 20 iterations"):
         fit(vectors_apart, out=tmp_path / "run", overrides=typed(["model.embedder=mlp"]), **QUICK)
     assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_vectors_that_are_apart_are_chosen_as_they_are(vectors_apart, tmp_path, capsys):
+    out = tmp_path / "run"
+    fit(vectors_apart, out=out, **QUICK)
+    told = capsys.readouterr().err
+    assert "the items of 2 training classes held out once, in 4 folds" in told
+    assert "trained head: left out, since no pair of the vectors adds to the loss" in told
+    assert tables_of_run(out)["model"]["embedder"] == "none"
+    assert not (out / "trials").exists()
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """A file of digits, whose pixels are vectors."""
+    given = load_digits()
+    file = tmp_path / "digits.npz"
+    np.savez(file, embeddings=given.data[:400].astype(np.float32), labels=given.target[:400])
+    return file
+
+
+def test_a_head_on_vectors_is_tried_where_its_classes_are_tested(digits, tmp_path, capsys):
+    out = tmp_path / "run"
+    few = typed(["schedule.epochs=1", "sampler.iterations=2"])
+    fit(digits, out=out, quick=True, overrides=few, device="cpu")
+    told = capsys.readouterr().err
+    assert "the items of 10 training classes held out once, in 4 folds" in told
+    assert "  trained head, fold 1: " in told
+    assert read_json(out / "choice.json")["title"] in told
+
+
+def test_vectors_of_new_classes_are_not_trained(digits, tmp_path, capsys):
+    out = tmp_path / "run"
+    fit(digits, out=out, overrides=typed(["data.split=class"]), device="cpu", quick=True)
+    told = capsys.readouterr().err
+    assert "each of 5 training classes held out once, in 2 folds" in told
+    assert "trained head, fold" not in told
+    assert tables_of_run(out)["model"]["embedder"] in ("none", "pca", "within-class")
 
 
 @pytest.mark.slow

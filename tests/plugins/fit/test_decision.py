@@ -1,9 +1,11 @@
 """The best of what costs nothing, and what is trained if it is significantly better."""
 
 import pytest
+import torch
 
 from pml_ext_fit import decision
 from pml_ext_fit.decision import Scored
+from pml_ext_fit.scores import Scores
 
 from .helpers import scores
 
@@ -12,6 +14,15 @@ from .helpers import scores
 def test_the_best_of_what_is_free_is_taken_and_the_simplest_of_equals(means, wanted):
     tried = [Scored(None, [scores(mean, spread=0)]) for mean in means]
     assert decision.best_of(tried) is tried[wanted]
+
+
+def test_a_difference_within_one_standard_error_leaves_the_simplest():
+    simple = scores(0.5, spread=0.1, seed=0)
+    noise = torch.tensor([0.1, -0.1] * 6, dtype=torch.float64)
+    for ahead, wanted in ((0.02, 0), (0.04, 1)):  # the standard error is 0.030
+        more = Scores(simple.recall_at_1 + noise + ahead, simple.map_at_r + noise + ahead)
+        tried = [Scored(None, [simple]), Scored(None, [more])]
+        assert decision.best_of(tried) is tried[wanted]
 
 
 @pytest.mark.parametrize(
