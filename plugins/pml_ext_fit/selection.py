@@ -277,7 +277,8 @@ def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workpla
     No fold is begun that would end after five minutes of trials. Without a fold, it cannot be tried.
     """
     by_fold: list[Scores] = []
-    for number, fold in enumerate(trials.folds.parts, start=1):
+    tried_folds = trials.folds.parts[: len(best.by_fold)]  # of what was trained before, those that it has
+    for number, fold in enumerate(tried_folds, start=1):
         begun = time.perf_counter()
         scores = candidate.scores(trials, fold)
         if scores is None:

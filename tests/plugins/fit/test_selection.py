@@ -15,6 +15,7 @@ from pml_ext_fit import candidates, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
 from pml_ext_fit.commands import fit
+from pml_ext_fit.decision import Scored
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
@@ -164,6 +165,15 @@ def joined_with_noise(number):
     free = scores(0.5, seed=number)
     noise = torch.tensor([0.5, -0.5] * 6, dtype=torch.float64)
     return Scores(free.recall_at_1 + noise + 0.001, free.map_at_r + noise + 0.001)
+
+
+def test_a_second_that_is_trained_is_compared_in_the_folds_of_the_first(photos, tmp_path):
+    images = describe_images(photos)
+    first = Scored(candidates.LastBlocks(images), [scores(0.5, seed=0)])
+    held_out = HeldOutByTitle(FREE, [joined_with_noise(0), joined_with_noise(1)])
+    place = workplace(tmp_path)
+    small = selection.try_trained(candidates.SmallNetwork(images), first, held_out, place, time.perf_counter())
+    assert len(small.by_fold) == 1
 
 
 def test_no_fold_is_begun_that_would_end_too_late(photos, tmp_path):
