@@ -79,6 +79,7 @@ def verify(
         far: false accept rates.
 
     Example:
+        >>> from pml_ext.evaluation import pairs_of_classes
         >>> pairs = pairs_of_classes(torch.tensor([0, 0, 1, 1]))
         >>> verify(torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.1, 1.0]]), pairs, threshold=0.5)["accuracy"]
         1.0

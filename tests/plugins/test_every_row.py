@@ -26,9 +26,8 @@ TESTED = 4
 EACH = 4  # 100 trained classes: N-pair has batches of 200, two of a class
 TRAINED = CLASSES - TESTED
 LARGE = ("pddm/2",)  # a head of 67 million weights
-RECIPES = [
-    name for name in registry.recipes() if registry.version_of(name.partition("/")[0]) or name.startswith("pml/")
-]
+INSTALLED = {record.name for record in registry.plugins()}
+RECIPES = [name for name in registry.recipes() if name.partition("/")[0] in INSTALLED or name.startswith("pml/")]
 for _name in (
     "photographs",
     "photographs-pretrained",
