@@ -47,6 +47,8 @@ def test_float16_is_within_its_rounding(tmp_path):
     few = [PLAIN, "schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=3"]
     exact, _ = finished(tmp_path / "exact", *few, cut())
     rounded, _ = finished(tmp_path / "rounded", *few, cut("float16"))
+    for state in (exact, rounded):  # before batch norm, a bias has the gradient of rounding alone
+        del state["trunk"][f"{BLOCK}.bias"]
     assert_close_states(exact, rounded, 5e-3)
     differ = [not torch.equal(value, rounded["trunk"][name]) for name, value in exact["trunk"].items()]
     assert any(differ)
