@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import DataSplits, LabeledImages
+from pml_ext.plugin import ConfigError, DataSplits, LabeledImages
 from pml_ext.tool import (
     Listener,
     NothingToLearnError,
@@ -143,8 +143,8 @@ class Trials:
     def scores_of_trained(self, candidate: Trained, fold: Fold) -> Scores | None:
         """Return the scores of what is trained on the items that are not held out in a fold.
 
-        None, and a line, where the activations of all training images are more than may be kept, and where no pair of
-        the images adds to the loss.
+        None, and a line, where the activations of all training images are more than may be kept, where no pair of the
+        images adds to the loss, and where the network collapses.
         """
         run = self.run_of(candidate, fold)
         if self._takes_too_much(candidate, run):
@@ -161,7 +161,9 @@ class Trials:
         except NothingToLearnError:
             self._place.say(f"  {candidate.title}: left out, since no pair of the {run.data.noun} adds to the loss")
             return None
-        scores: Scores = found["scores"]
+        scores: Scores | None = found["scores"]
+        if scores is None:
+            self._place.say(f"  {candidate.title}: left out, since the trained features of each class are all equal")
         return scores
 
     def run_of(self, candidate: Trained, fold: Fold) -> Run:
@@ -204,6 +206,9 @@ def _scores_of_run(run: Run, _: object) -> dict[str, Any]:
     """Return the scores of the held-out items, of the network that would be delivered."""
     stage = run.stages[-1]
     if run.recipe.model.refit != "none":
-        refit(run, run.inputs.features("train", stage))
+        try:
+            refit(run, run.inputs.features("train", stage))
+        except ConfigError:  # the training made the features of each class equal, and no layer can be fitted to them
+            return {"scores": None}
         run.embed_features("test", run.inputs.features("test", stage))
     return {"scores": scores_of(run.embeddings("test"), run.true_labels("test"))}
