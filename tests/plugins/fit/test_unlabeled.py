@@ -143,8 +143,8 @@ def test_a_run_goes_on_after_a_kill_and_refuses_other_data(flat, tmp_path, monke
 def test_what_trains_by_labels_is_refused(flat, tmp_path):
     with pytest.raises(ConfigError, match="--fine-tune trains by labels"):
         fit(flat, out=tmp_path / "run", fine_tune=True, device="cpu")
+    trained = [*SMALL, *typed(["model.freeze=none"])]
     with pytest.raises(ConfigError, match="unlabeled has no labels, so that there is nothing to train"):
-        trained = [*SMALL, *typed(["model.freeze=none"])]
         fit(flat, out=tmp_path / "run", overrides=trained, device="cpu")
 
 
