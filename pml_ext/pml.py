@@ -122,21 +122,17 @@ else:
     BaseRegularizer = regularizers.BaseRegularizer
     BaseDistance = distances.BaseDistance
 
+per_anchor_mean = reducers.PerAnchorReducer().aggregation_func  # its default
 
 # What PML 2.9 has in modules that are private in PML 3, with the same values in the same order.
-
-
-def per_anchor_mean(values: Tensor, counts: Tensor) -> Tensor:
-    """Return the sum of each row over its count; 0 for a count of 0."""
-    means = values.sum(dim=1) / counts
-    means[counts == 0] = 0
-    return means
 
 
 def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return all positive and negative pairs of a batch, or of it and references; no row is its own positive."""
     positives, negatives = _pairs_of(labels, ref_labels)
-    return (*torch.where(positives), *torch.where(negatives))
+    anchors, near = torch.where(positives)
+    other_anchors, far = torch.where(negatives)
+    return anchors, near, other_anchors, far
 
 
 def get_all_triplets_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
