@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,8 +52,12 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
 
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
 
+    from .calibration import Calibration, Refit
     from .clusters import Clusters, Grouping, Number
     from .duplicates import Duplicates
+    from .enrolment import Enrolment
+    from .identify import Identified, Rate, Scored
+    from .open_set import Nearest
 
 
 def load_run(
@@ -438,6 +443,88 @@ class TrainedRun(LoadedRun):
             embed = functools.partial(self.images.embed, batch_size=READ)
         return find_duplicates(self.gallery().embedded, embed, radius)
 
+    # Known or new
+
+    def identify(
+        self, images: Images, k: int = 3, far: Rate = None, radius: float | None = None, nearest: Nearest | None = None
+    ) -> list[Identified]:
+        """Return which class of the index each photograph shows, or that it is new.
+
+        A photograph is new if the nearest class is farther than the collection's threshold, which is calibrated where
+        it is missing or stale, with a :class:`RetrievalWarning`; see :meth:`calibrate`.
+
+        Args:
+            images: as in :meth:`query`, or a folder; an indexed image is compared with the others.
+            k: number of nearest classes to return.
+            far: the wanted rate of false acceptances, or ``"best-accuracy"``; as for :meth:`calibrate`.
+            radius: the greatest distance of a known photograph, in place of the threshold.
+            nearest: ``"center"`` or ``"image"``: what the distance to a class is taken to.
+
+        DataError if no class is indexed, or if no threshold can be calibrated.
+        """
+        from .identify import identify
+
+        return identify(self, images, k, far, radius, nearest)
+
+    def calibrate(self, far: Rate = None, nearest: Nearest | None = None, on: str | Path | None = None) -> Calibration:
+        """Return the threshold between known and new; calibrate and keep it if it is missing, stale or another one.
+
+        Args:
+            far: the wanted rate of false acceptances: of photographs of individuals that are not enrolled, the share
+                that is taken for known. Or ``"best-accuracy"``: as many of the enrolled images, each left out, are
+                right as can be, known and new together. By default what is kept, and 0.05 at first.
+            nearest: ``"center"`` or ``"image"``; by default what is kept, and the center at first.
+            on: a folder with photographs of other individuals, a sub-folder each. By default every enrolled image of a
+                class that the run was not trained on stands for a new individual, while its class is left out.
+        """
+        from .identify import Identifier, tell
+
+        return Identifier(self, tell).calibration(far, nearest, on)
+
+    def score(self, folder: str | Path, far: Rate = None, radius: float | None = None) -> Scored:
+        """Return the open-set metrics of a folder of photographs with a sub-folder per class, enrolled or not.
+
+        Of a run of vectors, ``folder`` is a file of vectors with labels. An indexed image is compared with the others.
+        """
+        from .identify import score
+
+        return score(self, folder, far, radius)
+
+    def enroll(self, photographs: Sequence[str | Path], name: str) -> Enrolment:
+        """Add photographs of an individual to the indexed folder and its index, without training.
+
+        Args:
+            photographs: paths of images, or folders of them, which are copied into the sub-folder ``name`` of the
+                indexed folder. One whose bytes are there already is not copied again.
+            name: of the class.
+        """
+        from .enrolment import enroll
+
+        return enroll(self, [Path(each) for each in photographs], name)
+
+    def refit(self) -> Refit | None:
+        """Return what fits the head of the run to a part of the indexed images; None unless it is in closed form."""
+        from .refitting import WithinClasses
+
+        model = self.recipe.model
+        in_closed_form = model.embedder == "within-class" and model.freeze == "trunk" and self.by == "embeddings"
+        if not in_closed_form or self.recipe.data.relation is not None or self.recipe.data.listed is not None:
+            return None
+        return WithinClasses(self)
+
+    def trained_classes(self, names: Sequence[str]) -> set[str]:
+        """Return which of some classes the run was trained on; none where nothing was trained on classes.
+
+        Names that are written otherwise count: the folder ``greek_character01`` may have been ``Greek/character01``.
+        """
+        model = self.recipe.model
+        if model.freeze == "trunk" and (self.by == "features" or model.embedder in ("none", "pca")):
+            return set()
+        recorded = set(self._description.class_names)
+        # What is written otherwise: names of symbols alone would all be alike.
+        others = {_comparable(name) for name in recorded.difference(names)} - {""}
+        return {name for name in names if name in recorded or _comparable(name) in others}
+
     def picture(self, answers: Sequence[Answer]) -> Figure:
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
         from .pictures import answers_picture
@@ -478,6 +565,11 @@ class TrainedRun(LoadedRun):
         check_clusters(clusters)
         grouping = group(self.embed_folder(folder), clusters)
         return write_clusters(place, grouping, self.images.channels)
+
+
+def _comparable(name: str) -> str:
+    """Return the words of a class's name."""
+    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
 def _class_levels(data_set: str, settings: Mapping[str, Any]) -> int | None:
