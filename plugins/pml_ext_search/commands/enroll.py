@@ -13,18 +13,17 @@ from pml_ext.tool import (
     ComparedBy,
     OnDevice,
     Progress,
-    RunFolder,
     StoreFolder,
     counted,
     print_result,
     printable,
 )
 
-from .loading import load_for_command
+from .loading import RunOrImages, load_for_command, run_for_command, update_index
 
 
 def enroll(
-    run: RunFolder,
+    run: RunOrImages,
     photographs: Annotated[list[Path], Argument(metavar="PHOTO...", help="Images, or folders of them.")],
     name: Annotated[str, Option("--as", metavar="NAME", help="The class: a sub-folder of the indexed folder.")],
     by: ComparedBy = None,
@@ -37,8 +36,10 @@ def enroll(
     They are copied into the indexed folder, and the index is updated. Photographs that are there already are not copied
     again.
     """
+    run, images = run_for_command(run, device)
     with Progress() as bar:
         trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
+        update_index(trained, images)
         done = trained.enroll(photographs, name)
     text = f"{counted(len(done.copied), 'photograph')} of {printable(name)} enrolled"
     if done.there:

@@ -14,7 +14,6 @@ from pml_ext.tool import (
     ConfigError,
     OnDevice,
     Progress,
-    RunFolder,
     StoreFolder,
     percent,
     print_json,
@@ -25,7 +24,7 @@ from pml_ext.tool import (
     stdout,
 )
 
-from .loading import load_for_command
+from .loading import RunOrImages, load_for_command, run_for_command, update_index
 
 if TYPE_CHECKING:
     from ..identify import Identified, Scored
@@ -43,7 +42,7 @@ _TITLES = {
 
 
 def identify(
-    run: RunFolder,
+    run: RunOrImages,
     photographs: Annotated[
         list[Path] | None,
         Argument(metavar="PHOTO...", help="Images, or a folder; of a run of vectors, a file of them. None: calibrate."),
@@ -87,8 +86,10 @@ def identify(
         raise ConfigError(f"--score wants one folder; type: pml-ext identify {run} FOLDER --score")
     if radius is not None and not photographs:
         raise ConfigError(f"--radius is for photographs; type: pml-ext identify {run} PHOTO --radius {radius:g}")
+    run, images = run_for_command(run, device)
     with Progress() as bar:
         trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
+        update_index(trained, images)
         identifier = identification.Identifier(trained, bar.step)
         if on is not None or not photographs:
             calibration = identifier.calibration(far, nearest, on)
