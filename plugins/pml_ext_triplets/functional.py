@@ -232,7 +232,8 @@ class _HingeSums(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward
             sums, _ = _sums_of_rows(distances, pairs, negatives, kind, all_negatives)
             return (*torch.autograd.grad(sums, distances, grad, create_graph=True), None, None, None, None)
-        if len(grad) and grad.stride() == (0,):  # uniform upstream gradient, as from a sum or a mean
+        # A uniform upstream gradient, as from a sum or a mean; when compiling, its strides say nothing.
+        if not torch.compiler.is_compiling() and len(grad) and grad.stride() == (0,):
             weight = grad[0]
         else:
             weights = pairs.laid_out(grad, 0.0, len(distances))

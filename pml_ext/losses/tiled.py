@@ -260,7 +260,8 @@ class TiledSupConLoss(_TiledLoss):
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
             factor = _has_negatives(inputs).to(info["losses"].device, torch.float32)  # 1 or 0
-            terms["loss"] = info | {"losses": info["losses"] * factor, "divisor": info["divisor"] * factor}
+            # a literal, since torch.compile of torch 2.6 has no operator | of dictionaries
+            terms["loss"] = {**info, "losses": info["losses"] * factor, "divisor": info["divisor"] * factor}
         return terms
 
     def equation(self, pairs: Pairs) -> Terms:
