@@ -27,7 +27,7 @@ from .class_folders import ClassFolders
 from .reading import list_folder
 
 if TYPE_CHECKING:
-    from .trained import TrainedRun
+    from .indexed_run import IndexedRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Enrolment:
     undo: str  # how the copied photographs are removed
 
 
-def enroll(run: TrainedRun, photographs: Sequence[Path], name: str) -> Enrolment:
+def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment:
     """Add photographs of an individual to the indexed folder and its index; see :meth:`TrainedRun.enroll`.
 
     A copy appears under its name once it is whole, and the index changes in one transaction: a call that was killed is

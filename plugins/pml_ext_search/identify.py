@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,12 @@ from .problems import RetrievalWarning
 from .queries import names_in_index
 from .query import check_query
 from .reading import as_images
+from .refitting import refit_of
+from .trained_classes import trained_classes
 
 if TYPE_CHECKING:
     from .embedded import Embedded
-    from .trained import TrainedRun
+    from .indexed_run import IndexedRun
 
 BEST_ACCURACY = "best-accuracy"
 Rate = float | str | None  # a rate of false acceptances, "best-accuracy", or None for what is kept
@@ -80,7 +83,7 @@ class Identifier:
     ``say`` is told when the threshold is calibrated, and why.
     """
 
-    def __init__(self, run: TrainedRun, say: Callable[[str], None]) -> None:
+    def __init__(self, run: IndexedRun, say: Callable[[str], None]) -> None:
         self._run = run
         self._say = say
         self._embedded = run.indexed_images()
@@ -114,9 +117,9 @@ class Identifier:
             self._run.by,
             rate,
             nearest or "center",
-            self._run.trained_classes,
+            functools.partial(trained_classes, self._run),
             self._others(on),
-            self._run.refit(),
+            refit_of(self._run),
         )
         write_calibration(self._run.place, found)
         self._say(str(found))
@@ -263,7 +266,7 @@ def tell(text: str) -> None:
 
 
 def identify(
-    run: TrainedRun,
+    run: IndexedRun,
     images: Any,
     k: int = 3,
     far: Rate = None,
@@ -279,7 +282,7 @@ def identify(
 
 
 def score(
-    run: TrainedRun,
+    run: IndexedRun,
     folder: str | Path,
     far: Rate = None,
     radius: float | None = None,

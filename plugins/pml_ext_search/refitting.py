@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pml_ext.tool import WithinClassWhitening
 
 if TYPE_CHECKING:
-    from .trained import TrainedRun
+    from .indexed_run import IndexedRun
 
 SHRINKAGE = 0.6  # of a recipe that has none
 
@@ -20,7 +20,7 @@ SHRINKAGE = 0.6  # of a recipe that has none
 class WithinClasses:
     """Whitening within classes as a run's recipe sets it, of the features of its indexed images."""
 
-    def __init__(self, run: TrainedRun) -> None:
+    def __init__(self, run: IndexedRun) -> None:
         self._run = run
 
     def features(self) -> Tensor:
@@ -38,3 +38,12 @@ class WithinClasses:
         model = self._run.recipe.model
         shrinkage = SHRINKAGE if model.shrinkage is None else model.shrinkage
         return WithinClassWhitening(shrinkage, model.embedding_size).fit(features, torch.from_numpy(labels))
+
+
+def refit_of(run: IndexedRun) -> WithinClasses | None:
+    """Return what fits the head of a run to a part of its indexed images; None unless it is in closed form."""
+    model = run.recipe.model
+    in_closed_form = model.embedder == "within-class" and model.freeze == "trunk" and run.by == "embeddings"
+    if not in_closed_form or run.recipe.data.relation is not None or run.recipe.data.listed is not None:
+        return None
+    return WithinClasses(run)

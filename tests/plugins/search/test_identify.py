@@ -211,6 +211,5 @@ def test_trained_classes_do_not_stand_for_new_ones(runs, folder, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run.index(folder)
-    assert run.trained_classes(["1", "2", "seal"]) == {"1", "2"}
     with pytest.raises(DataError, match="the run was trained on all 10 enrolled classes"):
         run.calibrate()

@@ -7,6 +7,7 @@ from torch.nn.functional import normalize
 
 from pml_ext import load_run
 from pml_ext.training.launch import train
+from pml_ext_search.refitting import refit_of
 
 from ...overrides import typed
 
@@ -37,7 +38,7 @@ def test_a_head_of_all_items_is_the_runs(vectors_run):
     run = load_run(vectors_run / "run", "cpu")
     run.index(vectors_run / "known.npz")
     embedded = run.indexed_images()
-    refit = run.refit()
+    refit = refit_of(run)
     features = refit.features()
     labels = np.unique(embedded.classes, return_inverse=True)[1]
     with torch.no_grad():
@@ -52,4 +53,4 @@ def test_a_head_of_all_items_is_the_runs(vectors_run):
 
 
 def test_a_trained_head_is_not_fitted_again(runs):
-    assert load_run(runs[0], "cpu").refit() is None
+    assert refit_of(load_run(runs[0], "cpu")) is None
