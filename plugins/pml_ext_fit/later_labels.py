@@ -20,6 +20,7 @@ from pml_ext.tool import (
     build_dataset,
     choose_device,
     flat,
+    is_empty,
     load_recipe,
     overrides_of,
     preprocessing_of,
@@ -48,7 +49,7 @@ def labeled_table(
 ) -> tuple[Path, list[Override]]:
     """Return a table of the labelled images that can be read, and the settings under which their features are kept.
 
-    The features of all images of the folder are computed where they are not kept yet. DataError for a table without
+    Rows without a class are left out. The features of all images of the folder are computed where they are not kept yet. DataError for a table without
     paths and classes, and for paths that the folder does not have.
     """
     if not folder.is_dir():
@@ -94,7 +95,10 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
         row = {name: line[name] for name in columns}
         row["label"] = row.pop(class_column)
         row["path"] = str(folder / str(row["path"]).strip())
-        rows.append(row)
+        if not is_empty(row["label"]):  # an image that nobody has named yet
+            rows.append(row)
+    if not rows:
+        raise DataError(f"{labels}: found no class in its {len(lines):,} rows; fill the column {class_column}")
     missing = [row["path"] for row in rows if not os.path.isfile(row["path"])]
     if missing:
         raise DataError(

@@ -74,6 +74,18 @@ def test_the_table_has_absolute_paths_of_readable_images(flat):
     assert copied.parent == folder_runs.home_of(place)
 
 
+def test_rows_without_a_class_are_left_out(flat):
+    place, table = flat
+    with table.open("a", newline="") as file:
+        file.write("unknown.png,\n")
+    copied, _ = labeled_table(place, table, [], "cpu", Lines())
+    with copied.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 32
+    table.write_text("path,class\nunknown.png,\n")
+    with pytest.raises(DataError, match="found no class in its 1 rows; fill the column class"):
+        labeled_table(place, table, [], "cpu", Lines())
+
+
 def test_tables_of_something_else_are_refused(flat, tmp_path):
     place, table = flat
     lines = Lines()
