@@ -1,14 +1,18 @@
 """Runs that train the last blocks of a trunk from cached activations, next to runs that train from images."""
 
+from collections import Counter
+
 import pytest
 import torch
 
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
+from pml_ext.training.evaluation import evaluate_split
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
 from pml_ext.training.loop import train_run
+from pml_ext.training.opened import open_run
 from pml_ext.training.run import Run
 from pml_ext_search.trained import load_run
 
@@ -175,3 +179,33 @@ def test_the_size_is_told_before_anything_is_computed(tmp_path):
     [first, *_] = [number for number, line in enumerate(lines) if line.startswith("computing")]
     assert size < first
     assert "x 2 views x" in lines[size]
+
+
+def test_images_pass_the_stem_once_and_tests_are_those_of_images(tmp_path, monkeypatch):
+    """Whitening, and the tests before and after the training, share one pass over all images."""
+    passed = Counter()
+    settings = [PLAIN, cut("float16"), "model.start=within-class", "model.refit=within-class"]
+    settings += ["evaluation.training_images=5000", "model.freeze_batch_norm=true"]
+    recipe = load_recipe("cbml/digits", typed([*SHORT, *settings]))
+    run = Run(recipe, "cbml/digits", tmp_path / "run")
+    run.trunk[0].register_forward_hook(lambda module, given, output: passed.update(stem=len(output)))
+    metrics = train_run(run)
+    sizes = {name: len(images) for name, images in run.splits.items()}
+    probe = 1  # of the shape of activations
+    assert passed["stem"] == sizes["train"] + sizes["test"] + probe
+    for split, phase in (("test", "after"), ("train", "training")):
+        view = open_run(tmp_path / "run", 0, "cpu")
+        assert view.cut is None  # images
+        close = 0 if split == "test" else 2e-3
+        assert evaluate_split(view, split)["map_at_r"] == pytest.approx(metrics[phase]["map_at_r"], abs=close)
+
+
+@pytest.mark.parametrize("settings", [["evaluation.baselines=false"], [cut(gigabytes=0.0031)]])
+def test_tested_activations_are_not_kept_where_they_save_nothing_or_are_too_large(tmp_path, settings):
+    recipe = load_recipe("cbml/digits", typed([*SHORT, PLAIN, cut(), *settings]))
+    run = Run(recipe, "cbml/digits", tmp_path / "run")
+    [cut_of_run] = {run.inputs.cut_of(stage) for stage in run.stages}
+    training = len(run.images("train")) * cut_of_run.bytes_per_image
+    assert training < cut_of_run.table.gigabytes * 1e9
+    assert run._kept_tests(cut_of_run) == set()
+    assert Run(load_recipe("cbml/digits", typed([*SHORT, PLAIN, cut()])), "x", tmp_path)._kept_tests(cut_of_run)
