@@ -184,28 +184,40 @@ def test_the_size_is_told_before_anything_is_computed(tmp_path):
 def test_images_pass_the_stem_once_and_tests_are_those_of_images(tmp_path, monkeypatch):
     """Whitening, and the tests before and after the training, share one pass over all images."""
     passed = Counter()
+    runs = []
+
+    class Counted(Run):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.trunk[0].register_forward_hook(lambda module, given, output: passed.update(stem=len(output)))
+            runs.append(self)
+
+    monkeypatch.setattr("pml_ext.training.launch.Run", Counted)
     settings = [PLAIN, cut("float16"), "model.start=within-class", "model.refit=within-class"]
-    settings += ["evaluation.training_images=5000", "model.freeze_batch_norm=true"]
-    recipe = load_recipe("cbml/digits", typed([*SHORT, *settings]))
-    run = Run(recipe, "cbml/digits", tmp_path / "run")
-    run.trunk[0].register_forward_hook(lambda module, given, output: passed.update(stem=len(output)))
-    metrics = train_run(run)
-    sizes = {name: len(images) for name, images in run.splits.items()}
+    settings += ["model.embedding_size=16", "evaluation.training_images=5000", "model.freeze_batch_norm=true"]
+    _, metrics = finished(tmp_path / "run", *settings)
+    sizes = {name: len(images) for name, images in runs[0].splits.items()}
     probe = 1  # of the shape of activations
     assert passed["stem"] == sizes["train"] + sizes["test"] + probe
-    for split, phase in (("test", "after"), ("train", "training")):
-        view = open_run(tmp_path / "run", 0, "cpu")
-        assert view.cut is None  # images
-        close = 0 if split == "test" else 2e-3
-        assert evaluate_split(view, split)["map_at_r"] == pytest.approx(metrics[phase]["map_at_r"], abs=close)
+    view = open_run(tmp_path / "run", 0, "cpu")
+    assert view.cut is None  # it looks at images
+    for split, phase, close in (("test", "after", 1e-9), ("train", "training", 2e-3)):
+        found = evaluate_split(view, split)["map_at_r"]
+        assert found == pytest.approx(metrics[phase]["map_at_r"], abs=close)
 
 
-@pytest.mark.parametrize("settings", [["evaluation.baselines=false"], [cut(gigabytes=0.0031)]])
-def test_tested_activations_are_not_kept_where_they_save_nothing_or_are_too_large(tmp_path, settings):
-    recipe = load_recipe("cbml/digits", typed([*SHORT, PLAIN, cut(), *settings]))
-    run = Run(recipe, "cbml/digits", tmp_path / "run")
-    [cut_of_run] = {run.inputs.cut_of(stage) for stage in run.stages}
-    training = len(run.images("train")) * cut_of_run.bytes_per_image
-    assert training < cut_of_run.table.gigabytes * 1e9
-    assert run._kept_tests(cut_of_run) == set()
-    assert Run(load_recipe("cbml/digits", typed([*SHORT, PLAIN, cut()])), "x", tmp_path)._kept_tests(cut_of_run)
+def test_tested_activations_are_not_kept_where_they_save_nothing_or_are_too_large(tmp_path):
+    def kept_tests(*settings):
+        run = Run(load_recipe("cbml/digits", typed([*SHORT, PLAIN, *settings])), "x", tmp_path)
+        return run, run._kept_tests(run.inputs.cut_of(run.stages[0]))
+
+    run, kept = kept_tests(cut())
+    assert kept == {"test"}
+    _, kept = kept_tests(cut(), "evaluation.baselines=false")
+    assert kept == set()
+    each = run.inputs.cut_of(run.stages[0]).bytes_in("float32")
+    training = len(run.images("train")) * each
+    tested = len(run.images("test")) * each
+    for share, wanted in ((0.9, set()), (1.1, {"test"})):
+        _, kept = kept_tests(cut(gigabytes=(training + share * tested) / 1e9))
+        assert kept == wanted
