@@ -159,6 +159,7 @@ if TYPE_CHECKING:  # metrics, neighbors, figures
     from .evaluation import NearestNeighbors as NearestNeighbors
     from .evaluation import QueryExpansion as QueryExpansion
     from .evaluation import Search as Search
+    from .evaluation import best_threshold as best_threshold
     from .evaluation import has_faiss as has_faiss
     from .evaluation import kmeans as kmeans
     from .evaluation import neighbors_under as neighbors_under
