@@ -139,6 +139,7 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.rows import columns_of_parquet as columns_of_parquet
+    from .data.rows import read_rows as read_rows
     from .data.table import TableRow as TableRow
     from .data.table import has_split as has_split
     from .data.table import rows_of_table as rows_of_table

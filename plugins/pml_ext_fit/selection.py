@@ -22,11 +22,13 @@ from pml_ext.tool import (
     MissingExtraError,
     Override,
     build_dataset,
+    flat,
     import_tracker,
     load_recipe,
     overrides_of,
     prepare,
     preprocessing_of,
+    tables_of,
 )
 
 from . import vector_candidates
@@ -46,7 +48,7 @@ from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
 from .expected import FEATURES, FRAMING, TRAINING, TRIAL, expected
 from .expected import described as expected_in_all
 from .folds import Folds, folds_of
-from .framing import Framing, framings_to_compare
+from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages
 from .scores import Scores, joined, scores_of
 from .timing import TimeLeft
@@ -180,7 +182,8 @@ def choose_framing(images: OwnImages, splits: DataSplits, place: Workplace) -> F
     one takes at most ten minutes for all images, and otherwise the larger one if it is significantly better.
     """
     compared = framings_to_compare(place.set_keys, images.chosen_size, images.aspect)
-    framings = [Framing(compared.sides[0], squash) for squash in compared.squash]
+    given = flat(tables_of(place.overrides))
+    framings = [as_given(Framing(compared.sides[0], squash), given) for squash in compared.squash]
     if len(framings) == 1 and len(compared.sides) == 1:
         return framings[0]
 
