@@ -98,6 +98,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training.launch import locked as locked
     from .training.launch import train as train
     from .training.listener import Listener as Listener
+    from .training.listener import Silence as Silence
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader

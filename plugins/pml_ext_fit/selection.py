@@ -39,15 +39,19 @@ from .candidates import (
     Choice,
     FeaturesOfImages,
     InClosedForm,
+    LastBlocks,
     Trained,
     closed_forms,
     trained,
 )
 from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
+from .expected import FEATURES, FRAMING, TRAINING, TRIAL, expected
+from .expected import described as expected_in_all
 from .folds import Folds, folds_of
 from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages
 from .scores import Scores, joined, scores_of
+from .timing import TimeLeft
 from .trials import Trials, Workplace
 from .vectors import OwnVectors
 
@@ -101,10 +105,18 @@ def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: 
     first = FeaturesOfImages(images)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
     splits = build_dataset(recipe.data, data)
-    if folds_of(splits.train.labels, not images.splits_by_class, place.seed) is None:
+    folds = folds_of(splits.train.labels, not images.splits_by_class, place.seed)
+    if folds is None:
         return _untried(first, place)
 
+    sample = len(sample_of(splits.train.labels, place.seed))
+    left = expected(images, splits, folds, sample, place, data, trains=not closed_form)
+    if left is None:
+        left = TimeLeft({})  # what cannot be read is told below
+    else:
+        place.say(expected_in_all(left))
     framing = choose_framing(images, splits, place)
+    left.end(FRAMING)
     whole = FeaturesOfImages(images, framing)
     training = readable(whole, splits, splits.train, place)
     images = images.with_training_images(training)
@@ -113,12 +125,18 @@ def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: 
     if folds is None:
         return _untried(whole, place)
 
-    features, relation = place.features_of(whole, splits, training, images.batches_of(images.training_classes))
+    computing = whole if closed_form else LastBlocks(images, framing)
+    place.say(f"computes features of {len(training):,} images{left}")
+    features, relation = place.features_of(computing, splits, training, images.batches_of(images.training_classes))
+    left.end(FEATURES)
     trials = Trials(place, splits, folds, features, relation)
     candidates: list[Trained] = [] if closed_form else trained(images, framing)
     best, scored = try_all(closed_forms(images, framing), candidates, trials, place, started)
+    left.end(TRIAL)
+    if not isinstance(best.candidate, Trained):
+        left.leave_out(TRAINING)
     description = f"{described(best, scored, folds)}; images: {framing.title}"
-    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
+    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s{left}.")
     return Decision(best.candidate, description)
 
 
