@@ -49,8 +49,8 @@ def labeled_table(
 ) -> tuple[Path, list[Override]]:
     """Return a table of the labelled images that can be read, and the settings under which their features are kept.
 
-    Rows without a class are left out. The features of all images of the folder are computed where they are not kept yet. DataError for a table without
-    paths and classes, and for paths that the folder does not have.
+    Rows without a class are left out. The features of all images of the folder are computed where they are not kept
+    yet. DataError for a table without paths and classes, and for paths that the folder does not have.
     """
     if not folder.is_dir():
         raise ConfigError(f"--labels {labels}: it has the classes of a folder of images, and {folder} is none")
