@@ -26,6 +26,7 @@ RUN_ELSEWHERE = {"pairs.md", "vectors.md", "plugins.md", "checks.md", "component
 NOT_RUN = {
     "browse.md": "serves until it is ended; tests/plugins/browse starts it",
     "embedding.md": "a run of a user",
+    "folder.md": "a folder of a user; tests/plugins/fit/test_unlabeled.py and test_later_labels.py run such lines",
     "individuals.md": "a folder of a user; tests/plugins/search/test_identify.py runs such lines",
     "beyond-one-machine.md": "several machines and a database",
     "compare.md": "hours of training, Cars196",
@@ -114,7 +115,7 @@ def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeyp
             done = pml_ext_command(command, *given)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             commands.append(command)
-    assert commands == ["fit", "train", "index", "query", "query", "query", "export"]
+    assert commands == ["fit", "train", "fit", "query", "index", "query", "query", "query", "export"]
     assert lines["answer"].paths  # type: ignore[attr-defined]
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1797
 
