@@ -47,7 +47,6 @@ PROVISIONAL = (
     "pml-ext select*",
     "pml-ext fit --labels",
     "pml-ext fit --no-labels",
-    "pml-ext fit --trunk",
     "pml-ext * --on",
     "pml-ext * --part",
     "pml-ext * --ray-address",
