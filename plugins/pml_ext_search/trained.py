@@ -33,7 +33,7 @@ from pml_ext.tool import (
 
 from .database import COLLECTION, recorded_by
 from .embedded import Embedded
-from .embedding import READ, ImageEmbedder, Listener
+from .embedding import ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .folder_pass import FolderPass
 from .gallery import Gallery
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
 
     from .clusters import Clusters, Grouping, Number
-    from .duplicates import Duplicates
+    from .duplicates import Duplicates, Kind
 
 
 def load_run(
@@ -429,14 +429,21 @@ class TrainedRun(LoadedRun):
         embedded = self.gallery().embedded
         return opened.update(embedded), opened.recall_at_10(embedded)
 
-    def duplicates(self, radius: float | None = None) -> Duplicates:
-        """Return copies among the images of the index; see :func:`pml_ext_search.duplicates.find_duplicates`."""
-        from .duplicates import find_duplicates
+    def duplicates(
+        self, radius: float | None = None, keep: str = "most-pixels", kinds: Sequence[Kind] = ("exact", "same", "near")
+    ) -> Duplicates:
+        """Return copies among the images, or vectors, of the index: their groups, each with what to keep.
 
-        embed = None
-        if not self.takes_vectors:
-            embed = functools.partial(self.images.embed, batch_size=READ)
-        return find_duplicates(self.gallery().embedded, embed, radius)
+        See :func:`pml_ext_search.duplicates.find_duplicates` for the arguments. Images in shards have no files; they
+        are compared by their embeddings, as vectors are.
+        """
+        from .duplicates import find_duplicates, find_equal_vectors
+        from .image_files import ImageFiles
+
+        embedded = self.gallery().embedded
+        if self.takes_vectors or not any((embedded.folder / name).is_file() for name in embedded.paths):
+            return find_equal_vectors(embedded, radius)
+        return find_duplicates(ImageFiles(embedded.folder, embedded.paths), radius, keep, kinds)
 
     def picture(self, answers: Sequence[Answer]) -> Figure:
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
