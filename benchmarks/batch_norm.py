@@ -48,6 +48,9 @@ def settings_of(given: argparse.Namespace, photos: Path, batch: int, mode: dict[
     return {
         **mode,
         "model.views": 1,
+        "model.start": "random",
+        "model.refit": "none",
+        "optimizer.head_lr_factor": 1.0,
         "data.name": f"folder:{photos}",
         "data.images.resize": given.size,
         "data.images.crop": given.size,

@@ -25,27 +25,10 @@ from pml_ext_triplets.miners import AnchorSwapMiner as AnchorSwapMiner
 from pml_ext_triplets.miners import LocalPositiveMiner as LocalPositiveMiner
 from pml_ext_triplets.samplers import HardNegativePoolSampler as HardNegativePoolSampler
 
-from . import cli as cli
-from . import data as data
-from . import distances as distances
-from . import distributed as distributed
-from . import errors as errors
 from . import evaluation as evaluation
-from . import losses as losses
-from . import networks as networks
-from . import pairwise as pairwise
 from . import plugin as plugin
-from . import recipe as recipe
-from . import reducers as reducers
 from . import registry as registry
-from . import regularizers as regularizers
-from . import relations as relations
-from . import report as report
-from . import samplers as samplers
-from . import settings as settings
 from . import testing as testing
-from . import training as training
-from . import whitening as whitening
 from .distributed import DistributedBatchSampler as DistributedBatchSampler
 from .distributed import DistributedLoss as DistributedLoss
 from .distributed import DistributedMiner as DistributedMiner
@@ -61,7 +44,6 @@ from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculat
 from .losses import CachedGradients as CachedGradients
 from .losses import CrossBatchMemory as CrossBatchMemory
 from .losses import MultipleLosses as MultipleLosses
-from .losses import PairLoss as PairLoss
 from .losses import RegularizedLoss as RegularizedLoss
 from .losses import SelfSupervisedLoss as SelfSupervisedLoss
 from .losses import TiledContrastiveLoss as TiledContrastiveLoss
@@ -71,10 +53,6 @@ from .losses import TiledSupConLoss as TiledSupConLoss
 from .losses import TiledTripletMarginLoss as TiledTripletMarginLoss
 from .losses import WithRelation as WithRelation
 from .registry import register as register
-from .registry.components import Component as Component
-from .registry.components import Paper as Paper
-from .registry.hooks import hookimpl as hookimpl
-from .regularizers import LabeledRegularizer as LabeledRegularizer
 from .relations import DifferentGroups as DifferentGroups
 from .relations import FromMatrix as FromMatrix
 from .relations import Hierarchy as Hierarchy

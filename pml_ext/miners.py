@@ -65,8 +65,9 @@ class _Call(NamedTuple):
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners that choose among positive and negative pairs; subclasses define ``mine`` by :meth:`pairs_of`.
 
-    A ``relation``, as in :class:`pml_ext.PairLoss`, defines the pairs for labels of any shape. An ``indices_tuple`` in
-    a call restricts them; labels may then be None. Other settings: PML's ``distance``, ``collect_stats``.
+    A ``relation``, as in :class:`pml_ext.plugin.PairLoss`, defines the pairs for labels of any shape. An
+    ``indices_tuple`` in a call restricts them; labels may then be None. Other settings: PML's ``distance``,
+    ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "relation"})

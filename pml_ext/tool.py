@@ -120,6 +120,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
 if TYPE_CHECKING:  # data: images, vectors, folders
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
+    from .data import cache_folder as cache_folder
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
     from .data import open_image as open_image
@@ -229,6 +230,8 @@ if TYPE_CHECKING:  # devices and processes
 if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
     from . import registry as registry
     from .registry.services import service as service
+    from .retrieval.fit import EmbeddingListener as EmbeddingListener
+    from .retrieval.fit import FitService as FitService
     from .retrieval.images import EmbeddedImages as EmbeddedImages
     from .retrieval.images import ImageCluster as ImageCluster
     from .retrieval.images import ImageClusters as ImageClusters

@@ -33,7 +33,7 @@ InstallPlugin = Callable[..., Path]
 PLUGIN_WITH_A_LOSS = """
     from pytorch_metric_learning.losses import ContrastiveLoss
     from pytorch_metric_learning.miners import BatchHardMiner
-    from pml_ext import Component, Paper, hookimpl
+    from pml_ext.plugin import Component, Paper, hookimpl
 
     class {class_name}Loss(ContrastiveLoss):
         '''A loss of somebody else.'''

@@ -5,7 +5,8 @@ import torch
 from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.regularizers import LpRegularizer, ZeroMeanRegularizer
 
-from pml_ext import LabeledRegularizer, MetricVarianceRegularizer, RegularizedLoss, registry
+from pml_ext import MetricVarianceRegularizer, RegularizedLoss, registry
+from pml_ext.plugin import LabeledRegularizer
 
 
 class Spy(LabeledRegularizer):

@@ -13,7 +13,7 @@ import pml_ext.data
 import pml_ext.registry.components
 import pml_ext_search
 from pml_ext import CBMLLoss
-from pml_ext.plugin import DataSplits, LabeledRegularizer, RunView
+from pml_ext.plugin import Component, DataSplits, LabeledRegularizer, PairLoss, RunView
 from pml_ext_cbml.losses import CBMLLoss as Defined
 
 x = torch.randn(4, 2)
@@ -21,7 +21,7 @@ y = torch.arange(4)
 
 assert_type(CBMLLoss(), Defined)
 assert_type(pml_ext.CBMLLoss(), Defined)
-assert_type(pml_ext.Component(CBMLLoss, "cbml"), pml_ext.registry.Component)
+assert_type(Component(CBMLLoss, "cbml"), pml_ext.registry.Component)
 assert_type(pml_ext.load_run("run"), pml_ext_search.TrainedRun)
 
 # Calls
@@ -42,7 +42,7 @@ assert_type(pml_ext.CachedGradients(torch.nn.Linear(2, 2), loss, 2)(x, y), Tenso
 
 # Settings that do not exist
 CBMLLoss(nonsense=1)  # type: ignore[call-arg]
-pml_ext.PairLoss(nonsense=1)  # type: ignore[call-arg]
+PairLoss(nonsense=1)  # type: ignore[call-arg]
 pml_ext.AngularLoss(nonsense=1)  # type: ignore[call-arg]
 pml_ext.SoftmaxLoss(3, 2, nonsense=1)  # type: ignore[call-arg]
 pml_ext.PDDMLoss(pml_ext.PDDMDistance(2), nonsense=1)  # type: ignore[call-arg]

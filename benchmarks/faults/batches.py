@@ -117,7 +117,7 @@ def look(instance: Any, kind: str, points: Tensor, labels: Tensor, is_finite: bo
 
 
 def _unlabeled(instance: Any) -> bool:
-    from pml_ext import LabeledRegularizer
+    from pml_ext.plugin import LabeledRegularizer
 
     return not isinstance(instance, LabeledRegularizer)
 

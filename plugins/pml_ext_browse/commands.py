@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from pml_ext.tool import ConfigError, OnDevice, RunFolder, stderr, stdout
+from pml_ext.tool import ConfigError, OnDevice, Progress, RunFolder, SearchService, service, stderr, stdout
 
 
 def browse(
@@ -32,6 +32,11 @@ def browse(
     if store is not None and (folder is not None or beside is not None):
         raise ConfigError("--store has the images of RUN's index; leave out FOLDER and --beside")
     with listening(port) as bound:
+        search: SearchService = service("search", "pml-ext browse")
+        with Progress() as bar:
+            run, images = search.run_of(run, device, bar)
+        if folder is None and store is None:
+            folder = images
         runs = [run] if beside is None else [run, beside]
         collections = open_collections(runs, folder, device, lambda text: stderr().print(text, soft_wrap=True), store)
         serve(collections, bound, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))

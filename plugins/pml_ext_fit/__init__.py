@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from pml_ext.plugin import Command, hookimpl, packaged
+
+if TYPE_CHECKING:
+    from pml_ext.tool import FitService
 
 pml_ext_recipes, _ = packaged("pml_ext_fit")
 
@@ -11,3 +17,15 @@ pml_ext_recipes, _ = packaged("pml_ext_fit")
 def pml_ext_commands() -> dict[str, Command]:
     """Return the command that begins with data, not with a recipe."""
     return {"fit": Command("pml_ext_fit.commands:fit", "Choose what to train on your own images or vectors.")}
+
+
+@hookimpl
+def pml_ext_services() -> dict[str, Callable[..., Any]]:
+    """Return what makes a run of a folder of images for other tools."""
+    return {"fit": _fit}
+
+
+def _fit() -> FitService:
+    from . import unlabeled
+
+    return unlabeled

@@ -51,6 +51,14 @@ def fit(
             "1,000 images.",
         ),
     ] = False,
+    no_labels: Annotated[
+        bool,
+        Option(
+            "--no-labels",
+            help="Fit and search without labels, whatever the folders are named; flat folders and vectors without "
+            "labels are taken so anyway.",
+        ),
+    ] = False,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out, or its trials.")] = False,
     quick: Annotated[
         bool,
@@ -66,6 +74,8 @@ def fit(
     """
     from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_results, restarted
 
+    from .unlabeled import has_no_labels
+
     keep_freed_memory(choose_device(device))
     options = FitOptions(
         overrides=list(overrides or ()),
@@ -80,6 +90,10 @@ def fit(
     )
     with Progress() as bar:
         told = Told(bar)
+        if no_labels or has_no_labels(data_path):
+            results = _without_labels(data_path, options, bar)
+            print_results(results, None, as_json, quick)
+            return
         fitting = _what_to_train(data_path, options, told)
         try:
             results = _train(fitting, options, told)
@@ -89,6 +103,26 @@ def fit(
             results = _train(_delivered_as_they_are(fitting, error.folder, told), options, told)
     if process_number() == 0:
         print_results(results, None, as_json, quick)
+
+
+def _without_labels(place: Path, options: FitOptions, bar: Progress) -> list[dict[str, Any]]:
+    """Make a run and a collection of data without labels; return its ``metrics.json``, in a list."""
+    from .unlabeled import UnlabeledFit, fit_unlabeled, next_commands
+
+    if options.fine_tune:
+        raise ConfigError(f"--fine-tune trains by labels, and {place} has none here; leave it out")
+    asked = UnlabeledFit(
+        place=place,
+        out=options.out,
+        overrides=options.overrides,
+        seed=options.seed,
+        device=options.device,
+        resume=options.resume,
+        listener=bar,
+    )
+    results = fit_unlabeled(asked)
+    bar.step(next_commands(Path(results[0]["folder"]), place))
+    return results
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class HardQuadrupletMiner(PairMiner):
             negative. Euclidean by default, the baseline of Fig. 4.
         num_quadruplets: number of quadruplets, at least 1; 1 in the paper.
         per_class: whether to mine ``num_quadruplets`` in each class, rather than in the whole batch.
-        relation: as in :class:`pml_ext.PairLoss`.
+        relation: as in :class:`pml_ext.plugin.PairLoss`.
         kwargs: as in PML's miners: ``collect_stats``.
 
     Raises:

@@ -46,6 +46,14 @@ def pml_ext_commands() -> dict[str, Command]:
 
 
 @hookimpl
+def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
+    """Return the data set of images that have no labels."""
+    from .unlabeled import unlabeled
+
+    return {"unlabeled": unlabeled}
+
+
+@hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
     """Return what loads a run for other tools."""
     return {"search": _search}

@@ -42,6 +42,7 @@ from .parts_pass import parts_pass
 from .queries import answers_to_images, answers_to_vectors, names_in_index
 from .query import METRICS, Answer, Answers, QueryOptions, check_options
 from .reading import Images, Listed, listed
+from .run_of_folder import run_of as run_of
 from .stored import answers_of_store, is_store, open_store
 from .table_images import cut_images, is_table
 from .vectors import VectorEmbedder

@@ -71,6 +71,10 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
     from ..training.verdict import shown_phases
 
+    if not metrics["after"]:  # of data without labels
+        images = metrics["images"]["train"]["images"]
+        stdout().print(f"{metrics['recipe']}: {images:,} {metrics['input']}, without labels; nothing was tested")
+        return
     phases = shown_phases(metrics)
     rows = []
     for name in metrics["after"]:

@@ -22,7 +22,8 @@ class DataSplits:
     """The splits of a data set, returned by its factory.
 
     Each image of ``test`` is a query among all others; each image of ``query`` is searched in ``gallery``. Vectors have
-    neither ``image_size`` nor ``channels``.
+    neither ``image_size`` nor ``channels``. Data that are not ``labeled`` have ``train`` alone: a run of them fits
+    what needs no labels, and tests nothing.
     """
 
     train: LabeledImages
@@ -36,6 +37,7 @@ class DataSplits:
     validation: LabeledImages | None = None  # chooses the epoch with evaluation.select_on = "split"
     parents: Mapping[str, Sequence[str]] | None = None  # parents of each class and each ancestor, by name
     note: str = ""  # a warning about the data, shown by runs
+    labeled: bool = True  # whether the labels of images say what belongs together
 
     def __post_init__(self) -> None:
         for name, part in self._parts().items():
@@ -47,6 +49,10 @@ class DataSplits:
         for name, part in self.tested().items():
             if (part.tuples is None) != (self.train.tuples is None):
                 raise DataError(f"DataSplits: train and {name} must both have listed tuples, or labels")
+        if not self.labeled:
+            if len(self._parts()) > 1:
+                raise DataError("DataSplits: images without labels cannot be tested; wanted train alone")
+            return
         if list(self.tested()) not in (["test"], ["query", "gallery"]):
             have = " and ".join(self.tested()) or "none of these"
             raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .fit import EmbeddingListener
 from .images import EmbeddedImages, ImageClusters
 from .mirror import Mirror
 
@@ -32,6 +33,9 @@ class SearchedRun(Protocol):
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:
         """Embed the images below a folder that the collection does not have, and return all."""
 
+    def index(self, folder: str | Path | None = None, factory: str = "") -> Any:
+        """Embed and index what a folder, or a file of vectors, has; what is unchanged is not embedded again."""
+
     def indexed_images(self) -> EmbeddedImages:
         """Return the images of the index; DataError if there is none."""
 
@@ -47,3 +51,6 @@ class SearchService(Protocol):
 
     def load_run(self, path: str | Path, device: str = "auto") -> SearchedRun:
         """Load a finished run; DataError if the folder has none."""
+
+    def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
+        """Return the run that a path names, and None; of a folder of images, its run, made on the way, and itself."""

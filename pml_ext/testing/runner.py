@@ -98,8 +98,8 @@ def check_component(
     flag, with each value of a ``Literal``, and with another value of each number.
 
     Args:
-        component: a :class:`pml_ext.Component`, a class, a ``functools.partial`` of one, or an instance built with its
-            settings.
+        component: a :class:`pml_ext.plugin.Component`, a class, a ``functools.partial`` of one, or an instance built
+            with its settings.
         expected_failed_checks: ``{check name: reason}``, added to the class's attribute of this name; if one of them
             passes, the run fails.
         reference: a slow implementation of a loss, a miner, a regularizer or a distance.

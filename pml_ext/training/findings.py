@@ -83,10 +83,10 @@ def counts(view: View) -> dict[str, dict[str, int]]:
     numbers: dict[str, dict[str, int]] = {}
     for name, images in view.splits.items():
         numbers[name] = {"images": len(images)}
-        if images.tuples is None:
-            numbers[name]["classes"] = len(np.unique(images.labels))
-        else:
+        if images.tuples is not None:
             numbers[name][images.tuples.kind] = len(images.tuples)
+        elif view.data.labeled:
+            numbers[name]["classes"] = len(np.unique(images.labels))
         if name in view.data.unreadable:
             numbers[name]["unreadable"] = len(view.data.unreadable[name])
     return numbers

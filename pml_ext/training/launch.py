@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from ..data import DataSplits
 from ..distributed import from_rank_0, num_processes, process_group, rank, wait_for_all_ranks
 from ..distributed.devices import choose_device
 from ..errors import ConfigError, PmlExtError, StoppedError, one_line
@@ -51,6 +52,7 @@ def execute(
     listener: Listener | None = None,
     resume: bool = False,
     on_nonfinite: OnNonfinite = "stop",
+    splits: DataSplits | None = None,
 ) -> Metrics:
     """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
     folder = plan.folder
@@ -67,7 +69,7 @@ def execute(
         return metrics  # type: ignore[no-any-return]
 
     with naming_settings(plan.file or plan.name, plan.overrides):
-        run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
+        run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite, splits)
     run.listener.step(_first_line(plan, is_longer))
     # A finished run whose network is there lacks only files that follow from it; any other run is trained on.
     only_files = metrics is not None and MODEL not in damaged and not is_longer
@@ -137,6 +139,7 @@ def train(
     resume: bool = False,
     listener: Listener | None = None,
     on_nonfinite: OnNonfinite = "stop",
+    splits: DataSplits | None = None,
 ) -> list[Metrics]:
     """Train a recipe, all its variants, with every seed. A signal ends it after the iteration, with a checkpoint.
 
@@ -151,6 +154,7 @@ def train(
         resume: go on with the runs in the folder.
         listener: hears how a run goes on.
         on_nonfinite: as of :class:`Run`.
+        splits: taken in place of those of the recipe's data set, for example without files that cannot be read.
 
     Returns:
         The contents of each run's ``metrics.json``, with its ``folder``, and as ``verdict`` sentences if the network is
@@ -168,7 +172,7 @@ def train(
         for each in plans:
             signals.check("before a run began")
             try:
-                runs.add(each, execute(each, device, data, listener, resume, on_nonfinite))
+                runs.add(each, execute(each, device, data, listener, resume, on_nonfinite, splits))
             except Exception as error:
                 if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
                     raise

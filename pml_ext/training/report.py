@@ -50,6 +50,9 @@ _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 
 def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
     """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
+    if not view.data.labeled:
+        _write_report_without_test(view, metrics)
+        return
     begun = time.perf_counter()
     drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
     for figure in drawn:
@@ -79,6 +82,32 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
         figures=drawn,
         appendix=list(paper_tables(view.recipe, metrics)),
+        settings=tomli_w.dumps(view.recipe.as_dict()),
+    )
+    write_text(view.folder / "report.html", text)
+
+
+def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
+    """Write the report of a run of data without labels: what it has, and what to do with it."""
+    count = metrics["images"]["train"]["images"]
+    text = render(
+        "report",
+        title=metrics["recipe"],
+        recipe=view.recipe,
+        metrics=metrics,
+        is_trained=is_trained(metrics),
+        headline=f"{count:,} {view.data.noun} without labels, ready to be searched. Nothing was tested: what is right "
+        "is not known.",
+        notes=[],
+        gain="",
+        run=shlex.quote(str(view.folder)),
+        data=data_of(view.recipe),
+        noun=view.data.noun,
+        by_features="",
+        phases=metrics["seconds"],
+        tables=[],
+        figures=[],
+        appendix=[],
         settings=tomli_w.dumps(view.recipe.as_dict()),
     )
     write_text(view.folder / "report.html", text)

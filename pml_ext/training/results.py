@@ -27,6 +27,8 @@ from .verdict import better_features
 
 def finish(run: Run, records: Records) -> dict[str, Any]:
     """Test the trained network, on rank 0; write ``metrics.json`` and the report, and return the metrics."""
+    if not run.data.labeled:
+        return _finish_without_test(run, records)
     run.pseudo_labels = None
     run.listener.step(
         "testing the trained network" if run.epochs else "testing the network, which has nothing to train"
@@ -54,6 +56,16 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     if ahead and ahead not in run.history.warnings:
         run.history.warnings.append(ahead)  # shown with the metrics, not before
     result = _about(run, best) | metrics
+    write_run_json(run.folder, METRICS, result)
+    write_report(run, result)
+    return result
+
+
+def _finish_without_test(run: Run, records: Records) -> dict[str, Any]:
+    """Write the network of data without labels, of which nothing can be tested; ``after`` has no metric."""
+    Checkpointer(run).save_model()
+    records.close()
+    result = _about(run, run.epoch) | {"after": {}}
     write_run_json(run.folder, METRICS, result)
     write_report(run, result)
     return result
@@ -96,7 +108,7 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "skipped_iterations": history.skipped,
         "warnings": history.warnings,
     }
-    if run.data.listed is None:
+    if run.data.labeled and run.data.listed is None:
         about |= queries_of_metrics(run)
         about["recall_at_1_by_class"] = recall_by_class(run)
     return about

@@ -12,6 +12,7 @@ import torch
 from ..data import DataSplits
 from ..distributed import join
 from ..distributed.devices import choose_device
+from ..errors import ConfigError
 from ..networks.trunks import freeze
 from ..recipe import Recipe, own_optimizer
 from ..recipe.schema import frozen_patterns
@@ -64,6 +65,11 @@ class Run(View):
         self.stages = build_stages(recipe, labeled, self.device, seed)
         self.inputs = Inputs(self)
         self.history = RunHistory()
+        if self.epochs and not self.data.labeled:
+            raise ConfigError(
+                f"{recipe.data.name} has no labels, so that there is nothing to train; wanted model.freeze = 'trunk' "
+                "and an embedder 'none' or 'pca', or images of classes"
+            )
         self.warn(self.data.note)
         self.warn(self.data.unreadable_text)
 

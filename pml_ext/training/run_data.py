@@ -40,6 +40,7 @@ class RunData:
     unreadable: dict[str, dict[str, str]]  # by split: paths that could not be read, and why
     parents: Mapping[str, Sequence[str]] | None  # of each class and each ancestor, by name
     note: str  # a warning about the data
+    labeled: bool = True  # whether there are labels, and splits to test
 
     @property
     def queries(self) -> str:
@@ -83,7 +84,8 @@ class RunData:
 
     def network_json(self, features: int) -> dict[str, Any]:
         """Return the content of ``network.json``: preprocessing, length of the features, and training classes."""
-        classes = np.unique(self.training_images.labels).tolist() if self.listed is None else []
+        has_classes = self.labeled and self.listed is None
+        classes = np.unique(self.training_images.labels).tolist() if has_classes else []
         names = self.training_images.class_names
         return {
             **self.preprocessing.model_dump(),
@@ -154,6 +156,7 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
         unreadable=unreadable,
         parents=given.parents,
         note=note,
+        labeled=given.labeled,
     )
     if "nearest-class-mean" in recipe.evaluation.protocols:
         _check_class_means(data)

@@ -16,7 +16,7 @@ from .run import Run
 
 def test_before(run: Run, checkpointer: Checkpointer) -> None:
     """Test raw pixels or vectors and the untrained network, on rank 0."""
-    if run.rank > 0 or not run.recipe.evaluation.baselines:
+    if run.rank > 0 or not run.recipe.evaluation.baselines or not run.data.labeled:
         return
     if run.data.has_vectors:
         untrained = "raw vectors and the untrained head"

@@ -98,6 +98,8 @@ def data_of(recipe: Recipe) -> str:
         return shlex.quote(path)
     if recipe.data.listed is not None and "vectors" in recipe.data.settings:
         return shlex.quote(str(recipe.data.settings["vectors"]))
+    if "path" in recipe.data.settings:
+        return shlex.quote(str(recipe.data.settings["path"]))
     return "FOLDER"
 
 
@@ -257,6 +259,8 @@ def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float
 
 def verdict(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]], folder: Path) -> str:
     """Return sentences on what training has brought, if the metrics ask for some; ``folder`` is the run's."""
+    if not metrics["after"]:  # nothing was tested
+        return ""
     sentences = [
         not_compared(recipe),
         setback(recipe, metrics),

@@ -11,6 +11,7 @@ from pml_ext.data import (
     hold_out_classes,
 )
 from pml_ext.data.splits import classes_of_two
+from pml_ext.errors import DataError
 
 
 def test_held_out_classes():
@@ -34,6 +35,14 @@ def test_splits_are_tested_by_test_or_by_query_and_gallery():
     about = {"image_size": 4, "channels": 1}
     assert list(DataSplits(images, images, **about).tested()) == ["test"]
     assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
+
+
+def test_images_without_labels_are_not_tested():
+    images = LabeledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 0], [""], channels=1)
+    about = {"image_size": 4, "channels": 1, "labeled": False}
+    assert DataSplits(images, **about).tested() == {}
+    with pytest.raises(DataError, match="images without labels cannot be tested; wanted train alone"):
+        DataSplits(images, images, **about)
 
 
 def test_splits_that_a_run_would_stumble_over_are_refused():

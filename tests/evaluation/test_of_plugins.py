@@ -16,7 +16,7 @@ from ..overrides import typed
 from .points import data, never, ranked
 
 PLUGIN = """
-    from pml_ext import hookimpl
+    from pml_ext.plugin import hookimpl
 
     def calculate_farthest(knn_labels, query_labels, not_lone_query_mask, **kwargs):
         right = knn_labels[:, -1] == query_labels

@@ -164,7 +164,7 @@ def test_a_killed_process_goes_on_when_torchrun_restarts_it(tmp_path, two, recip
 LATE = """
     import os
     from pytorch_metric_learning.losses import ContrastiveLoss
-    from pml_ext import Component, hookimpl
+    from pml_ext.plugin import Component, hookimpl
 
     class FailsLoss(ContrastiveLoss):
         def start_epoch(self, run):

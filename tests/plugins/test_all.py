@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 import pml_ext
 from pml_ext import registry
+from pml_ext.plugin import LabeledRegularizer
 
 SIZE = 8
 
@@ -88,7 +89,7 @@ def made():
                 part = Mined(pml_ext.BatchAllTripletLoss(), part)
             elif kind == "distance":
                 part = TripletMarginLoss(distance=part, reducer=MeanReducer())
-            elif kind == "regularizer" and not isinstance(part, pml_ext.LabeledRegularizer):
+            elif kind == "regularizer" and not isinstance(part, LabeledRegularizer):
                 part = Unlabeled(part)
             yield f"{kind} {name} {settings or ''}", part
     yield "regularized", pml_ext.RegularizedLoss(pml_ext.CBMLLoss(), pml_ext.EntropyRegularizer(), weight=0.1)

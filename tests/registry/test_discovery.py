@@ -35,9 +35,10 @@ def test_a_third_party_plugin_is_found_like_ours(install_loss):
     assert (record("foreign").status, record("foreign").version) == ("ok", "1.0")
 
 
-MARKED = (
-    "from pml_ext import hookimpl, Component\nfrom pytorch_metric_learning.losses import *\n@hookimpl\ndef pml_ext_"
-)
+MARKED = """from pml_ext.plugin import hookimpl, Component
+from pytorch_metric_learning.losses import *
+@hookimpl
+def pml_ext_"""
 BROKEN = {
     "raise RuntimeError('no luck')": "RuntimeError: no luck",
     "import sys; sys.exit(3)": "SystemExit: 3",

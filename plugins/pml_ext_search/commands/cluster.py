@@ -6,14 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from pml_ext.tool import (
     AsJson,
     ComparedBy,
-    ImageFolder,
+    ConfigError,
     OnDevice,
-    RunFolder,
     StoreFolder,
     Workers,
     counted,
@@ -21,16 +20,22 @@ from pml_ext.tool import (
     printable,
 )
 
-from .loading import embedding_run
+from .loading import RunOrImages, embedding_run, run_for_command
 
 if TYPE_CHECKING:
     from ..clusters import Clusters
 
 
+ClusteredFolder = Annotated[
+    Path | None,
+    Argument(metavar="[FOLDER]", help="A folder of images, sub-folders included (default: RUN, if it has images)."),
+]
+
+
 def cluster(
-    run: RunFolder,
-    folder: ImageFolder,
-    clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (first neighbors).")],
+    run: RunOrImages,
+    folder: ClusteredFolder = None,
+    clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (first neighbors).")] = "auto",
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
     by: ComparedBy = None,
     workers: Workers = None,
@@ -39,6 +44,10 @@ def cluster(
     as_json: AsJson = False,
 ) -> None:
     """Cluster a folder's images into a CSV table and contact sheets; each image is in one cluster."""
+    run, images = run_for_command(run, device)
+    folder = folder or images
+    if folder is None:
+        raise ConfigError(f"wanted a folder of images to cluster; type: pml-ext cluster {run} FOLDER")
     number: int | str = clusters
     if clusters.removeprefix("-").isdecimal():
         number = int(clusters)

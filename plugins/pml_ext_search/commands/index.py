@@ -13,7 +13,6 @@ from pml_ext.tool import (
     ComparedBy,
     ConfigError,
     OnDevice,
-    RunFolder,
     StoreFolder,
     Workers,
     first_of,
@@ -22,7 +21,7 @@ from pml_ext.tool import (
     say,
 )
 
-from .loading import STORES, IndexedFolder, embedding_run, load_for_command
+from .loading import STORES, IndexedFolder, RunOrImages, embedding_run, load_for_command, run_for_command
 
 if TYPE_CHECKING:
     from ..gallery import Gallery
@@ -32,7 +31,7 @@ _LISTED = 10  # maximum missing or changed images listed by name
 
 
 def index(
-    run: RunFolder,
+    run: RunOrImages,
     folder: IndexedFolder = None,
     factory: Annotated[
         str,
@@ -55,8 +54,12 @@ def index(
     if check:
         if folder is not None or factory or parts is not None or to is not None:
             raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
+        run, _ = run_for_command(run, device)
         _check_index(load_for_command(run, device, store=store, by=by).gallery(), as_json)
         return
+    run, images = run_for_command(run, device)
+    if parts is None:
+        folder = folder or images
     opened: AbstractContextManager[TrainedRun]
     if parts is None:
         opened = embedding_run(run, folder, device, workers, store, by)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit
 
-from pml_ext.tool import By, ConfigError, Device, Progress, process_number
+from pml_ext.tool import By, ConfigError, Device, Progress, process_number, say
 
 if TYPE_CHECKING:
     from ..embedding import Listener
@@ -22,7 +22,31 @@ IndexedFolder = Annotated[
         help="Image folder, a table of images and boxes, or a file of vectors (default: the indexed one).",
     ),
 ]
+RunOrImages = Annotated[
+    Path,
+    Argument(
+        metavar="RUN",
+        help="The folder of a finished run (pml-ext train, pml-ext fit), or of images, which get a run of their own.",
+    ),
+]
 STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
+
+
+def run_for_command(place: Path, device: Device) -> tuple[Path, Path | None]:
+    """Return the run that the first argument of a command names; see :func:`pml_ext_search.run_of_folder.run_of`."""
+    from ..run_of_folder import run_of
+
+    with Progress() as bar:
+        return run_of(place, device, bar)
+
+
+def update_index(trained: TrainedRun, images: Path | None) -> None:
+    """Index a folder of images that stands for its run; say in a line what has changed since it was indexed before."""
+    if images is None:
+        return
+    changes = trained.index(images).changes
+    if changes is not None and (changes.new or changes.changed or changes.gone):
+        say(f"{images}: {changes}")
 
 
 @contextmanager

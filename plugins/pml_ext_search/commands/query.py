@@ -11,11 +11,12 @@ from typer import Argument, Option
 
 from pml_ext.tool import (
     AsJson,
+    By,
     ComparedBy,
     ConfigError,
+    Device,
     OnDevice,
     Progress,
-    RunFolder,
     Workers,
     check_writable,
     one_line,
@@ -27,7 +28,7 @@ from pml_ext.tool import (
     stdout,
 )
 
-from .loading import STORES, load_for_command, read_list
+from .loading import STORES, RunOrImages, load_for_command, read_list, run_for_command, update_index
 
 if TYPE_CHECKING:
     from ..query import Answer
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def query(
-    run: RunFolder,
+    run: RunOrImages,
     images: Annotated[
         list[str] | None,
         Argument(
@@ -83,8 +84,10 @@ def query(
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         folder = images[0] if images else None
+        run, searched = run_for_command(run, device)
         with Progress() as bar:
             trained = load_for_command(run, device, workers, collection, bar.embedding, by)
+            update_index(trained, searched)
             about = _match_to_file(trained, folder, listing, out, answers_each, within, radius, stored)
         print_result(as_json, about, f"{about['answers']} answers to {about['queries']} {_noun(trained)}: {out}")
         return
@@ -99,7 +102,8 @@ def query(
     check_options(stored, metric, shortlist, rerank, radius)
     if picture is not None:
         check_writable("--picture", picture, file=True)
-    trained = load_for_command(run, device, store=collection, by=by)
+    trained = _searched_run(run, device, collection, by)
+    run = trained.folder
     if trained.takes_vectors and picture is not None:
         raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")
     if picture is None and not (trained.takes_vectors or as_json or stored):
@@ -120,6 +124,17 @@ def query(
         print_json([dataclasses.asdict(answer) | about for answer in answers])
     elif written is not None:
         stdout().print(f"picture: {written}")
+
+
+def _searched_run(run: Path, device: Device, collection: Path | None, by: By | None) -> TrainedRun:
+    """Load a run, or that of a folder of images, whose index follows the folder."""
+    run, images = run_for_command(run, device)
+    if images is None:
+        return load_for_command(run, device, store=collection, by=by)
+    with Progress() as bar:
+        trained = load_for_command(run, device, store=collection, listener=bar.embedding, by=by)
+        update_index(trained, images)
+    return trained
 
 
 def _place_of(store: str | None) -> tuple[str | None, Path | None]:

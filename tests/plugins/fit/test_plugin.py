@@ -30,7 +30,7 @@ def test_the_command_and_its_recipes_are_found():
     assert plugin == "fit"
     names = {name for name in registry.recipes() if name.startswith("fit/")}
     photographs = {f"fit/photographs{kind}" for kind in ("", "-pretrained", "-fine-tuned")}
-    assert names == photographs | {"fit/vectors"}
+    assert names == photographs | {"fit/vectors", "fit/unlabeled", "fit/unlabeled-vectors"}
 
 
 @pytest.mark.slow

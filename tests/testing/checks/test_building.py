@@ -5,7 +5,7 @@ import re
 import pytest
 
 import pml_ext
-from pml_ext import Component
+from pml_ext.plugin import Component
 from pml_ext.testing import check_component
 from pml_ext.testing.checks import building
 from tests.testing.planted import correct, failing, planted_for, text_of

@@ -1,0 +1,41 @@
+"""The run of a folder of photographs: where it is, so that commands find it by the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from pml_ext.tool import DamagedError, cache_folder, is_finished, read_json, write_json
+
+FILE = "run.json"
+
+
+def home_of(folder: Path) -> Path:
+    """Return the place in the user's cache that belongs to a folder of photographs.
+
+    The photographs' own folder is never written to, and may be read-only.
+    """
+    path = os.path.realpath(folder)
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    stem = "".join(letter if letter.isalnum() else "-" for letter in Path(path).name)[:40]
+    return cache_folder("folders") / f"{stem or 'folder'}-{digest}"
+
+
+def remember(folder: Path, run: Path) -> None:
+    """Write which run a folder has; the one before is forgotten, and stays where it is."""
+    home = home_of(folder)
+    home.mkdir(parents=True, exist_ok=True)
+    write_json(home / FILE, {"folder": os.path.realpath(folder), "run": os.path.realpath(run)})
+
+
+def remembered(folder: Path) -> Path | None:
+    """Return the finished run of a folder; None without one, and for one that was removed."""
+    file = home_of(folder) / FILE
+    if not file.is_file():
+        return None
+    try:
+        run = Path(read_json(file)["run"])
+    except (DamagedError, KeyError, TypeError):  # which is written again with the next run
+        return None
+    return run if is_finished(run) else None

@@ -1,0 +1,119 @@
+"""The features of images, computed once and kept: whitening and the collection take them from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pml_ext.plugin import DataError, LabeledImages
+from pml_ext.tool import (
+    FeatureCache,
+    Preprocessing,
+    Recipe,
+    Steps,
+    build_network,
+    counted,
+    first_of,
+    prepare,
+    signals,
+    use_channels_last,
+)
+
+BATCH = 64  # images in a forward pass
+PART = 256  # images that are read, and whose features are kept, together
+NAMED = 5  # of the files that cannot be read, in a note
+STOPPED = "after the features of some images, which are kept"
+
+
+class PassProgress(NamedTuple):
+    """How far a pass over images is."""
+
+    done: int
+    images: int
+    rate: float  # images per second
+    seconds_left: float
+
+
+class OnePass(NamedTuple):
+    """The images whose features are kept, and what was left out."""
+
+    readable: LabeledImages
+    unreadable: dict[str, str]  # why, by path
+
+    @property
+    def note(self) -> str:
+        """A warning that names files that cannot be read; "" without any."""
+        if not self.unreadable:
+            return ""
+        reasons = first_of(list(self.unreadable.values()), NAMED)
+        return f"left out {counted(len(self.unreadable), 'image')} that cannot be read: {reasons}"
+
+
+def keep_features(
+    recipe: Recipe,
+    images: LabeledImages,
+    preprocessing: Preprocessing,
+    device: str,
+    tell: Callable[[str], None],
+    progress: Callable[[PassProgress], None],
+) -> OnePass:
+    """Compute the features of the images that the user's cache lacks, under a recipe's frozen trunk, and keep them.
+
+    Every file is read once. A process that is killed loses what it was reading; the next one goes on from there.
+    DataError if none of the images can be read.
+    """
+    cache, steps = _cache_of(recipe, preprocessing, torch.device(device))
+    assert images.paths is not None
+    known = cache.of_files(images.paths)
+    missing = [number for number in range(len(images)) if number not in known]
+    if missing:
+        tell(f"computing features of {len(missing):,} images by {recipe.model.trunk.name}")
+
+    unreadable: dict[str, str] = {}
+    begun = time.perf_counter()
+    for start in range(0, len(missing), PART):
+        signals.check(STOPPED)
+        part = images.subset(missing[start : start + PART])
+        readable, reasons = _read(part, steps)
+        unreadable |= reasons
+        if readable is not None:
+            cache.of(readable.with_transform(steps))
+        done = start + len(part)
+        rate = done / (time.perf_counter() - begun)
+        progress(PassProgress(done, len(missing), rate, (len(missing) - done) / rate))
+
+    if len(unreadable) == len(images):
+        raise DataError(f"none of {len(images)} images can be read; the first: {next(iter(unreadable.values()))}")
+    is_readable = np.array([str(path) not in unreadable for path in images.paths])
+    return OnePass(images.subset(is_readable), unreadable)
+
+
+def _cache_of(recipe: Recipe, preprocessing: Preprocessing, device: torch.device) -> tuple[FeatureCache, Steps]:
+    """Return the cache of a recipe's features, which runs and collections share, and the steps to the trunk's input."""
+    _, steps = preprocessing.transforms()
+    network = build_network(recipe.model, preprocessing).to(device).eval()
+    if device.type == "cpu":
+        use_channels_last(network.trunk, preprocessing.channels, preprocessing.image_size)
+    about = [preprocessing.model_dump(), ""]  # as runs and collections describe plain images
+    return FeatureCache(network.trunk, network.features, about, device, BATCH), steps
+
+
+def _read(images: LabeledImages, steps: Steps) -> tuple[LabeledImages | None, dict[str, str]]:
+    """Return images in memory, as the trunk's first step leaves them, and why others cannot be read.
+
+    None in place of the images if none of them can be read.
+    """
+    try:
+        return prepare(images, steps, cache="memory", skip_unreadable=True)
+    except DataError:  # of all
+        reasons: dict[str, str] = {}
+        for number, path in enumerate(images.paths or ()):
+            try:
+                images.image(number, steps.smallest)
+            except DataError as error:
+                reasons[str(path)] = str(error)
+        return None, reasons

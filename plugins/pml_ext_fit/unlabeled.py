@@ -1,0 +1,214 @@
+"""``pml-ext fit`` of images or vectors without labels: pretrained features, whitened, and the collection of them.
+
+Nothing is trained, and nothing is tested, since what is right is not known. The features are computed once: the
+whitening is fitted to them, and the collection is made of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pml_ext.plugin import ConfigError, DataSplits
+from pml_ext.tool import (
+    LOCK,
+    RECIPE,
+    Override,
+    SearchService,
+    StoppedError,
+    build_dataset,
+    check_folder,
+    choose_device,
+    default_folder,
+    is_vector_file,
+    keep_freed_memory,
+    load_recipe,
+    locked,
+    num_processes,
+    overrides_of,
+    preprocessing_of,
+    read_vectors,
+    service,
+    signals,
+    tables_of_run,
+    train,
+)
+
+from . import folder_runs
+from .closed_forms import WHITENED
+from .one_pass import keep_features
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from pml_ext.tool import EmbeddingListener
+
+IMAGES = "fit/unlabeled"
+VECTORS = "fit/unlabeled-vectors"
+DATA = "unlabeled"
+# Images from which on features are whitened: of fewer, whitening has made retrieval worse
+WHITENED_FROM = 500
+
+
+@dataclass(frozen=True)
+class UnlabeledFit:
+    """What is fitted without labels, where and how."""
+
+    place: Path  # a folder of images, or a file of vectors
+    out: Path | None
+    overrides: Sequence[Override]
+    seed: int
+    device: str
+    resume: bool
+    listener: EmbeddingListener
+    indexes: bool = True  # whether the collection is made at once
+
+
+def has_no_labels(place: Path) -> bool:
+    """Return whether data say nothing of classes: a folder whose images are all in itself, or vectors alone."""
+    if place.is_dir():
+        return _is_flat(place)
+    if not (place.is_file() and is_vector_file(place)):
+        return False
+    from .images import is_table
+
+    return not is_table(place) and read_vectors(place).labels is None
+
+
+def _is_flat(folder: Path) -> bool:
+    """Return whether a folder has files, and no visible folder in it: nothing in it can be a class."""
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    return bool(names) and not any((folder / name).is_dir() for name in names)
+
+
+def fit_unlabeled(asked: UnlabeledFit) -> list[dict[str, Any]]:
+    """Make a run of images or vectors without labels, and their collection; return its ``metrics.json`` in a list."""
+    if num_processes() > 1:
+        raise ConfigError("one process fits data without labels; leave out torchrun")
+    check_folder(asked.out, asked.resume)
+    place = asked.place.expanduser().resolve()
+    out = asked.out or default_folder(place.stem, asked.seed)
+    asked = replace(asked, place=place, out=out)
+    name, settings = _recipe_of(asked, out)
+    splits = _splits_of(asked, out, name, settings)
+    if name in (IMAGES, VECTORS):
+        settings |= _closed_form(splits, name, settings, asked)
+    results = train(
+        name,
+        out=out,
+        seed=asked.seed,
+        device=asked.device,
+        overrides=[*overrides_of(settings), *asked.overrides],
+        resume=out.exists(),
+        listener=asked.listener,
+        splits=splits,
+    )
+    if asked.indexes:
+        index_run(out, place, asked.device)
+    if place.is_dir():
+        folder_runs.remember(place, out)
+    return results
+
+
+def _recipe_of(asked: UnlabeledFit, out: Path) -> tuple[str, Settings]:
+    """Return the recipe, and the settings that say where the data are; those of a run that was begun are its own."""
+    if (out / RECIPE).is_file():
+        found = tables_of_run(out)["data"]
+        if (found.get("name"), found.get("path")) != (DATA, str(asked.place)):
+            raise ConfigError(
+                f"{out} holds a run of {found.get('path') or found.get('name')}, not of {asked.place} without labels; "
+                "choose another --out"
+            )
+        return str(out / RECIPE), {}
+    settings: Settings = {"data.path": str(asked.place)}
+    if asked.place.is_file():
+        size = read_vectors(asked.place).embeddings.shape[1]
+        return VECTORS, settings | {"model.embedding_size": size}
+    return IMAGES, settings
+
+
+def _splits_of(asked: UnlabeledFit, out: Path, name: str, settings: Settings) -> DataSplits:
+    """Return the data without files that cannot be read, with a note on these; the features of images are kept then."""
+    recipe = load_recipe(name, [*overrides_of(settings), *asked.overrides])
+    splits = build_dataset(recipe.data, None)
+    if splits.vector_size is not None:
+        return splits
+    preprocessing, _ = preprocessing_of(recipe, splits)
+    device = choose_device(asked.device)
+    keep_freed_memory(device)
+    with begun(out):
+        found = keep_features(
+            recipe, splits.train, preprocessing, device, asked.listener.step, asked.listener.embedding
+        )
+    return replace(splits, train=found.readable, note=found.note)
+
+
+@contextlib.contextmanager
+def begun(out: Path) -> Iterator[None]:
+    """Create and lock a run's folder while features are computed; an error removes what was created here."""
+    created = not out.exists()
+    try:
+        with signals.listening(), locked(out):
+            yield
+    except StoppedError as error:
+        again = f"go on with the same command with --out {shlex.quote(str(out))} --resume"
+        raise signals.stopped(error.signal, f"while features were computed, which are kept; {again}") from None
+    except Exception:
+        if created:
+            with contextlib.suppress(OSError):  # it has files
+                (out / LOCK).unlink(missing_ok=True)
+                out.rmdir()
+        raise
+
+
+def _closed_form(splits: DataSplits, name: str, settings: Settings, asked: UnlabeledFit) -> Settings:
+    """Return the settings of whitening, where there are enough data for it and the user has not chosen a head."""
+    count = len(splits.train)
+    noun = "images" if splits.vector_size is None else "vectors"
+    if any(override.key.startswith("model.") for override in asked.overrides):
+        return {}
+    if count < WHITENED_FROM:
+        asked.listener.step(f"takes features as they are: whitening helps from {WHITENED_FROM} {noun} on")
+        return {}
+    size = load_recipe(name, overrides_of(settings)).model.embedding_size
+    asked.listener.step(f"whitens the features by their covariance over all {count:,} {noun}")
+    return WHITENED.settings(size)
+
+
+def next_commands(run: Path, place: Path) -> str:
+    """Return a line that says what to type to search a run's collection."""
+    shown = shlex.quote(str(run))
+    if place.is_dir():
+        where = shlex.quote(str(place))
+        return f"ready to search: pml-ext query {where} IMAGE, pml-ext browse {where}, pml-ext duplicates {where}"
+    return f"ready to search: pml-ext query {shown} ID"
+
+
+def index_run(run: Path, place: Path, device: str) -> None:
+    """Index a folder of images, or a file of vectors, by a finished run; features that are kept are not computed."""
+    search: SearchService = service("search", "pml-ext fit without labels")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="skipped ")  # which the run has warned of
+        search.load_run(run, device).index(place)
+
+
+def run_of_folder(folder: Path, device: str, listener: EmbeddingListener) -> Path:
+    """Return the run that a folder of images has; without one, make one in the user's cache, and say so in a line."""
+    known = folder_runs.remembered(folder)
+    if known is not None:
+        listener.step(f"uses the run of {folder}: {known}")
+        return known
+    home = folder_runs.home_of(folder)
+    out = home / (folder.resolve().name or "folder")
+    listener.step(
+        f"{folder} has no run yet: makes one of it in {out}, without labels; to choose its folder, type: "
+        f"pml-ext fit {shlex.quote(str(folder))} --no-labels --out RUN"
+    )
+    home.mkdir(parents=True, exist_ok=True)
+    fit_unlabeled(UnlabeledFit(folder, out, [], 0, device, out.exists(), listener, indexes=False))
+    return out

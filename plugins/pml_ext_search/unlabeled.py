@@ -1,0 +1,57 @@
+"""The data set of images, or vectors, without labels: all below a folder, or of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from pml_ext.plugin import DataError, DataSplits, LabeledImages
+from pml_ext.tool import is_vector_file, read_vectors, shortened
+
+from .reading import Listing, list_folder
+
+NAMED = 5  # of the files that are not read, in a note
+
+
+def unlabeled(
+    root: Path | None = None, path: str = "", image_size: int = 224, channels: Literal[1, 3] = 3
+) -> DataSplits:
+    """Return the images of a folder, sub-folders included, or the vectors of a file, without labels.
+
+    Args:
+        root: the folder that ``path`` is relative to.
+        path: the folder, or a ``.npz``, ``.parquet`` or ``.safetensors`` file with ``embeddings``.
+        image_size: height and width of the network's input, in pixels.
+        channels: 1 (gray) or 3 (color).
+
+    Raises:
+        DataError: there is no such folder or file, or no image in it.
+    """
+    place = (root or Path()) / Path(path).expanduser()
+    if place.is_file() and is_vector_file(place):
+        file = read_vectors(place)
+        rows = torch.from_numpy(file.embeddings)
+        if len(rows) < 2:
+            raise DataError(f"{place}: {len(rows)} vector; wanted two or more, of which one can find another")
+        vectors = LabeledImages(rows, np.zeros(len(rows), dtype=np.int64), [""], ids=file.ids)
+        return DataSplits(vectors, labeled=False)
+    listing = list_folder(place)
+    if not listing.names:
+        raise DataError(f"{place}: no image by its name; wanted .jpg, .png, ... files{_others(listing)}")
+    if len(listing.names) < 2:
+        raise DataError(f"{place}: one image, {listing.names[0]}; wanted two or more, of which one can find another")
+    files = [place / name for name in listing.names]
+    images = LabeledImages(files, np.zeros(len(files), dtype=np.int64), [""], channels=channels)
+    return DataSplits(images, image_size=image_size, channels=channels, crop=True, labeled=False)
+
+
+def _others(listing: Listing) -> str:
+    """Return what a folder without images has instead, for an error."""
+    if not listing.others:
+        return ", and found nothing"
+    reasons = [shortened(reason, 200) for reason in sorted(listing.others.values())]
+    more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
+    return f"; found {'; '.join(reasons[:NAMED])}{more}"

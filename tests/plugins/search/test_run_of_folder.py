@@ -1,0 +1,89 @@
+"""A folder of images in place of a run."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from pml_ext.errors import PluginError
+from pml_ext_search import run_of_folder
+from pml_ext_search.commands.cluster import cluster
+from pml_ext_search.commands.index import index
+from pml_ext_search.commands.query import query
+from pml_ext_search.run_of_folder import run_of
+
+from .photographs import photograph
+
+
+class Fits:
+    """A service that has one run for all folders."""
+
+    def __init__(self, run):
+        self.run = run
+        self.asked = []
+
+    def run_of_folder(self, folder, device, listener):
+        self.asked.append(folder)
+        return self.run
+
+
+@pytest.fixture
+def photos(tmp_path):
+    place = tmp_path / "photos"
+    for number in range(6):
+        file = place / "inner" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        photograph(number, side=32).convert("L").save(file)
+    return place
+
+
+@pytest.fixture
+def fits(runs, tmp_path, monkeypatch):
+    """A service in place of ``fit``'s, whose run is a copy of a trained one."""
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    fits = Fits(run)
+    monkeypatch.setattr(run_of_folder, "service", lambda name, what: fits)
+    return fits
+
+
+def test_only_a_folder_of_images_gets_a_run(photos, fits, tmp_path):
+    assert run_of(photos, "cpu", None) == (fits.run, photos)
+    for place in (fits.run, tmp_path / "missing", photos / "inner" / "0.png"):
+        assert run_of(place, "cpu", None) == (place, None)
+    (tmp_path / "empty").mkdir()
+    assert run_of(tmp_path / "empty", "cpu", None) == (tmp_path / "empty", None)
+    assert fits.asked == [photos]
+
+
+def test_without_the_plugin_the_error_names_it(photos, monkeypatch):
+    def missing(name, what):
+        raise PluginError(f"{what} needs the plugin {name!r}")
+
+    monkeypatch.setattr(run_of_folder, "service", missing)
+    with pytest.raises(PluginError, match="photos, a folder of images in place of a run, needs the plugin 'fit'"):
+        run_of(photos, "cpu", None)
+
+
+def test_a_query_follows_its_folder(photos, fits, capsys):
+    shown = photos / "inner" / "0.png"
+    query(photos, [str(shown)], k=8, device="cpu", as_json=True)
+    assert capsys.readouterr().out.count("inner/") == 5 + 1
+    photograph(7, side=32).convert("L").save(photos / "7.png")
+    (photos / "inner" / "5.png").unlink()
+    query(photos, [str(shown)], k=8, device="cpu", as_json=True)
+    told = capsys.readouterr()
+    assert '"7.png"' in told.out
+    assert "inner/5.png" not in told.out
+    assert f"{photos}: 1 new, 0 changed, 1 gone" in told.err
+    query(photos, [str(shown)], k=8, device="cpu", as_json=True)
+    assert "new" not in capsys.readouterr().err
+
+
+def test_index_and_clusters_are_of_the_folder(photos, fits, tmp_path, capsys):
+    index(photos, device="cpu")
+    assert "6 images indexed" in capsys.readouterr().out
+    cluster(photos, clusters="2", out=tmp_path / "clusters", device="cpu")
+    rows = (tmp_path / "clusters" / "clusters.csv").read_text().splitlines()
+    assert len(rows) == 1 + 6
+    assert np.unique([row.split(",")[0] for row in rows[1:]]).tolist() == [f"inner/{number}.png" for number in range(6)]
