@@ -20,7 +20,7 @@ from .thumbnails import Thumbnails, thumbnail_of
 SAMPLE = 32  # photographs of which copies are made
 HELD = 0.99  # fraction of made-up copies that are nearer than the radius
 OTHERS = 2.0  # images from this multiple of that distance on are others
-FRACTION = 0.5  # of the median distance to the nearest other one
+FRACTION = 1 / 3  # of the median distance to the nearest other one
 _SIDE = 512  # the shorter side at which a large JPEG is decoded, of which copies are made
 
 
@@ -71,7 +71,7 @@ class Radius(NamedTuple):
 def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> Radius:
     r"""Return the radius for a collection, between made-up copies and the nearest other photographs.
 
-    .. math:: r = \sqrt{c \cdot \tfrac{1}{2} o}
+    .. math:: r = \sqrt{c \cdot \tfrac{1}{3} o}
 
     c is the distance that 99 % of made-up copies keep to their photograph. o is the median distance of an image to the
     nearest other one, among those that are farther than 2 c. Without others, r = c.

@@ -25,6 +25,7 @@ KINDS: tuple[Kind, ...] = ("exact", "same", "near")
 _SAME = 0.1  # distance within which pixels are compared
 _EQUAL = 1e-3  # distance of vectors that are equal but for rounding
 _OF_OTHERS = 0.5  # the radius among vectors, over the median distance to the nearest other one
+_TILE = 8192  # vectors that are compared with the sample at a time
 _SAMPLE = 200  # vectors whose nearest other ones are looked for
 
 
@@ -361,8 +362,12 @@ def _is_one_file(one: Path, other: Path) -> bool:
 
 def _nearest_beyond(points: Tensor, radius: float) -> float | None:
     """Return the median distance of a vector to its nearest one beyond a radius, over a sample of 200."""
-    drawn = sample_indices(len(points), _SAMPLE, seed=0)
-    distances = torch.cdist(points[drawn], points, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest = distances.masked_fill(distances <= radius, torch.inf).amin(dim=1)
+    drawn = points[sample_indices(len(points), _SAMPLE, seed=0)].double()  # so that equal vectors are at 0
+    nearest = torch.full((len(drawn),), torch.inf, dtype=torch.float64)
+    for start in range(0, len(points), _TILE):
+        rows = points[start : start + _TILE].double()
+        squares = drawn.square().sum(1)[:, None] + rows.square().sum(1) - 2 * drawn @ rows.T
+        distances = squares.clamp(min=0).sqrt()
+        nearest = torch.minimum(nearest, distances.masked_fill(distances <= radius, torch.inf).amin(dim=1))
     nearest = nearest[nearest.isfinite()]
     return nearest.median().item() if len(nearest) else None

@@ -90,6 +90,7 @@ def _of_lists(points: Tensor, radius: float) -> Iterator[Tensor]:
 
     rows = points.numpy()
     index = faiss.index_factory(rows.shape[1], f"IVF{math.isqrt(len(rows))},Flat")
+    faiss.extract_index_ivf(index).cp.max_points_per_centroid = 64  # more take longer than the search
     index.train(rows)
     index.add(rows)
     faiss.extract_index_ivf(index).nprobe = LISTS_SEARCHED

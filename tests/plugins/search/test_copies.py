@@ -37,15 +37,15 @@ def test_distances_are_those_of_each_change(files):
     assert 0 < max(wanted) < 0.3
 
 
-def test_the_radius_is_between_copies_and_half_of_the_way_to_others(files):
+def test_the_radius_is_between_copies_and_a_third_of_the_way_to_others(files):
     pairs = pairs_of((0, 1, 0.9), (1, 2, 1.1), (3, 4, 1.0), (5, 6, 0.01))
     held = np.quantile(distances_of_copies(files), HELD)
     radius, made_up = chosen_radius(files, pairs, 7)
     other = np.median([0.9, 0.9, 1.1, 1.0, 1.0])  # images 5 and 6 are copies of each other
-    assert radius == pytest.approx(math.sqrt(held * other / 2), rel=1e-5)
+    assert radius == pytest.approx(math.sqrt(held * other / 3), rel=1e-5)
     assert made_up == 7 * len(CHANGES)
     near_others = pairs_of((0, 1, 2.01 * held))
-    assert chosen_radius(files, near_others, 7).distance == pytest.approx(held * math.sqrt(2.01 / 2), rel=1e-5)
+    assert chosen_radius(files, near_others, 7).distance == pytest.approx(held)
     assert chosen_radius(files, pairs_of((5, 6, 0.01)), 7).distance == pytest.approx(held)
 
 
