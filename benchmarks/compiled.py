@@ -1,20 +1,21 @@
 """A step of a loss compiled by ``torch.compile`` and not, forward and backward, in turns.
 
-``python -m benchmarks.compiled [LOSS ...]``; without names, CBML and the tiled multi-similarity loss. The time of the
-compilation itself is its own column.
+``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; without names, the six losses of
+docs/scale.md. The time of the compilation itself is its own column. A loss that has no graph of a shape is said to.
 """
 
+import argparse
 import statistics
-import sys
 import time
 
 import torch
+from torch._dynamo.exc import Unsupported
 
 from pml_ext import registry
 from pml_ext.testing.benchmark import Shape
 
 SHAPES = (Shape(32, 64, 4), Shape(120, 512, 4), Shape(1024, 512, 4), Shape(4096, 512, 4))
-LOSSES = ("cbml", "tiled-multi-similarity")
+LOSSES = ("cbml", "angular", "n-pair", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")
 
 
 def seconds(loss, embeddings, labels):
@@ -41,16 +42,25 @@ def measure(name, shape, rounds):
     return plain, fused, compilation
 
 
-def main(names):
+def main():
     """Print a row for each loss at each shape."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("losses", nargs="*", default=LOSSES)
+    parser.add_argument("--shapes", nargs="+", type=Shape.parse, default=SHAPES)
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'shape':14}{'loss':26}{'as it is, ms':>14}{'compiled, ms':>14}{'ratio':>7}{'compilation, s':>16}")
-    for shape in SHAPES:
+    for shape in chosen.shapes:
         rounds = 200 if shape.batch < 1024 else 9
-        for name in names:
-            plain, fused, compilation = measure(name, shape, rounds)
-            print(f"{shape!s:14}{name:26}{plain:14.2f}{fused:14.2f}{fused / plain:7.2f}{compilation:16.1f}", flush=True)
+        for name in chosen.losses:
+            try:
+                plain, fused, compilation = measure(name, shape, rounds)
+            except Unsupported:
+                print(f"{shape!s:14}{name:26}  has no graph of this shape, and runs as it is", flush=True)
+                continue
+            row = f"{plain:14.2f}{fused:14.2f}{fused / plain:7.2f}{compilation:16.1f}"
+            print(f"{shape!s:14}{name:26}{row}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or LOSSES)
+    main()

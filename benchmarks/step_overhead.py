@@ -1,9 +1,10 @@
-"""Operators and Python calls of a training step of a run, beside a bare loop over the same batches.
+"""Operators, Python calls and values read of a training step of a run, beside a bare loop over the same batches.
 
 ``python -m benchmarks.step_overhead [RECIPE]``: on a CPU, by default of ``cbml/digits``. A step of the run reads a
 batch, trains, checks for NaN, records its values and looks for signals. Both are the difference of epochs of 14 and
 of 4 iterations, so that what an epoch does once does not count. Operators that only look at tensors or allocate them
-are left out. The counts depend on torch's version, and on nothing else.
+are left out. Values read are those that the host takes out of a tensor, and waits for where the tensor is on a GPU. The
+counts depend on torch's version, and on nothing else.
 """
 
 import argparse
@@ -17,10 +18,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import pml_ext
+from pml_ext.distributed.devices import read_numbers
 from pml_ext.recipe import load_recipe
 from pml_ext.training.batches import draw
 from pml_ext.training.checkpointing import Checkpointer
@@ -70,6 +73,36 @@ class Operators(TorchDispatchMode):
         if name not in LOOKS:
             self.counts[name] += 1
         return function(*args, **(kwargs or {}))
+
+
+READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "nonzero"}
+
+
+TOGETHER = "in one transfer"  # with the other numbers of the step, if they are on an accelerator
+
+
+class Reads(TorchFunctionMode):
+    """Counts what takes values out of tensors, or makes tensors whose shape depends on values, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count the function, and call it."""
+        name = getattr(function, "__name__", "")
+        if name in READS:
+            if sys._getframe(1).f_code is read_numbers.__code__:
+                name = TOGETHER
+            self.counts[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def reads_of(work: Callable[[], object]) -> Counter[str]:
+    """Return what takes values out of tensors in a piece of work, and how often, by name."""
+    with Reads() as reads:
+        work()
+    return reads.counts
 
 
 def calls_of(work: Callable[[], object]) -> Counter[str]:
@@ -155,7 +188,7 @@ def main() -> None:
     recipe = parser.parse_args().recipe
     torch.set_num_threads(1)
     print(f"{recipe}, a step{'':24} run   bare loop   more")
-    for title, measure in (("operators", operators_of), ("Python calls", calls_of)):
+    for title, measure in (("operators", operators_of), ("values read", reads_of), ("Python calls", calls_of)):
         ours = of_a_step(recipe, epoch_of_a_run, measure)
         bare = of_a_step(recipe, bare_epoch, measure)
         one, other = sum(ours.values()), sum(bare.values())

@@ -72,8 +72,8 @@ if TYPE_CHECKING:  # functions of matrices of pairs
     from .pairwise import in_parts as in_parts
     from .pairwise import in_tiles as in_tiles
     from .pairwise import log_one_plus_exp as log_one_plus_exp
+    from .pairwise import log_one_plus_sums as log_one_plus_sums
     from .pairwise import log_sum_exp as log_sum_exp
-    from .pairwise import log_sums_exp as log_sums_exp
     from .pairwise import masked_max as masked_max
     from .pairwise import masked_mean as masked_mean
     from .pairwise import masked_min as masked_min
@@ -83,6 +83,7 @@ if TYPE_CHECKING:  # functions of matrices of pairs
     from .pairwise import pair_to_full_precision as pair_to_full_precision
     from .pairwise import rows_per_tile as rows_per_tile
     from .pairwise import run_eagerly as run_eagerly
+    from .pairwise import scaled_product as scaled_product
     from .pairwise import tiles_of_rows as tiles_of_rows
     from .pairwise import to_full_precision as to_full_precision
     from .pairwise import transformed as transformed

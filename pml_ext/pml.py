@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -19,16 +20,11 @@ from pytorch_metric_learning.losses import ContrastiveLoss as ContrastiveLoss
 from pytorch_metric_learning.miners import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
 from pytorch_metric_learning.reducers import BaseReducer as BaseReducer
 from pytorch_metric_learning.reducers import MultipleReducers as MultipleReducers
-from pytorch_metric_learning.reducers import per_anchor_reducer
-from pytorch_metric_learning.trainers import MetricLossOnly as MetricLossOnly  # PML 3 takes away
-from pytorch_metric_learning.utils import common_functions as common_functions  # PML 3 takes away
-from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs as convert_to_pairs
-from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets as convert_to_triplets
-from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as get_all_pairs_indices
-from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_triplets_indices as get_all_triplets_indices
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords as ModuleWithRecords
 from torch import Tensor, nn
 from torch.utils.data import Sampler
+
+MAJOR = int(importlib.metadata.version("pytorch-metric-learning").partition(".")[0])
 
 
 class ModuleSettings(TypedDict, total=False):
@@ -48,14 +44,17 @@ class LossSettings(RegularizerSettings, total=False):
     embedding_reg_weight: float
 
 
-# Names whose modules import scikit-learn or faiss, which losses do without: imported when they are first asked for.
+# Names of modules that losses do without: imported when they are first asked for. Those of ``accuracy_calculator`` and
+# ``inference`` are in PML 3's ``evaluation``; it takes the others away.
 _IMPORTED_LATER = {
-    "EQUALITY": "accuracy_calculator",
-    "AccuracyCalculator": "accuracy_calculator",
-    "CustomKNN": "inference",
-    "FaissKMeans": "inference",
-    "FaissKNN": "inference",
-    "HookContainer": "logging_presets",  # PML 3 takes away
+    "EQUALITY": "utils.accuracy_calculator:EQUALITY",
+    "AccuracyCalculator": "utils.accuracy_calculator:AccuracyCalculator",
+    "CustomKNN": "utils.inference:CustomKNN",
+    "FaissKMeans": "utils.inference:FaissKMeans",
+    "FaissKNN": "utils.inference:FaissKNN",
+    "HookContainer": "utils.logging_presets:HookContainer",
+    "MetricLossOnly": "trainers:MetricLossOnly",
+    "common_functions": "utils.common_functions:",
 }
 
 
@@ -63,11 +62,14 @@ def __getattr__(name: str) -> Any:
     """Return one of :data:`_IMPORTED_LATER`."""
     if name not in _IMPORTED_LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"pytorch_metric_learning.utils.{_IMPORTED_LATER[name]}")
-    return getattr(module, name)
+    origin, _, inner = _IMPORTED_LATER[name].partition(":")
+    module = importlib.import_module(f"pytorch_metric_learning.{origin}")
+    return getattr(module, inner) if inner else module
 
 
 if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
+    from pytorch_metric_learning.trainers import MetricLossOnly as MetricLossOnly
+    from pytorch_metric_learning.utils import common_functions as common_functions
     from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY as EQUALITY
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as AccuracyCalculator
     from pytorch_metric_learning.utils.inference import CustomKNN as CustomKNN
@@ -120,7 +122,50 @@ else:
     BaseRegularizer = regularizers.BaseRegularizer
     BaseDistance = distances.BaseDistance
 
-per_anchor_mean = per_anchor_reducer.aggregation_func
+per_anchor_mean = reducers.PerAnchorReducer().aggregation_func  # its default
+
+# What PML 2.9 has in modules that are private in PML 3, with the same values in the same order.
+
+
+def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return all positive and negative pairs of a batch, or of it and references; no row is its own positive."""
+    positives, negatives = _pairs_of(labels, ref_labels)
+    anchors, near = torch.where(positives)
+    other_anchors, far = torch.where(negatives)
+    return anchors, near, other_anchors, far
+
+
+def get_all_triplets_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return all triplets, by anchor, positive and negative."""
+    positives, negatives = _pairs_of(labels, ref_labels)
+    anchors, near = torch.where(positives)
+    pair, far = torch.where(negatives[anchors])
+    return anchors[pair], near[pair], far
+
+
+def _pairs_of(labels: Tensor, ref_labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    of_batch = ref_labels is None or ref_labels is labels
+    equal = labels[:, None] == (labels if ref_labels is None else ref_labels)[None, :]
+    positives = equal.clone().fill_diagonal_(False) if of_batch else equal
+    return positives, ~equal
+
+
+def convert_to_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the two pairs of each triplet; pairs as they are."""
+    if len(indices_tuple) == 4:
+        return indices_tuple
+    anchors, positives, negatives = indices_tuple
+    return anchors, positives, anchors, negatives
+
+
+def convert_to_triplets(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the triplets of all positive and negative pairs that share an anchor; triplets as they are."""
+    if len(indices_tuple) == 3:
+        return indices_tuple
+    anchors, positives, other_anchors, negatives = indices_tuple
+    positive, negative = torch.where(anchors[:, None] == other_anchors)
+    return anchors[positive], positives[positive], negatives[negative]
+
 
 # The base classes that say what kind a class is. A sampler is any of torch's.
 BASES: dict[str, tuple[type, ...]] = {

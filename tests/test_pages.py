@@ -5,7 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+import typer
+from pytorch_metric_learning import losses
 
+from pml_ext import registry
+from pml_ext.cli.app import app_for
 from pml_ext.training.launch import train
 
 from .overrides import typed
@@ -14,14 +19,80 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
-@pytest.mark.parametrize("name", ["evaluate", "index", "own-loop", "scale"])
+READMES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
+ALONE = ["architecture", "evaluate", "index", "own-loop", "recipes", "relations", "scale"]
+# Pages whose lines run in a test below or in test_chapters.py, and blocks that need what a test does not have.
+RUN_ELSEWHERE = {"pairs.md", "vectors.md", "plugins.md", "checks.md", "components.md"}
+NOT_RUN = {
+    "browse.md": "serves until it is ended; tests/plugins/browse starts it",
+    "embedding.md": "a run of a user",
+    "beyond-one-machine.md": "several machines and a database",
+    "compare.md": "hours of training, Cars196",
+    "data.md": "downloads",
+    "index.md": "the commands of the README",
+    "photographs.md": "photographs; tests/integration/test_photographs.py and tests/plugins/fit run such lines",
+    "plugins.md": "installs a package; tests/integration/test_packages.py does",
+    "pretrained.md": "weights of a hub, hours",
+    "recipes.md": "accounts of trackers",
+    "search.md": "a folder of a user; tests/plugins/search/commands runs such lines",
+    "what-holds-up.md": "hours of training, Cars196",
+    "README.md": ".ci/run runs the first two to the letter",
+}
+
+
+def blocks_of(page, languages):
+    return re.findall(rf"^[ ]*```(?:{languages})\n(.*?)```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_the_python_of_a_page_runs(name):
-    page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = blocks_of(ROOT / "docs" / f"{name}.md", "python")
     assert blocks
     lines: dict[str, object] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, f"{name}.md", "exec"), lines)
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.parent.name)
+def test_the_python_of_a_readme_runs_in_a_loop(page):
+    labels = torch.arange(32) // 4 + 1
+    embeddings = torch.eye(9, 64)[labels] + 0.05 * torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    lines = {"__name__": "page", "torch": torch, "labels": labels, "embeddings": embeddings.requires_grad_()}
+    lines |= {"MultiSimilarityLoss": losses.MultiSimilarityLoss, "TripletMarginLoss": losses.TripletMarginLoss}
+    lines |= {"queries": embeddings[:4], "gallery": embeddings}
+    blocks = blocks_of(page, "python")
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), lines)
+    assert blocks or page.parent.name in ("pml_ext_compare", "pml_ext_search")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_blocks_of_a_page_run_in_a_test_or_have_a_reason(page):
+    runs = page.stem in ALONE or page.name in RUN_ELSEWHERE or page in READMES
+    assert runs or page.name in NOT_RUN or not blocks_of(page, "python")
+    assert page.name in {"pairs.md", "vectors.md"} | set(NOT_RUN) or not blocks_of(page, "bash")
+
+
+def commands_of(page):
+    """The calls of ``pml-ext`` in a page's blocks, as lists of words without comments."""
+    for block in blocks_of(page, "bash|makefile"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|(?=\s)|;", line):
+                words = shlex.split(part, comments=True)
+                if "pml-ext" in words:
+                    yield words[words.index("pml-ext") + 1 :]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_commands_and_options_of_a_page_exist(page):
+    for name, *given in commands_of(page):
+        if name.startswith("-"):
+            continue
+        assert name in registry.commands(), name
+        command = typer.main.get_command(app_for([name])).commands[name]
+        options = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
+        typed_options = {word.partition("=")[0] for word in given if word.startswith("-") and len(word) > 1}
+        assert typed_options <= options | {"--help"}, f"{name}: {typed_options - options}"
 
 
 def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeypatch, without_report):

@@ -36,6 +36,31 @@ def test_the_mean_of_an_anchor_counts_its_values():
     assert pml.per_anchor_mean(values, torch.tensor([2, 0])).tolist() == [2.0, 0.0]
 
 
+@pytest.mark.parametrize("with_references", [False, True])
+def test_lists_of_pairs_and_triplets_are_those_of_pml(with_references):
+    from pytorch_metric_learning.utils import loss_and_miner_utils as of_pml
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (17,), generator=generator)
+    references = torch.randint(4, (11,), generator=generator) if with_references else None
+    pairs = of_pml.get_all_pairs_indices(labels, references)
+    triplets = of_pml.get_all_triplets_indices(labels, references)
+    assert len(triplets[0]) > 100
+    for wanted, found in (
+        (pairs, pml.get_all_pairs_indices(labels, references)),
+        (triplets, pml.get_all_triplets_indices(labels, references)),
+        (of_pml.convert_to_pairs(triplets, None), pml.convert_to_pairs(triplets)),
+        (of_pml.convert_to_triplets(pairs, None), pml.convert_to_triplets(pairs)),
+        (pairs, pml.convert_to_pairs(pairs)),
+        (triplets, pml.convert_to_triplets(triplets)),
+    ):
+        assert len(wanted) == len(found)
+        assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+    same = pml.get_all_pairs_indices(labels, labels)
+    assert all(map(torch.equal, same, of_pml.get_all_pairs_indices(labels, labels)))
+    assert not (same[0] == same[1]).any()
+
+
 def test_a_name_that_is_imported_later_is_pmls():
     from pytorch_metric_learning.utils.inference import FaissKNN
 

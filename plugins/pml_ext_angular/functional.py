@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import ClassMembers, apply_or_plain, fill_outside, in_parts, log_sum_exp
+from pml_ext.plugin import ClassMembers, apply_or_plain, fill_outside, in_parts, log_sum_exp, scaled_product
 
 # Largest slope 4 t at which products of exponentials of cosines stay finite: they lie between exp(-2 * slope) and
 # exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
@@ -51,14 +51,14 @@ class _LogSumsOfPairs(torch.autograd.Function):
         exponents = fill_outside(similarity, negatives, _lowest(similarity))
         shares = torch.softmax(exponents, 1)
         log_sums = exponents.amax(1) - shares.amax(1).log()  # the greatest exponential is this share of the sum
-        ctx.save_for_backward(similarity, negatives, anchors, partners, shares)
+        ctx.save_for_backward(similarity, anchors, partners, shares)
         return log_sums[anchors] - similarity[anchors, partners]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        similarity, negatives, anchors, partners, shares = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward: recompute from the input
-            shares = torch.softmax(fill_outside(similarity, negatives, _lowest(similarity)), 1)
+        similarity, anchors, partners, shares = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward: recompute from the input, where there are shares
+            shares = torch.softmax(fill_outside(similarity, shares > 0, _lowest(similarity)), 1)
         by_anchor = grad.new_zeros(len(similarity)).index_put((anchors,), grad, accumulate=True)
         gradient = shares * by_anchor[:, None]
         gradient.index_put_((anchors, partners), -grad, accumulate=True)
@@ -165,7 +165,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
         exponentials = fill_outside(similarity, mask, -torch.inf).mul_(4 * t).exp_()
         rows = _by_class(exponentials, members)
         sums = (rows @ rows.mT)[places]
-        ctx.save_for_backward(similarity, mask, members, rows, sums, anchors, partners)
+        ctx.save_for_backward(similarity, members, rows, sums, anchors, partners)
         ctx.t = t
         ctx.rows_of = rows_of
         ctx.places = places
@@ -174,13 +174,13 @@ class _LogSumsOfProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        similarity, mask, members, rows, sums, anchors, partners = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward: recompute from the input by differentiable operators
-            rows = _by_class((4 * ctx.t * similarity).exp() * mask, members)
+        similarity, members, rows, sums, anchors, partners = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward: recompute from the input, where there are exponentials
+            rows = _by_class((4 * ctx.t * similarity).exp(), members) * (rows > 0)
             sums = (rows @ rows.mT)[ctx.places]
-        shares = 4 * ctx.t * grad / sums.clamp(min=_BELOW_PRODUCTS)
+        shares = grad / sums.clamp(min=_BELOW_PRODUCTS)
         weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(ctx.places, shares)
-        gradient = (weights + weights.mT) @ rows * rows
+        gradient = scaled_product((weights + weights.mT) @ rows, rows, 4 * ctx.t)
         if members is not None:
             gradient = gradient[ctx.rows_of]
         gradient.index_put_((anchors, partners), -2 * (1 + ctx.t) * grad, accumulate=True)

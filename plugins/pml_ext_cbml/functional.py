@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import apply_or_plain, exp_bounded, fill_outside, masked_mean, masked_sum
+from pml_ext.plugin import apply_or_plain, exp_bounded, fill_outside, masked_mean, masked_sum, scaled_product
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -121,35 +121,33 @@ class _VarianceAroundTarget(torch.autograd.Function):
         detach_target: bool,
     ) -> Tensor:
         positives, negatives = masks.unbind()
-        num_negatives = counts[1]
         theta = gamma if detach_target else gamma**2
         one_or_more = counts.clamp(min=1)
         one_or_more_pos, one_or_more_neg = one_or_more.unbind()
         means = fill_outside(similarity, masks, 0).sum(2) / one_or_more
         mean_pos, mean_neg = means.unbind()
-        center = torch.lerp(mean_neg, mean_pos, theta)
-        slopes = fill_outside(similarity - center[:, None], negatives, 0)  # the derivatives, divided by 2
         difference = mean_pos - mean_neg
-        weighted = difference * num_negatives
+        center = torch.add(mean_neg, difference, alpha=theta)
+        slopes = fill_outside(similarity - center[:, None], negatives, 0)  # the derivatives, divided by 2
+        weighted = difference * counts[1]
         variance: Tensor = torch.linalg.vector_norm(slopes, dim=1).square()
         variance = variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
         if reduction == "mean":
             variance = variance / one_or_more_neg
         if not detach_target:
             slopes.addcmul_(positives, (weighted / one_or_more_pos)[:, None], value=gamma**2)
-        ctx.save_for_backward(similarity, masks, counts, slopes)
+        ctx.save_for_backward(similarity, masks, counts, one_or_more_neg, slopes)
         ctx.settings = (gamma, reduction, detach_target)
         return variance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        similarity, masks, counts, slopes = ctx.saved_tensors
+        similarity, masks, counts, one_or_more_neg, slopes = ctx.saved_tensors
         _, reduction, _ = ctx.settings
         none = (None,) * 5
         if torch.is_grad_enabled():  # double backward
             variance = _variance_written_out(similarity, masks, counts, *ctx.settings)
             return (*torch.autograd.grad(variance, similarity, grad, create_graph=True), *none)
-        scale = 2 * grad
         if reduction == "mean":
-            scale = scale / counts[1].clamp(min=1)
-        return (slopes * scale[:, None], *none)
+            grad = grad / one_or_more_neg
+        return (scaled_product(slopes, grad[:, None], 2), *none)

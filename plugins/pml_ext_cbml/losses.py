@@ -24,8 +24,7 @@ from pml_ext.plugin import (
     check_flag,
     check_number,
     hard_pair_masks,
-    log_one_plus_exp,
-    log_sums_exp,
+    log_one_plus_sums,
     per_anchor,
     run_eagerly,
     with_log_weights,
@@ -281,10 +280,9 @@ class CBMLLoss(Float64Buffers, PairLoss):
         """Return one value per anchor, Eq. (30)."""
         similarity = pairs.matrix
         counts = pairs.masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
-        hard_positives, hard_negatives = pairs.masks.unbind()
+        hard = pairs.masks
         if self.mining:
-            hard_positives, hard_negatives = hard_pair_masks(similarity, hard_positives, hard_negatives, self.epsilon)
-        hard = (hard_positives, hard_negatives)
+            hard = hard_pair_masks(similarity, pairs.masks, self.epsilon)
 
         terms = self._pair_terms(similarity, hard, counts, pairs.weights)
         variance = variance_around_target(
@@ -296,19 +294,19 @@ class CBMLLoss(Float64Buffers, PairLoss):
             detach_target=self.detach_target,
         )
 
-        factor = counts.amin(0).clamp(max=1)  # 0 for an anchor without positives or negatives
+        counted = torch.logical_and(*counts.unbind())  # anchors with positives and negatives
         if self.skip_unmined:
-            factor = factor * (hard[0] | hard[1]).any(1)
+            counted = counted & hard.any(2).any(0)
         if self.collect_stats:
-            positive, negative = terms * factor
-            self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance * factor)
+            positive, negative = terms * counted
+            self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance * counted)
         total = torch.add(terms.sum(0), variance, alpha=self.mvc_weight)
-        return per_anchor(total * factor)  # a product keeps NaN, a mask would hide it
+        return per_anchor(total * counted)  # a product keeps NaN, a mask would hide it
 
     def _pair_terms(
         self,
         similarity: Tensor,
-        pairs: tuple[Tensor, Tensor],
+        masks: Tensor,
         counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
@@ -319,14 +317,14 @@ class CBMLLoss(Float64Buffers, PairLoss):
             similarity = log_ratio(similarity, *self.statistics)
             centers = (0.0, 0.0)
             slopes = (-1.0, 1.0)
-        similarity = with_log_weights(similarity, pairs[0], weights, slopes[0])
-        log_sums = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
-        if self.delta != 1:
-            log_sums = log_sums + self._log_delta(counts)
-        return AVERAGINGS[self.averaging](log_one_plus_exp(log_sums))
+        similarity = with_log_weights(similarity, masks[0], weights, slopes[0])
+        logarithms = log_one_plus_sums(similarity, masks, slopes, centers, self._log_delta(counts))
+        return AVERAGINGS[self.averaging](logarithms)
 
-    def _log_delta(self, counts: Tensor) -> Tensor | float:
+    def _log_delta(self, counts: Tensor) -> Tensor | float | None:
         """Return the logarithm of delta; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23), ``[2, B]``."""
+        if self.delta == 1:
+            return None
         if isinstance(self.delta, str):
             log_pos, log_neg = counts.clamp(min=1).log()
             return torch.stack((log_neg - 2 * log_pos, log_pos - 2 * log_neg))

@@ -51,7 +51,8 @@ class HardPairMiner(TiledMiner):
                 similarity = matrix
             else:
                 similarity = -matrix
-            positives, negatives = hard_pair_masks(similarity, positives, negatives, self.epsilon)
+            masks = torch.stack((positives, negatives))
+            positives, negatives = hard_pair_masks(similarity, masks, self.epsilon)
         return (*torch.where(positives), *torch.where(negatives))
 
     def get_default_distance(self) -> BaseDistance:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import all_entries, apply_or_plain, fill_outside, in_parts, widest_dtype
+from pml_ext.plugin import all_entries, apply_or_plain, fill_outside, in_parts, scaled_product, widest_dtype
 
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
@@ -94,7 +94,7 @@ class Positives(NamedTuple):
 
     anchors: Tensor  # [L]
     positives: Tensor  # [L]
-    columns: Tensor  # k of each pair, which is the k-th positive of its anchor, from 0, [L]
+    columns: Tensor | None  # k of each pair, the k-th positive of its anchor, from 0, [L]; None if none is padding
     most: int  # P, at least 1
     mask: Tensor | None = None  # [B, R] if the pairs are all its positions (then P = R), else None
 
@@ -102,14 +102,14 @@ class Positives(NamedTuple):
         """Return values of the pairs, ``[L]``, as a padded matrix ``[rows, P]``."""
         if self.mask is not None:
             return torch.where(self.mask, values.view(rows, self.most), fill)
-        if len(values) == rows * self.most:  # all anchors have as many positives, and no position is padding
+        if self.columns is None:
             return values.view(rows, self.most)
         matrix = values.new_full((rows, self.most), fill)
         return matrix.index_put_((self.anchors, self.columns), values)
 
     def listed(self, matrix: Tensor) -> Tensor:
         """Return the values of the pairs, ``[L]``, from a padded matrix ``[rows, P]``, as before :meth:`laid_out`."""
-        if matrix.numel() == len(self.anchors):  # no position is padding
+        if self.columns is None or self.mask is not None:
             return matrix.flatten()
         return matrix[self.anchors, self.columns]
 
@@ -120,9 +120,12 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
         anchors, positives = torch.where(mask)
     else:
         anchors, positives = listed
+    anchors_by_count = torch.bincount(torch.bincount(anchors))  # how many have 0, 1, ... positives
+    most = max(1, len(anchors_by_count) - 1)
+    if len(anchors) == len(mask) * most:
+        return Positives(anchors, positives, None, most)
     first_of_anchor = torch.searchsorted(anchors, anchors)
     columns = torch.arange(len(anchors), device=mask.device) - first_of_anchor
-    most = max(1, len(torch.bincount(columns)))  # the greatest column and 1; unlike max(), also without pairs
     return Positives(anchors, positives, columns, most)
 
 
@@ -218,23 +221,25 @@ class _HingeSums(torch.autograd.Function):
         sums = pairs.listed(sums)
         counts = pairs.listed(counts)
         ctx.mark_non_differentiable(counts)
+        ctx.set_materialize_grads(False)
         return sums, counts
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _counts: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _counts: None) -> tuple[Any, ...]:  # type: ignore[override]
         distances, negatives, by_pair, by_negative, anchors, positives, columns, mask = ctx.saved_tensors
         most, kind, all_negatives = ctx.settings
         pairs = Positives(anchors, positives, columns, most, mask)
         if torch.is_grad_enabled():  # double backward
             sums, _ = _sums_of_rows(distances, pairs, negatives, kind, all_negatives)
             return (*torch.autograd.grad(sums, distances, grad, create_graph=True), None, None, None, None)
-        if len(grad) and grad.stride() == (0,):  # uniform upstream gradient, as from a sum or a mean
+        # A uniform upstream gradient, as from a sum or a mean; when compiling, its strides say nothing.
+        if not torch.compiler.is_compiling() and len(grad) and grad.stride() == (0,):
             weight = grad[0]
         else:
             weights = pairs.laid_out(grad, 0.0, len(distances))
             _, _, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, all_negatives, weights)
             weight = grad.new_ones(())
-        to_distances = by_negative * -weight
+        to_distances = scaled_product(by_negative, weight, -1)
         to_distances.index_put_((anchors, positives), pairs.listed(by_pair) * weight, accumulate=True)
         return to_distances, None, None, None, None
 

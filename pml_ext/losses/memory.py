@@ -397,7 +397,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
 def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return both tuples concatenated, as pairs or triplets like the first."""
     if len(mined) == 4 and len(added) == 3:
-        added = convert_to_pairs(added, None)
+        added = convert_to_pairs(added)
     elif len(mined) == 3 and len(added) == 4:
-        added = convert_to_triplets(added, None)
+        added = convert_to_triplets(added)
     return tuple(torch.cat(both) for both in zip(mined, added, strict=True))

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from ..distances import EuclideanDistance
-from ..pairwise import in_parts, log_one_plus_exp, log_sum_exp, log_sums_exp, masked_mean, masked_sum, with_log_weights
+from ..pairwise import (
+    in_parts,
+    log_one_plus_exp,
+    log_one_plus_sums,
+    log_sum_exp,
+    masked_mean,
+    masked_sum,
+    with_log_weights,
+)
 from ..pml import BaseDistance, BaseReducer, MultipleReducers
 from ..reducers import SumOfReducers, SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_number
@@ -165,11 +173,9 @@ class TiledMultiSimilarityLoss(_TiledLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per anchor."""
         sign = 1 if self.distance.is_inverted else -1
-        pos = -sign * self.alpha
-        neg = sign * self.beta
-        matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, pos)
-        log_sums = log_sums_exp(matrix, (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base))
-        positive, negative = log_one_plus_exp(log_sums)
+        slopes = (-sign * self.alpha, sign * self.beta)
+        matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, slopes[0])
+        positive, negative = log_one_plus_sums(matrix, pairs.masks, slopes, (self.base, self.base))
         return per_anchor(positive / self.alpha + negative / self.beta)
 
 
@@ -254,7 +260,8 @@ class TiledSupConLoss(_TiledLoss):
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
             factor = _has_negatives(inputs).to(info["losses"].device, torch.float32)  # 1 or 0
-            terms["loss"] = info | {"losses": info["losses"] * factor, "divisor": info["divisor"] * factor}
+            # a literal, since torch.compile of torch 2.6 has no operator | of dictionaries
+            terms["loss"] = {**info, "losses": info["losses"] * factor, "divisor": info["divisor"] * factor}
         return terms
 
     def equation(self, pairs: Pairs) -> Terms:

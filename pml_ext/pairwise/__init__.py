@@ -21,6 +21,7 @@ from .batch import transformed as transformed
 from .batch import widest_dtype as widest_dtype
 from .batch import with_bad_input as with_bad_input
 from .fill import fill_outside as fill_outside
+from .fill import scaled_product as scaled_product
 from .fill import zero_at_most as zero_at_most
 from .listed import Kind as Kind
 from .listed import ListedTuples as ListedTuples
@@ -34,8 +35,8 @@ from .masks import hard_pair_masks as hard_pair_masks
 from .masks import pair_masks as pair_masks
 from .reductions import exp_bounded as exp_bounded
 from .reductions import log_one_plus_exp as log_one_plus_exp
+from .reductions import log_one_plus_sums as log_one_plus_sums
 from .reductions import log_sum_exp as log_sum_exp
-from .reductions import log_sums_exp as log_sums_exp
 from .reductions import masked_max as masked_max
 from .reductions import masked_mean as masked_mean
 from .reductions import masked_min as masked_min

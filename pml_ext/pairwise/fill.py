@@ -1,4 +1,4 @@
-"""Numbers in place of some values of a tensor, by one operator each."""
+"""Operators with numbers, which are made once: filling outside of a mask, and products with a factor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .batch import transformed
 
-_CONSTANTS: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+_CONSTANTS: dict[tuple[float | tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
 
 
 def fill_outside(values: Tensor, mask: Tensor, number: float) -> Tensor:
@@ -24,19 +24,32 @@ def zero_at_most(values: Tensor, others: Tensor, limit: float) -> Tensor:
     return kept
 
 
-def constant(number: float, like: Tensor) -> Tensor:
+def scaled_product(values: Tensor, others: Tensor, factor: float) -> Tensor:
+    """Return the product of two tensors, which are broadcast, and a factor, in one pass."""
+    return torch.addcmul(constant(0, values), values, others, value=factor)
+
+
+def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
     """Return a number as a tensor of no dimension, with the dtype and on the device of another.
+
+    A tuple of S numbers gives a tensor ``[S, 1, 1]``, one number for each matrix of ``[S, B, R]``.
 
     Given a Python number, ``torch.where`` makes such a tensor in every call, by an operator of its own. Here it is made
     once and kept, unless it would not outlive the call: under torch.compile and torch.func, in inference mode, and for
     subclasses of Tensor.
     """
     if type(like) is not Tensor or torch.compiler.is_compiling():
-        return like.new_full((), number)
+        return _made(number, like)
     key = (number, like.dtype, like.device)
     known = _CONSTANTS.get(key)
     if known is None:
-        known = like.new_full((), number)
+        known = _made(number, like)
         if not (torch.is_inference_mode_enabled() or transformed()):
             _CONSTANTS[key] = known
     return known
+
+
+def _made(number: float | tuple[float, ...], like: Tensor) -> Tensor:
+    if isinstance(number, tuple):
+        return like.new_tensor(number).view(-1, 1, 1)
+    return like.new_full((), number)

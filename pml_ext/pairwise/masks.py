@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .reductions import masked_max, masked_min
+from .fill import constant
 
 
 class AllPairsExceptSelf(NamedTuple):
@@ -233,22 +233,23 @@ def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[
     return a1, p, a2, n
 
 
-def hard_pair_masks(
-    similarity: Tensor, positives: Tensor, negatives: Tensor, epsilon: float = 0.1
-) -> tuple[Tensor, Tensor]:
+def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> Tensor:
     r"""Return the pairs that violate a margin (MS mining; CBML, Eq. 25 and 26).
 
     .. math::
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    All matrices are ``[B, R]``; larger similarities mean nearer. The two results are empty for an anchor without
-    positives or negatives. Every pair of a row with NaN counts as hard, so that no NaN is left out.
+    Similarities are ``[B, R]``, larger ones mean nearer; masks and the result, of positives and of negatives, are
+    ``[2, B, R]``. Both results are empty for an anchor without positives or negatives. Every pair of a row with NaN
+    counts as hard, so that no NaN is left out.
     """
     similarity = similarity.detach()
-    nearest_negative = masked_max(similarity, negatives, keepdim=True)
-    farthest_positive = masked_min(similarity, positives, keepdim=True)
-    # ``mask > easy`` is "in the mask and not easy"; no pair of a row with NaN is easy
-    easy_positives = similarity >= nearest_negative + epsilon
-    easy_negatives = similarity <= farthest_positive - epsilon
-    return positives > easy_positives, negatives > easy_negatives
+    positives, negatives = torch.where(masks, similarity, constant((torch.inf, -torch.inf), similarity))
+    farthest_positive = positives.amin(1, keepdim=True)
+    nearest_negative = negatives.amax(1, keepdim=True)
+    easy = torch.empty_like(masks)
+    easy_positives, easy_negatives = easy.unbind()
+    torch.ge(similarity, nearest_negative + epsilon, out=easy_positives)
+    torch.le(similarity, farthest_positive - epsilon, out=easy_negatives)
+    return masks > easy  # in the mask and not easy; no pair of a row with NaN is easy

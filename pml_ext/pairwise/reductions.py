@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batch import apply_or_plain
-from .fill import constant, fill_outside, zero_at_most
+from .fill import constant, fill_outside, scaled_product, zero_at_most
+
+_LARGE = 50  # above it, float64 cannot tell log(1 + exp(x)) and x apart
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
@@ -25,42 +26,53 @@ def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Te
     return masked_sum(values, mask) / count.clamp(min=1)
 
 
-def masked_max(values: Tensor, mask: Tensor, keepdim: bool = False) -> Tensor:
-    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none.
-
-    ``keepdim``: whether the result is a column, ``[B, 1]``.
-    """
-    return fill_outside(values, mask, -torch.inf).amax(1, keepdim=keepdim)
+def masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none."""
+    return fill_outside(values, mask, -torch.inf).amax(1)
 
 
-def masked_min(values: Tensor, mask: Tensor, keepdim: bool = False) -> Tensor:
-    """Return the least masked value of each row, ``[B]``, infinity where there is none; see :func:`masked_max`."""
-    return fill_outside(values, mask, torch.inf).amin(1, keepdim=keepdim)
+def masked_min(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the least masked value of each row, ``[B]``, infinity where there is none."""
+    return fill_outside(values, mask, torch.inf).amin(1)
 
 
 def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0) -> Tensor:
-    r"""Return :math:`\log \sum_j \exp(k (s_{ij} - c))` over each row's masked entries; see :func:`log_sums_exp`."""
-    return log_sums_exp(matrix, (mask, slope, center))
+    r"""Return :math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, ``[B]``.
+
+    A row without entries has a very low number, without gradient. Arguments and cost are those of
+    :func:`log_one_plus_sums`, for one sum with mask ``[B, R]``, slope k and center c.
+    """
+    arguments = (matrix, mask[None], (slope,), (center,), None, False)
+    log_sums: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
+    return log_sums.squeeze(0)
 
 
-def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> Tensor:
-    r"""Return :math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, for several sums over one matrix.
+def log_one_plus_sums(
+    matrix: Tensor,
+    masks: Tensor,
+    slopes: tuple[float, ...],
+    centers: tuple[float, ...],
+    log_factors: Tensor | float | None = None,
+) -> Tensor:
+    r"""Return :math:`\log(1 + f \sum_{j \in M_i} \exp(k (s_{ij} - c)))` of each row, for S sums over one matrix.
 
     The backward pass writes one matrix for all sums, from each term's share of its sum, which the forward pass saved,
     and can be differentiated again. Under torch.func and in forward mode, plain operations give all derivatives.
-    *Cost:* four passes for each sum forward, one or two backward.
+    *Cost:* four passes for each sum forward, one backward.
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
-        sums: for each, the mask :math:`M`, boolean, ``[B, R]``, the slope :math:`k`, not 0, and the center :math:`c`.
+        masks: :math:`M` of each sum, boolean, ``[S, B, R]``.
+        slopes: :math:`k` of each sum, not 0.
+        centers: :math:`c` of each sum.
+        log_factors: :math:`\log f`, a number or ``[S, B]``, without gradient; None for factors of 1.
 
     Returns:
-        ``[S, B]``, a row for each of the S sums, or ``[B]`` for one sum; a row of the matrix without entries has a
-        very low number, without gradient.
+        ``[S, B]``; a row without entries has 0.
     """
-    masks, slopes, centers = zip(*sums, strict=True)
-    results: Tensor = apply_or_plain(_LogSumsExp, _written_out, matrix, slopes, centers, *masks)
-    return results
+    arguments = (matrix, masks, slopes, centers, log_factors, True)
+    terms: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
+    return terms
 
 
 def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope: float) -> Tensor:
@@ -75,7 +87,7 @@ def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
     r"""Return :math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
-    return torch.nn.functional.softplus(x, threshold=50)
+    return torch.nn.functional.softplus(x, threshold=_LARGE)
 
 
 def _lowest(like: Tensor) -> float:
@@ -83,60 +95,75 @@ def _lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
-def _exponents(matrix: Tensor, slope: float, center: float) -> Tensor:
-    """Return the exponents :math:`k (s_{ij} - c)`."""
-    if slope == 1 and center == 0:
-        return matrix
-    return torch.rsub(matrix, -slope * center, alpha=-slope)  # one pass for k s - k c
+def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...]) -> Tensor:
+    """Return the exponents :math:`k (s_{ij} - c)` inside masks, and a very low number outside, ``[S, B, R]``."""
+    exponents = matrix
+    if any(slope != 1 for slope in slopes) or any(centers):
+        offsets = tuple(-slope * center for slope, center in zip(slopes, centers, strict=True))
+        exponents = torch.addcmul(constant(offsets, matrix), matrix, constant(slopes, matrix))
+    return fill_outside(exponents, masks, _lowest(matrix))
 
 
-def _exponents_inside(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Tensor:
-    """Return the exponents inside a mask, and a very low number outside."""
-    return fill_outside(_exponents(matrix, slope, center), mask, _lowest(matrix))
+def _written_out(
+    matrix: Tensor,
+    masks: Tensor,
+    slopes: tuple[float, ...],
+    centers: tuple[float, ...],
+    log_factors: Tensor | float | None,
+    adds_one: bool,
+) -> Tensor:
+    """Return :func:`log_one_plus_sums`, or without ``adds_one`` the logarithms of the sums, by plain operations."""
+    log_sums = _exponents(matrix, masks, slopes, centers).logsumexp(2)
+    log_sums = torch.where(masks.any(2), log_sums, _lowest(matrix))
+    if log_factors is not None:
+        log_sums = log_sums + log_factors
+    if adds_one:
+        return log_one_plus_exp(log_sums)
+    return log_sums
 
 
-def _written_out(matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor) -> Tensor:
-    results = []
-    for mask, slope, center in zip(masks, slopes, centers, strict=True):
-        exponents = _exponents_inside(matrix, mask, slope, center)
-        results.append(torch.where(mask.any(1), exponents.logsumexp(1), _lowest(matrix)))
-    if len(results) == 1:
-        return results[0]
-    return torch.stack(results)
+class _LogSums(torch.autograd.Function):
+    """The logarithms of sums, whose backward pass writes one matrix; arguments as of :func:`_written_out`."""
 
-
-class _LogSumsExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor) -> Tensor:
-        lowest = constant(_lowest(matrix), matrix)
-        exponents = matrix.new_empty(len(masks), *matrix.shape)
-        for mask, slope, center, out in zip(masks, slopes, centers, exponents.unbind(), strict=True):
-            torch.where(mask, _exponents(matrix, slope, center), lowest, out=out)
-        greatest = exponents.amax(2)
+    def forward(
+        ctx: Any,
+        matrix: Tensor,
+        masks: Tensor,
+        slopes: tuple[float, ...],
+        centers: tuple[float, ...],
+        log_factors: Tensor | float | None,
+        adds_one: bool,
+    ) -> Tensor:
+        exponents = _exponents(matrix, masks, slopes, centers)
         shares = torch.softmax(exponents, 2)
         # The greatest exponential is this share of the sum.
-        log_sums = greatest - shares.amax(2).log()
-        if len(masks) == 1:
-            log_sums = log_sums[0]
-        ctx.save_for_backward(matrix, log_sums, *masks, shares)
-        ctx.slopes = slopes
-        ctx.centers = centers
+        log_sums = exponents.amax(2) - shares.amax(2).log()
+        if log_factors is not None:
+            log_sums = log_sums + log_factors
+        ctx.save_for_backward(matrix, masks, log_sums, shares)
+        ctx.settings = (slopes, centers, log_factors, adds_one)
+        if adds_one:
+            return log_one_plus_exp(log_sums)
         return log_sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        matrix, log_sums, *masks, saved = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward: recompute from the matrix
-            sums = zip(masks, ctx.slopes, ctx.centers, strict=True)
-            shares = tuple(torch.softmax(_exponents_inside(matrix, *each), 1) for each in sums)
-        else:
-            shares = saved.unbind()
-        # The logarithm of a number of columns, added to the lowest number, leaves it as it is.
-        columns = zero_at_most(grad, log_sums, _lowest(matrix)).reshape(len(masks), -1, 1).unbind()
-        gradient = shares[0] * (columns[0] * ctx.slopes[0])
-        for share, column, slope in zip(shares[1:], columns[1:], ctx.slopes[1:], strict=True):
-            gradient.addcmul_(share, column, value=slope)
-        return (gradient, *[None] * (2 + len(masks)))
+        matrix, masks, log_sums, shares = ctx.saved_tensors
+        slopes, _, _, adds_one = ctx.settings
+        none = (None,) * 5
+        if torch.is_grad_enabled():  # double backward
+            results = _written_out(matrix, masks, *ctx.settings)
+            return (*torch.autograd.grad(results, matrix, grad, create_graph=True), *none)
+        if adds_one:
+            columns = torch.ops.aten.softplus_backward(grad, log_sums, 1, _LARGE)  # 0 in a row without entries
+        else:  # the logarithm of a number of columns, added to the lowest number, leaves it as it is
+            columns = zero_at_most(grad, log_sums, _lowest(matrix))
+        columns = columns[:, :, None]
+        gradient = scaled_product(shares[0], columns[0], slopes[0])
+        for number in range(1, len(slopes)):
+            gradient.addcmul_(shares[number], columns[number], value=slopes[number])
+        return (gradient, *none)
 
 
 def exp_bounded(x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def remove_run(folder: Path) -> None:
 def write_run_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
     """Write a JSON file of a run, and its checksum."""
     text = json.dumps(value, indent=2) + "\n"
-    replace_file(folder, name, lambda path: path.write_text(text, "utf-8"))
+    replace_file(folder, name, lambda path: path.write_text(text, "utf-8", newline="\n"))
 
 
 def write_checksums(folder: Path, lost: Collection[str] = ()) -> None:

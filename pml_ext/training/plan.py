@@ -97,7 +97,7 @@ def default_folder(name: str, seed: int) -> Path:
     if name.endswith(".toml"):
         shown = Path(name).stem
     else:
-        shown = name.replace("/", "-")
+        shown = name.replace("/", "-").replace(":", "-")  # Windows has no file names with a colon
     return Path("runs") / f"{shown}-{seed}-{time}"
 
 

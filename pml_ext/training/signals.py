@@ -89,7 +89,15 @@ def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -
         report(dropped)
         return
     _SignalState.received = None
-    threading.Timer(_AGAIN, os.kill, (os.getpid(), error.signal)).start()
+    threading.Timer(_AGAIN, _send, (error.signal,)).start()
+
+
+def _send(number: int) -> None:
+    """Send a signal to this process."""
+    if os.name == "posix":
+        os.kill(os.getpid(), number)  # interrupts the main thread, where signal.raise_signal would not
+    else:
+        signal.raise_signal(number)  # on Windows, os.kill ends the process at once
 
 
 def deferred() -> AbstractContextManager[None]:

@@ -72,6 +72,8 @@ def value_and_slopes(loss, embeddings, labels, *rest):
 
 @pytest.mark.parametrize(("name", "settings"), each(ONE_GRAPH))
 def test_one_graph_serves_any_number_of_positives(name, settings):
+    if settings == {"positives": "local"} and torch.__version__.startswith("2.6."):
+        pytest.skip("torch 2.6 breaks the graph at dataclasses.replace")
     loss = getattr(pml_ext, name)(**settings)
     backend = Counting()
     compiled = torch.compile(loss, backend=backend, fullgraph=True)

@@ -41,6 +41,22 @@ def test_a_constant_is_made_once_for_each_dtype(dtype):
     assert fill.constant(0.123, like) is made
 
 
+def test_several_constants_are_numbers_of_matrices():
+    like = torch.zeros(3, dtype=torch.float64)
+    made = fill.constant((0.25, -torch.inf), like)
+    assert (made.tolist(), made.dtype) == ([[[0.25]], [[-torch.inf]]], torch.float64)
+    assert fill.constant((0.25, -torch.inf), like) is made
+
+
+def test_a_scaled_product():
+    values = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    column = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(fill.scaled_product(values, column, -0.5), -0.5 * values * column)
+    counts = torch.tensor([[2, 0]], dtype=torch.uint8)
+    assert fill.scaled_product(counts, torch.tensor(1.5, dtype=torch.float64), -1).tolist() == [[-3.0, 0.0]]
+    assert gradgradcheck(lambda x, y: fill.scaled_product(x, y, 3.0), (values, column), check_fwd_over_rev=True)
+
+
 def test_a_constant_does_not_outlive_a_transform_or_inference_mode():
     values = torch.tensor([1.0, 2.0])
     mask = torch.tensor([True, False])

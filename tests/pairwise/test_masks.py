@@ -27,10 +27,18 @@ class TestPairMasks:
 
 def test_the_inequalities_of_hard_pairs_are_strict():
     similarity = torch.tensor([[1.0, 0.75, 0.5]])
-    positives = torch.tensor([[False, True, False]])
-    negatives = torch.tensor([[False, False, True]])
-    assert not any(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.25))
-    assert all(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.26))
+    masks = torch.tensor([[[False, True, False]], [[False, False, True]]])  # a positive and a negative
+    assert not pairwise.hard_pair_masks(similarity, masks, 0.25).any()
+    assert torch.equal(pairwise.hard_pair_masks(similarity, masks, 0.26), masks)
+
+
+def test_hard_pairs_of_rows_that_lack_some():
+    similarity = torch.tensor([[0.5, 0.25, 0.5], [0.5, 0.25, 0.5], [0.5, torch.nan, 0.5]])
+    positives = torch.tensor([[True, True, True], [False, False, False], [True, False, True]])
+    negatives = torch.tensor([[False, False, False], [True, True, True], [False, True, False]])
+    hard = pairwise.hard_pair_masks(similarity, torch.stack((positives, negatives)))
+    assert not hard[:, :2].any()  # without negatives, or without positives
+    assert torch.equal(hard[:, 2], torch.stack((positives, negatives))[:, 2])  # NaN is left in
 
 
 class TestPairsOfRows:

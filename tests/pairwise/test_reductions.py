@@ -42,23 +42,31 @@ class TestReductions:
         assert gradcheck(compute, values, check_forward_ad=True)
         assert gradgradcheck(compute, values, check_fwd_over_rev=True)
 
-    def test_several_sums_are_rows(self):
-        sums = [(self.mask, -2.0, 0.5), (~self.mask, 1.0, 0.0), (torch.ones_like(self.mask), 3.0, -1.0)]
+    @pytest.mark.parametrize("log_factors", [None, math.log(0.25), -math.inf, torch.arange(-4.0, 5).view(3, 3)])
+    def test_several_sums_are_rows(self, log_factors):
+        masks = torch.stack((self.mask, ~self.mask, torch.ones_like(self.mask)))
+        slopes = (-2.0, 1.0, 3.0)
+        centers = (0.5, 0.0, -1.0)
+        offsets = torch.as_tensor(0.0 if log_factors is None else log_factors, dtype=torch.float64).expand(3, 3)
 
         def together(matrix):
-            return pairwise.log_sums_exp(matrix, *sums)
+            return pairwise.log_one_plus_sums(matrix, masks, slopes, centers, log_factors)
 
         def one_by_one(matrix):
-            rows = [pairwise.log_sum_exp(matrix, mask, slope=slope, center=center) for mask, slope, center in sums]
+            rows = []
+            for mask, slope, center, offset in zip(masks, slopes, centers, offsets, strict=True):
+                log_sums = pairwise.log_sum_exp(matrix, mask, slope=slope, center=center)
+                rows.append(pairwise.log_one_plus_exp(log_sums + offset))
             return torch.stack(rows)
 
         values = self.values.clone().requires_grad_()
-        assert torch.equal(together(values), one_by_one(values))
+        torch.testing.assert_close(together(values), one_by_one(values), rtol=1e-13, atol=0)
+        assert together(values)[0, 1] == 0  # no entries
         upstream = torch.arange(1.0, 10, dtype=torch.float64).view(3, 3)
         gradients = [torch.autograd.grad(f(values), values, upstream)[0] for f in (together, one_by_one)]
         torch.testing.assert_close(*gradients, rtol=1e-13, atol=1e-15)
-        full = [(torch.ones_like(self.mask), slope, center) for _, slope, center in sums]
-        assert gradgradcheck(lambda matrix: pairwise.log_sums_exp(matrix, *full), values, check_fwd_over_rev=True)
+        assert gradcheck(together, values, check_forward_ad=True)
+        assert gradgradcheck(together, values, check_fwd_over_rev=True)
 
     @pytest.mark.filterwarnings("ignore:Anomaly Detection")
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -86,10 +86,12 @@ def test_positives_are_laid_out_by_anchor():
 def test_values_of_pairs_come_back_as_listed(labels):
     labels = torch.tensor(labels)
     mask = (labels[:, None] == labels) & ~torch.eye(6, dtype=torch.bool)
-    for pairs in (functional.lay_out(mask), functional.all_positions(mask)):
-        values = torch.arange(1.0, len(pairs.anchors) + 1)
-        found = pairs.listed(pairs.laid_out(values, 0.0, 6))
-        assert torch.equal(found, values * mask[pairs.anchors, pairs.positives])
+    pairs = functional.lay_out(mask)
+    assert (pairs.columns is None) == bool((mask.sum(1) == 1).all())
+    for each in (pairs, functional.all_positions(mask)):
+        values = torch.arange(1.0, len(each.anchors) + 1)
+        found = each.listed(each.laid_out(values, 0.0, 6))
+        assert torch.equal(found, values * mask[each.anchors, each.positives])
 
 
 @pytest.mark.parametrize("percentile", [0.0, 37.5, 60.0, 100.0])

@@ -1,0 +1,180 @@
+"""What pml_ext takes for granted of pytorch-metric-learning, for the version that it takes and for the next.
+
+Each test says what a major version does. Where those of 2 and 3 differ, ``pml_ext.pml`` has to change, and with it the
+range in ``pyproject.toml``. What 3 does is from its documentation.
+"""
+
+import importlib
+import importlib.metadata
+import inspect
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
+
+from pml_ext import pml
+
+INSTALLED = int(importlib.metadata.version("pytorch-metric-learning").partition(".")[0])
+X = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+Y = torch.tensor([0, 0, 1, 1])
+
+
+@pytest.fixture(params=[2, 3])
+def major(request):
+    """A major version, if it is the installed one."""
+    if request.param != INSTALLED:
+        pytest.skip(
+            f"PML {INSTALLED} is installed, not {request.param}; "
+            "no package index has offered PML 3 yet, and it wants Python 3.12 and torch 2.14"
+        )
+    return request.param
+
+
+def exists(path):
+    """Whether ``module:name`` can be imported from PML."""
+    module, _, name = path.partition(":")
+    try:
+        found = importlib.import_module(f"pytorch_metric_learning.{module}")
+    except ImportError:
+        return False
+    return not name or hasattr(found, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "since", "until"),
+    [
+        ("losses:BaseMetricLossFunction", 2, 3),
+        ("losses:MultipleLosses", 2, 3),
+        ("losses:CrossBatchMemory", 2, 3),
+        ("losses:SelfSupervisedLoss", 2, 3),
+        ("reducers:DivisorReducer", 2, 3),
+        ("reducers:MultipleReducers", 2, 3),
+        ("distances:LpDistance", 2, 3),
+        ("losses:BaseLossWrapper", 2, 2),
+        ("trainers:MetricLossOnly", 2, 2),
+        ("testers:GlobalEmbeddingSpaceTester", 2, 2),
+        ("utils.logging_presets:HookContainer", 2, 2),
+        ("utils.module_with_records:ModuleWithRecords", 2, 2),
+        ("utils.common_functions:list_of_recordable_attributes_list_names", 2, 2),
+        ("utils.accuracy_calculator:AccuracyCalculator", 2, 2),
+        ("utils.inference:CustomKNN", 2, 2),
+        ("utils.inference:FaissKNN", 2, 2),
+        ("utils.distributed:DistributedLossWrapper", 2, 2),
+        ("evaluation:AccuracyCalculator", 3, 3),
+        ("evaluation:CustomKNN", 3, 3),
+        ("evaluation:FaissKMeans", 3, 3),
+        ("distributed:DistributedLossWrapper", 3, 3),
+        ("utils.indexing", 3, 3),
+    ],
+)
+def test_where_a_name_is(path, since, until, major):
+    assert exists(path) == (since <= major <= until)
+
+
+@pytest.mark.parametrize("base", [losses.BaseMetricLossFunction])
+def test_the_order_of_arguments_is_that_of_compute_loss(base, major):
+    given = ["embeddings", "labels", "indices_tuple", "ref_emb", "ref_labels"]
+    assert list(inspect.signature(base.forward).parameters)[1:] == given
+    assert list(inspect.signature(base.compute_loss).parameters)[1:] == given
+
+
+def test_the_hooks_for_defaults(major):
+    name = {2: "get_default_distance", 3: "default_distance"}[major]
+    assert hasattr(losses.BaseMetricLossFunction, name)
+    assert hasattr(losses.BaseMetricLossFunction, name.replace("distance", "reducer"))
+
+
+def test_what_a_loss_gets_for_the_batch_itself(major):
+    seen = []
+
+    class Spy(losses.BaseMetricLossFunction):
+        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+            seen.append(ref_emb)
+            return {2: getattr(self, "zero_losses", dict), 3: dict}[major]()
+
+    embeddings = X.clone()
+    assert Spy()(embeddings, Y) == 0
+    if major == 2:
+        assert torch.equal(seen[0], embeddings)
+    else:
+        assert seen == [None]
+
+
+@pytest.mark.parametrize("with_kind", [True, False])
+def test_whether_a_term_says_its_kind(with_kind, major):
+    class Mine(losses.BaseMetricLossFunction):
+        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+            rows = torch.arange(len(embeddings))
+            term = {"losses": embeddings.sum(1), "indices": (rows, rows)}
+            if with_kind:
+                term = {"losses": embeddings.sum(1), "indices": rows, "reduction_type": "element"}
+            return {"loss": term}
+
+    if with_kind == (major == 2):
+        assert Mine()(X, Y) == X.sum(1).mean()
+    elif major == 2:
+        with pytest.raises(KeyError):
+            Mine()(X, Y)
+
+
+@pytest.mark.parametrize("base", [losses.ContrastiveLoss, miners.MultiSimilarityMiner, regularizers.LpRegularizer])
+def test_recorded_statistics(base, major):
+    if major == 2:
+        assert base(collect_stats=True).collect_stats
+    else:
+        with pytest.raises(TypeError):
+            base(collect_stats=True)
+
+
+def test_default_margins_and_normalization(major):
+    assert losses.TripletMarginLoss().margin == {2: 0.05, 3: 0.2}[major]
+    assert distances.DotProductSimilarity().normalize_embeddings == {2: True, 3: False}[major]
+    assert distances.CosineSimilarity().normalize_embeddings
+    assert distances.LpDistance().p == 2
+
+
+def test_anchors_without_pairs_in_the_multi_similarity_mean(major):
+    labels = torch.tensor([0, 0, 0, 0])
+    pairs = (torch.tensor([0]), torch.tensor([1]), torch.tensor([], dtype=int), torch.tensor([], dtype=int))
+    one = losses.MultiSimilarityLoss(reducer=reducers.SumReducer())(X, labels, pairs)
+    assert torch.isclose(losses.MultiSimilarityLoss()(X, labels, pairs), one / {2: 4, 3: 1}[major])
+
+
+def test_miners_return_tuples(major):
+    pairs = miners.PairMarginMiner(0.0, 1e9)(X, Y)
+    anchors, positives, _, negatives = pairs
+    assert isinstance(pairs, tuple)
+    assert len(pairs) == 4
+    assert len(anchors) == len(positives)
+    assert len(negatives) > 0
+    assert len(miners.TripletMarginMiner(margin=10.0)(X, Y)) == 3
+
+
+def test_a_divisor_and_other_reducers(major):
+    proxies = losses.ProxyAnchorLoss(2, 2, reducer=reducers.SumReducer())
+    if major == 2:
+        assert proxies(X, Y).isfinite()
+    else:
+        with pytest.raises(ValueError, match="divisor"):
+            proxies(X, Y)
+
+
+def test_the_angular_loss_and_the_length_of_negatives(major):
+    longer = X.clone()
+    longer[2:] *= 3
+    loss = losses.AngularLoss()
+    assert torch.isclose(loss(X, Y), loss(longer, Y)) == {2: False, 3: True}[major]
+
+
+def test_m_per_class_batches(major):
+    if major == 2:
+        drawn = list(samplers.MPerClassSampler(Y, m=2, batch_size=4, length_before_new_iter=8))
+        assert len(drawn) == 8
+        assert not isinstance(drawn[0], list)
+    else:
+        drawn = list(samplers.MPerClassSampler(Y, m=2, batch_size=4, num_batches=2))
+        assert [len(batch) for batch in drawn] == [4, 4]
+
+
+def test_pml_has_a_version_that_the_door_takes():
+    assert pml.MAJOR == INSTALLED
