@@ -90,10 +90,7 @@ class Thumbnails:
     def vectors(self, rows: Numbers | slice, parts: Sequence[Part] = (WHOLE,)) -> Tensor:
         """Return vectors of length 1 of parts of some thumbnails, ``[B, parts, D]``."""
         smooth, flat = self._smooth(rows)
-        vectors = []
-        for part in parts:
-            vectors.append(_vectors_of(smooth, flat, torch.tensor(part).expand(len(smooth), 4)))
-        return torch.stack(vectors, 1)
+        return _vectors_of(smooth, flat, torch.tensor(parts).expand(len(smooth), -1, 4))
 
     def _smooth(self, rows: Numbers | slice) -> tuple[Tensor, Tensor]:
         """Return smoothed thumbnails ``[B, 1, 64, 64]``, and what stands for images without structure, ``[B, 4]``."""
@@ -155,14 +152,14 @@ class Thumbnails:
         From the parts ``[B, 4]``, each step takes the best of ten small changes of place and size, or halves them.
         """
         smooth, flat = self._smooth(rows)
-        products = (_vectors_of(smooth, flat, parts) * others).sum(1)
+        products = (_vectors_of(smooth, flat, parts[:, None])[:, 0] * others).sum(1)
+        moves = torch.tensor(_MOVES)
         change = torch.full((len(rows), 1), 0.04)
         for _ in range(_STEPS):
-            tried = [_inside(parts + change * torch.tensor(move)) for move in _MOVES]
-            found = torch.stack([(_vectors_of(smooth, flat, part) * others).sum(1) for part in tried])
-            largest = found.max(dim=0)
+            tried = _inside(parts[:, None] + change[:, None] * moves)
+            largest = (_vectors_of(smooth, flat, tried) * others[:, None]).sum(2).max(dim=1)
             is_better = largest.values > products
-            chosen = torch.stack(tried)[largest.indices, torch.arange(len(rows))]
+            chosen = tried[torch.arange(len(rows)), largest.indices]
             parts = torch.where(is_better[:, None], chosen, parts)
             products = torch.maximum(products, largest.values)
             change = torch.where(is_better[:, None], change, change / 2)
@@ -171,20 +168,23 @@ class Thumbnails:
 
 def _inside(parts: Tensor) -> Tensor:
     """Return parts that are inside of their images, and keep at least 75 % of each side."""
-    sides = parts[:, :2].clamp(0.75, 1)
+    sides = parts[..., :2].clamp(0.75, 1)
     room = 1 - sides
-    return torch.cat([sides, parts[:, 2:].clamp(-room, room)], 1)
+    return torch.cat([sides, parts[..., 2:].clamp(-room, room)], -1)
 
 
 def _vectors_of(smooth: Tensor, flat: Tensor, parts: Tensor) -> Tensor:
-    """Return vectors of one part ``[B, 4]`` of each smoothed thumbnail, ``[B, D]``."""
-    width, height, x, y = parts.unbind(1)
-    nothing = torch.zeros_like(x)
-    matrices = torch.stack([width, nothing, x, nothing, height, y], 1).view(-1, 2, 3)
-    grid = nn.functional.affine_grid(matrices, [len(parts), 1, COMPARED, COMPARED], align_corners=False)
-    shown = nn.functional.grid_sample(smooth, grid, align_corners=False, padding_mode="border").flatten(1)
-    shown = shown - shown.mean(1, keepdim=True)
-    return nn.functional.normalize(torch.cat([shown, flat], 1))
+    """Return vectors of parts ``[B, P, 4]`` of smoothed thumbnails ``[B, 1, 64, 64]``, ``[B, P, D]``."""
+    images, count, _ = parts.shape
+    width, height, x, y = parts.unsqueeze(-1).unbind(2)
+    centers = (2 * torch.arange(COMPARED) + 1) / COMPARED - 1
+    across = (centers * width + x)[:, :, None, :].expand(-1, -1, COMPARED, -1)
+    down = (centers * height + y)[:, :, :, None].expand(-1, -1, -1, COMPARED)
+    grid = torch.stack([across, down], -1).flatten(1, 2)
+    shown = nn.functional.grid_sample(smooth, grid, align_corners=False, padding_mode="border")
+    shown = shown.view(images, count, COMPARED**2)
+    shown = shown - shown.mean(2, keepdim=True)
+    return nn.functional.normalize(torch.cat([shown, flat[:, None].expand(-1, count, -1)], 2), dim=2)
 
 
 def candidates(thumbnails: Thumbnails, wholes: Tensor, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
