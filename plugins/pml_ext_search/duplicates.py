@@ -112,7 +112,7 @@ class Duplicates:
                     }
                 )
             groups.append({"kind": group.kind, "keep": group.keep.path, "images": images})
-            pairs += group.pairs
+            pairs += [list(pair) for pair in group.pairs]
         return {
             "groups": groups,
             "pairs": pairs,

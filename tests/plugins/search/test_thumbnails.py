@@ -75,7 +75,7 @@ def test_a_part_is_near_the_whole(corners):
 def test_brightness_and_contrast_do_not_count():
     image = photograph(4)
     pixels = np.asarray(image, dtype=np.float64)
-    assert distance(image, Image.fromarray((0.5 * pixels + 30).astype(np.uint8))) < 0.03
+    assert distance(image, Image.fromarray((0.5 * pixels + 30).astype(np.uint8))) < 0.1
     assert distance(image, photograph(5)) > 0.5
 
 
