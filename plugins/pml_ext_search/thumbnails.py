@@ -131,17 +131,17 @@ class Thumbnails:
                 largest = (of_parts @ wholes[wholes_of[pairs]].T).max(dim=0)
                 products[pairs] = largest.values.numpy()
                 best[pairs] = largest.indices.numpy()
-        products, best = products.reshape(2, count), best.reshape(2, count)
-        direction = products.argmax(0)
+        of_directions = products.reshape(2, count)
+        direction = of_directions.argmax(0)
         columns = np.arange(count)
-        nearest = products[direction, columns]
+        nearest = of_directions[direction, columns]
         fitted = np.flatnonzero(nearest >= FITTED)
         for start in range(0, len(fitted), _FITTED_BLOCK):
             pairs = fitted[start : start + _FITTED_BLOCK]
             of_direction = direction[pairs]
             rows = parts_of.reshape(2, count)[of_direction, pairs]
             others = wholes[wholes_of.reshape(2, count)[of_direction, pairs]]
-            begun = torch.tensor(PARTS)[best[of_direction, pairs]]
+            begun = torch.tensor(PARTS)[best.reshape(2, count)[of_direction, pairs]]
             nearest[pairs] = self._fitted(rows, others, begun).numpy()
         distances: Vectors = np.sqrt(np.maximum(2 - 2 * nearest, 0))
         return distances

@@ -96,7 +96,7 @@ def test_a_file_of_vectors_is_compared(command, tmp_path):
         (("--keep", "nowhere"), "--keep nowhere: no image is below"),
         (("--radius", 3), "--radius 3: wanted a distance above 0 and at most 2"),
         (("--link", "--move", "aside"), "wanted one of them"),
-        (("--against", "."), "no such folder|shares images|no image"),
+        (("--against", "PHOTOS"), "it shares images with"),
         (("--move", "PHOTOS/aside"), "it is inside of"),
     ],
 )
@@ -105,7 +105,7 @@ def test_wrong_use_is_one_line(command, place, options, told):
     done = command("duplicates", place, *options)
     assert done.returncode in (1, 2)
     assert len(done.stderr.strip().splitlines()) == 1
-    assert any(text in done.stderr for text in told.split("|")), done.stderr
+    assert told in done.stderr
     assert len(list(place.iterdir())) == 24
 
 
