@@ -98,6 +98,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training.launch import locked as locked
     from .training.launch import train as train
     from .training.listener import Listener as Listener
+    from .training.listener import Silence as Silence
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
@@ -138,6 +139,8 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.rows import columns_of_parquet as columns_of_parquet
+    from .data.rows import is_empty as is_empty
+    from .data.rows import read_rows as read_rows
     from .data.table import TableRow as TableRow
     from .data.table import has_split as has_split
     from .data.table import rows_of_table as rows_of_table
@@ -158,6 +161,7 @@ if TYPE_CHECKING:  # metrics, neighbors, figures
     from .evaluation import NearestNeighbors as NearestNeighbors
     from .evaluation import QueryExpansion as QueryExpansion
     from .evaluation import Search as Search
+    from .evaluation import best_threshold as best_threshold
     from .evaluation import has_faiss as has_faiss
     from .evaluation import kmeans as kmeans
     from .evaluation import neighbors_under as neighbors_under

@@ -26,6 +26,7 @@ RUN_ELSEWHERE = {"pairs.md", "vectors.md", "plugins.md", "checks.md", "component
 NOT_RUN = {
     "browse.md": "serves until it is ended; tests/plugins/browse starts it",
     "embedding.md": "a run of a user",
+    "individuals.md": "a folder of a user; tests/plugins/search/test_identify.py runs such lines",
     "beyond-one-machine.md": "several machines and a database",
     "compare.md": "hours of training, Cars196",
     "data.md": "downloads",

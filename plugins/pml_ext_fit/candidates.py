@@ -98,9 +98,7 @@ class FeaturesOfImages(InClosedForm):
         """The settings of the recipe."""
         frozen: Settings = {"model.freeze": "trunk", "model.start": "random", "model.refit": "none"}
         rate: Settings = {"optimizer.head_lr_factor": 1.0}  # which is of a head that is trained
-        return (
-            self.images.settings_of(self.recipe) | self.framing.settings | frozen | rate | self.form.settings(FEATURES)
-        )
+        return self.images.settings_of(self.recipe, self.framing) | frozen | rate | self.form.settings(FEATURES)
 
     @property
     def description(self) -> str:
@@ -124,7 +122,7 @@ class LastBlocks(Trained):
     @property
     def settings(self) -> Settings:
         """The settings of the recipe."""
-        return self.images.settings_of(self.recipe) | self.framing.settings
+        return self.images.settings_of(self.recipe, self.framing)
 
     def trial_settings(self, classes: int, share: float) -> Settings:
         """Return other settings for a trial on a share of the images, of so many classes."""

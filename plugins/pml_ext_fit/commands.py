@@ -59,6 +59,14 @@ def fit(
             "labels are taken so anyway.",
         ),
     ] = False,
+    labels: Annotated[
+        Path | None,
+        Option(
+            metavar="TABLE",
+            help="Classes of a folder's images, a .csv or .parquet table with the columns path and class: fits a head "
+            "to features that are kept, and indexes the folder again.",
+        ),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out, or its trials.")] = False,
     quick: Annotated[
         bool,
@@ -90,6 +98,12 @@ def fit(
     )
     with Progress() as bar:
         told = Told(bar)
+        if labels is not None and no_labels:
+            raise ConfigError("--labels and --no-labels contradict each other; leave one out")
+        if labels is not None:
+            results = _with_later_labels(data_path, labels, options, bar)
+            print_results(results, None, as_json, quick=True)
+            return
         if no_labels or has_no_labels(data_path):
             results = _without_labels(data_path, options, bar)
             print_results(results, None, as_json, quick)
@@ -103,6 +117,28 @@ def fit(
             results = _train(_delivered_as_they_are(fitting, error.folder, told), options, told)
     if process_number() == 0:
         print_results(results, None, as_json, quick)
+
+
+def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Progress) -> list[dict[str, Any]]:
+    """Fit a head to kept features of a folder by a table of classes, and index the folder by it."""
+    from pml_ext.tool import QUICK, num_processes
+
+    from . import folder_runs
+    from .later_labels import labeled_table
+    from .unlabeled import index_run, next_commands
+
+    if options.fine_tune or num_processes() > 1:
+        raise ConfigError(f"--labels fits a head in closed form; to train, type: pml-ext fit {labels} --data {folder}")
+    table, settings = labeled_table(folder, labels, options.overrides, options.device, bar)
+    options = replace(options, closed_form=True, general=list(QUICK), overrides=[*settings, *options.overrides])
+    told = Told(bar)
+    results = _train(_what_to_train(table, options, told), options, told)
+    results[0].pop("verdict", None)  # whose comparison the folds have made
+    run = Path(results[0]["folder"])
+    index_run(run, folder, options.device)
+    folder_runs.remember(folder, run)
+    bar.step(next_commands(run, folder))
+    return results
 
 
 def _without_labels(place: Path, options: FitOptions, bar: Progress) -> list[dict[str, Any]]:

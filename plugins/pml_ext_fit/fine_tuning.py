@@ -14,6 +14,7 @@ from pml_ext.plugin import ConfigError
 from pml_ext.tool import Override, Recipe, load_recipe, overrides_of
 
 from .candidates import BLOCKS_FIRST, PRETRAINED, SMALL, Choice, SmallNetwork
+from .framing import framing_of
 from .images import OwnImages
 from .selection import Decision
 from .timing import seconds_per_image
@@ -65,7 +66,7 @@ def continued(
         say("the small network is trained whole as it is: --fine-tune changes nothing here")
         return decision.choice()
     overrides = [*overrides]
-    settings = images.settings_of(BLOCKS_FIRST)
+    settings = images.settings_of(BLOCKS_FIRST, framing_of(candidate.settings))
     for key, value in candidate.settings.items():
         if key.startswith(("data.images.", "sampler.")):
             settings[key] = value
@@ -78,7 +79,7 @@ def continued(
     line = f"fine-tunes: {then}"
     per_image = seconds_per_image(candidate, overrides, device, data)
     if per_image is not None:
-        minutes = max(1, round(WHOLE_STEP * seen * per_image / 60))
+        minutes = max(1, round(WHOLE_STEP * seen * per_image.passing / 60))
         line += f", which takes about {minutes} minutes more"
     say(line)
     description = decision.description or tables.description

@@ -44,6 +44,12 @@ def framing_of(settings: Mapping[str, Any]) -> Framing:
     return Framing(int(settings.get("data.images.crop") or SIDE), bool(settings.get(SQUASH)))
 
 
+def as_given(framing: Framing, settings: Mapping[str, Any]) -> Framing:
+    """Return a framing with the size and the part of images that settings of the command give, by dotted key."""
+    side = int(settings.get("data.images.crop") or framing.side)
+    return Framing(side, bool(settings.get(SQUASH, framing.squash)))
+
+
 @dataclass(frozen=True)
 class Framings:
     """What is compared: the middle of images with whole ones, and two sizes; a single value is given."""

@@ -14,6 +14,7 @@ import numpy as np
 from pml_ext.plugin import DataError, LabeledImages
 from pml_ext.tool import Override, columns_of_parquet, first_of, has_split, open_image, read_tables
 
+from .framing import SQUASH, Framing
 from .own_data import (
     dataset_options,
     describe_split,
@@ -78,8 +79,10 @@ class OwnImages:
             images_per_class=float(np.median(counts)),
         )
 
-    def settings_of(self, recipe: str) -> Settings:
+    def settings_of(self, recipe: str, framing: Framing | None = None) -> Settings:
         """Return the settings that fit the images; a recipe that sets the crop of photographs keeps its own.
+
+        A ``framing`` replaces it. Images are cached if all of them fit into memory as they are framed.
 
         They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the images if
         the options choose no other sampler.
@@ -95,11 +98,15 @@ class OwnImages:
             image_settings["crop"] = self.chosen_size
             image_settings["resize"] = self.chosen_size
         settings = dict(self.data)
-        side = image_settings.get("resize") or image_settings["crop"]
-        if not _fits_in_memory(self.training_images + self.tested_images, side, self.aspect):
-            settings.pop("data.cache", None)
         for name, value in image_settings.items():
             settings[f"data.images.{name}"] = value
+        if framing is not None:
+            settings |= framing.settings
+        side = settings.get("data.images.resize") or settings["data.images.crop"]
+        aspect = 1.0 if settings.get(SQUASH) else self.aspect
+        settings.pop("data.cache", None)
+        if _fits_in_memory(self.training_images + self.tested_images, side, aspect):
+            settings["data.cache"] = "memory"
         return settings | batches | {"sampler.iterations": self.iterations()}
 
     @property

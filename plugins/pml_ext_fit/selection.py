@@ -22,11 +22,13 @@ from pml_ext.tool import (
     MissingExtraError,
     Override,
     build_dataset,
+    flat,
     import_tracker,
     load_recipe,
     overrides_of,
     prepare,
     preprocessing_of,
+    tables_of,
 )
 
 from . import vector_candidates
@@ -37,15 +39,19 @@ from .candidates import (
     Choice,
     FeaturesOfImages,
     InClosedForm,
+    LastBlocks,
     Trained,
     closed_forms,
     trained,
 )
 from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
+from .expected import FEATURES, FRAMING, TRAINING, TRIAL, expected
+from .expected import described as expected_in_all
 from .folds import Folds, folds_of
-from .framing import Framing, framings_to_compare
+from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages
 from .scores import Scores, joined, scores_of
+from .timing import TimeLeft
 from .trials import Trials, Workplace
 from .vectors import OwnVectors
 
@@ -99,10 +105,18 @@ def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: 
     first = FeaturesOfImages(images)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
     splits = build_dataset(recipe.data, data)
-    if folds_of(splits.train.labels, not images.splits_by_class, place.seed) is None:
+    folds = folds_of(splits.train.labels, not images.splits_by_class, place.seed)
+    if folds is None:
         return _untried(first, place)
 
+    sample = len(sample_of(splits.train.labels, place.seed))
+    left = expected(images, splits, folds, sample, place, data, trains=not closed_form)
+    if left is None:
+        left = TimeLeft({})  # what cannot be read is told below
+    else:
+        place.say(expected_in_all(left))
     framing = choose_framing(images, splits, place)
+    left.end(FRAMING)
     whole = FeaturesOfImages(images, framing)
     training = readable(whole, splits, splits.train, place)
     images = images.with_training_images(training)
@@ -111,12 +125,18 @@ def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: 
     if folds is None:
         return _untried(whole, place)
 
-    features, relation = place.features_of(whole, splits, training, images.batches_of(images.training_classes))
+    computing = whole if closed_form else LastBlocks(images, framing)
+    place.say(f"computes features of {len(training):,} images{left}")
+    features, relation = place.features_of(computing, splits, training, images.batches_of(images.training_classes))
+    left.end(FEATURES)
     trials = Trials(place, splits, folds, features, relation)
     candidates: list[Trained] = [] if closed_form else trained(images, framing)
     best, scored = try_all(closed_forms(images, framing), candidates, trials, place, started)
+    left.end(TRIAL)
+    if not isinstance(best.candidate, Trained):
+        left.leave_out(TRAINING)
     description = f"{described(best, scored, folds)}; images: {framing.title}"
-    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
+    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s{left}.")
     return Decision(best.candidate, description)
 
 
@@ -162,7 +182,8 @@ def choose_framing(images: OwnImages, splits: DataSplits, place: Workplace) -> F
     one takes at most ten minutes for all images, and otherwise the larger one if it is significantly better.
     """
     compared = framings_to_compare(place.set_keys, images.chosen_size, images.aspect)
-    framings = [Framing(compared.sides[0], squash) for squash in compared.squash]
+    given = flat(tables_of(place.overrides))
+    framings = [as_given(Framing(compared.sides[0], squash), given) for squash in compared.squash]
     if len(framings) == 1 and len(compared.sides) == 1:
         return framings[0]
 

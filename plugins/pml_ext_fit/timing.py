@@ -1,9 +1,10 @@
-"""How long the trunk takes for somebody's images, from the time that it takes for some of them."""
+"""How long somebody's images take, by the time of some of them, and what is left while steps end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,20 @@ from pml_ext.tool import (
 from .candidates import Candidate
 
 TIMED_IMAGES = 32
-STEM_IMAGES = 16  # of a pass through the frozen part of a trunk
+
+
+@dataclass(frozen=True)
+class PerImage:
+    """The seconds of an image: to read it before anything else, and in a pass through the trunk."""
+
+    reading: float
+    passing: float  # with reading, where images are not cached
 
 
 def seconds_per_image(
     candidate: Candidate, overrides: Iterable[Override], device: str, data: Path | None
-) -> float | None:
-    """Return the seconds that the trunk of a candidate takes for an image, reading included.
+) -> PerImage | None:
+    """Return the seconds that an image takes with the trunk of a candidate.
 
     None where none of the 32 images that are timed can be read.
     """
@@ -47,10 +55,12 @@ def seconds_per_image(
     _, plain = preprocessing.transforms()
     count = min(TIMED_IMAGES, len(images.train))
     evenly = np.linspace(0, len(images.train) - 1, count).astype(np.int64)
+    begun = time.perf_counter()
     try:
-        some, _ = prepare(images.train.subset(evenly), plain, skip_unreadable=True)
+        some, _ = prepare(images.train.subset(evenly), plain, recipe.data.cache, skip_unreadable=True)
     except DataError:
         return None
+    reading = (time.perf_counter() - begun) / count
     some = some.with_transform(plain)
     seconds = []
     for _ in range(2):  # the first pass warms up
@@ -58,29 +68,20 @@ def seconds_per_image(
         for _ in embed_batches(network.trunk, network.embedder, some, chosen, batch_size=16):
             pass
         seconds.append(time.perf_counter() - started)
-    return seconds[-1] / len(some)
+    return PerImage(reading, seconds[-1] / len(some))
 
 
 def seconds_of_training(run: Run) -> float | None:
-    """Return about how long a run trains from kept activations, by the time of one batch; None for other runs.
-
-    The activations of training and tested images are counted, as if none was kept before.
-    """
+    """Return about how long a run trains from kept activations, by the time of one batch; None for other runs."""
     stage = run.stages[0]
     cut = run.inputs.cut_of(stage)
     if cut is None:
         return None
-    images = torch.zeros(STEM_IMAGES, *run.data.preprocessing.input_shape, device=run.device)
-    images = images.contiguous(memory_format=run.memory_format)
     activations = torch.zeros(stage.batch_size, *cut.shape, device=run.device, requires_grad=True)
-    cut.stem.eval()
     cut.rest.eval()
-    with torch.no_grad():
-        per_image = _seconds(lambda: cut.stem(images)) / STEM_IMAGES
     step = _seconds(lambda: cut.rest(activations).sum().backward())
     cut.rest.zero_grad(set_to_none=True)
-    seen = sum(len(part) for part in run.splits.values())
-    return per_image * seen + step * stage.iterations * run.epochs
+    return step * stage.iterations * run.epochs
 
 
 def _seconds(compute: Callable[[], object]) -> float:
@@ -94,6 +95,36 @@ def _seconds(compute: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - started
+
+
+class TimeLeft:
+    """The seconds of steps that are left, as they were estimated, corrected by what the steps before them took."""
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        self._seconds = dict(seconds)
+        self._ended = 0.0  # seconds of the steps that are over, as they were estimated
+        self._begun = time.perf_counter()
+
+    def end(self, step: str) -> None:
+        """Take a step as over."""
+        self._ended += self._seconds.pop(step, 0.0)
+
+    def leave_out(self, step: str) -> None:
+        """Take a step as one that is not made."""
+        self._seconds.pop(step, None)
+
+    def seconds(self, without: str = "") -> float:
+        """Return the seconds that are left, of all steps but one."""
+        pace = 1.0
+        if self._ended > 0:
+            pace = (time.perf_counter() - self._begun) / self._ended
+        return pace * sum(seconds for step, seconds in self._seconds.items() if step != without)
+
+    def __str__(self) -> str:
+        """The end of a line about a step: ``"; about 3 minutes left"``; empty if nothing was estimated."""
+        if not self._seconds:
+            return ""
+        return f"; about {in_minutes(self.seconds())} left"
 
 
 def in_minutes(seconds: float) -> str:

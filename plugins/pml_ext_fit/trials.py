@@ -18,6 +18,7 @@ from pml_ext.tool import (
     Override,
     Recipe,
     Run,
+    Silence,
     activations,
     flat,
     load_recipe,
@@ -83,14 +84,19 @@ class Workplace:
     ) -> tuple[Tensor, Any]:
         """Return the features of images, ``[N, F]``, and the relation of their labels, if the recipe names one.
 
-        The settings of batches fit these images.
+        The settings of batches fit these images. Where the candidate trains from activations, these are computed in the
+        same pass, for its trials. Nothing is said.
         """
         given = [each for each in self.overrides if _table_of(each) in OF_FEATURES]
         overrides = [*overrides_of(candidate.settings | settings), *given]
         overrides = [each for each in overrides if _table_of(each) not in NOT_OF_TRIALS]
         recipe = load_recipe(candidate.recipe, [*overrides, *overrides_of(OF_TRIALS)])
-        run = self._run(recipe, candidate, splits, train=images, test=images.subset([0]))
-        return run.embeddings("train", "trunk"), run.relation
+        quiet = replace(self, listener=Silence())
+        run = quiet._run(recipe, candidate, splits, train=images, test=images.subset([0]))
+        run.cut = run.inputs.cut_of(run.stages[0])
+        if run.cut is None or _size_of_activations(run, run.cut, len(images)) <= _most_of_activations(run.cut):
+            run.inputs.compute(run.stages)
+        return run.untrained_features("train"), run.relation
 
     def _run(
         self, recipe: Recipe, candidate: Candidate, splits: DataSplits, train: LabeledImages, test: LabeledImages
@@ -151,11 +157,7 @@ class Trials:
             return None
         seconds = seconds_of_training(run)
         if seconds is not None:
-            whole = seconds * len(self._splits.train) / len(fold.fitted)
-            self._place.say(
-                f"  {candidate.title}: a trial takes about {in_minutes(seconds)}; if they are taken, the training on "
-                f"all training images about {in_minutes(whole)} more, and then the tests"
-            )
+            self._place.say(f"  {candidate.title}: a trial takes about {in_minutes(seconds)}")
         try:
             found = train_run(run, finish=_scores_of_run)
         except NothingToLearnError:
@@ -189,8 +191,8 @@ class Trials:
         cut = run.inputs.cut_of(run.stages[0])
         if cut is None:
             return False
-        size = activations.size_of(cut, len(self._splits.train), run.recipe.model.views)
-        most = cut.table.gigabytes * activations.GIGABYTE
+        size = _size_of_activations(run, cut, len(self._splits.train))
+        most = _most_of_activations(cut)
         if size <= most:
             return False
         found = (
@@ -200,6 +202,16 @@ class Trials:
             f"  {candidate.title}: left out, since {found}; smaller images take less: --set data.image_size=N"
         )
         return True
+
+
+def _size_of_activations(run: Run, cut: activations.TrunkCut, images: int) -> int:
+    """Return the bytes of the activations of so many training images."""
+    return activations.size_of(cut, images, run.recipe.model.views)
+
+
+def _most_of_activations(cut: activations.TrunkCut) -> float:
+    """Return the bytes that activations may take."""
+    return cut.table.gigabytes * activations.GIGABYTE
 
 
 def _scores_of_run(run: Run, _: object) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def next_commands(run: Path, place: Path) -> str:
     shown = shlex.quote(str(run))
     if place.is_dir():
         where = shlex.quote(str(place))
-        return f"ready to search: pml-ext query {where} IMAGE, pml-ext browse {where}, pml-ext duplicates {where}"
+        return f"ready to search: pml-ext query {where} IMAGE, pml-ext cluster {where}, pml-ext browse {where}"
     return f"ready to search: pml-ext query {shown} ID"
 
 

@@ -1,4 +1,4 @@
-"""Search with a trained network: embed, index, query and cluster images."""
+"""Search with a trained network: embed, index, query, identify and cluster images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pml_ext.plugin import Command, hookimpl, lazily
 if TYPE_CHECKING:
     from pml_ext.tool import SearchService
 
+    from .calibration import Calibration as Calibration
     from .clusters import SHEET as SHEET
     from .clusters import Clusters as Clusters
     from .clusters import Grouping as Grouping
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
     from .embedded import save_embeddings as save_embeddings
     from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
+    from .enrolment import Enrolment as Enrolment
     from .faiss_index import FaissIndex as FaissIndex
     from .gallery import Gallery as Gallery
+    from .identify import Identified as Identified
+    from .identify import Scored as Scored
+    from .open_set import Classes as Classes
+    from .open_set import metrics_of as metrics_of
+    from .open_set import threshold_at as threshold_at
     from .problems import RetrievalWarning as RetrievalWarning
     from .problems import StoreWarning as StoreWarning
     from .query import Answer as Answer
@@ -33,11 +40,15 @@ __getattr__ = lazily(__name__, "train", "load_run")
 
 @hookimpl
 def pml_ext_commands() -> dict[str, Command]:
-    """Return the commands that embed, search and cluster images."""
+    """Return the commands that embed, search, identify and cluster images."""
     return {
         "embed": Command("pml_ext_search.commands.embed:embed", "Embed the images of a folder into a file."),
         "index": Command("pml_ext_search.commands.index:index", "Index the images of a folder, or update the index."),
         "query": Command("pml_ext_search.commands.query:query", "Find the nearest images of an image."),
+        "identify": Command(
+            "pml_ext_search.commands.identify:identify", "Tell which class a photograph shows, or new."
+        ),
+        "enroll": Command("pml_ext_search.commands.enroll:enroll", "Add photographs of an individual to the index."),
         "cluster": Command(
             "pml_ext_search.commands.cluster:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),

@@ -315,6 +315,23 @@ class ImageEmbedder:
 
     # The network
 
+    def features_of(self, files: Sequence[Path]) -> Tensor:
+        """Return the trunk's features of files ``[N, F]``, cached or computed; DataError for a bad file."""
+        cached: dict[int, Vectors] = {}
+        with self._features_may_fail():
+            if self._features is not None:
+                cached = self._features.of_files(list(files))
+        missing = [place for place in range(len(files)) if place not in cached]
+        rows = torch.empty(len(files), self.network.features, device=self.device)
+        for place, row in cached.items():
+            rows[place] = torch.from_numpy(np.array(row))
+        for batch in _split_in_batches(missing, READ):
+            images = torch.stack([self._image(files[place]) for place in batch])
+            images = images.to(self.device, memory_format=self._memory_format)
+            with torch.no_grad(), autocast(self.device, self.precision):
+                rows[batch] = self.network.trunk(images).float()
+        return rows
+
     def _image(self, image: Any) -> Tensor:
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
 

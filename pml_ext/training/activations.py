@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from ..networks.network import Preprocessing
 from ..recipe.schema import CutTable
 
 GIGABYTE = 10**9
-_DTYPES: dict[str, type[np.floating[Any]]] = {"float16": np.float16, "float32": np.float32}
+Precision = Literal["float16", "float32"]
+DTYPES: dict[Precision, type[np.floating[Any]]] = {"float16": np.float16, "float32": np.float32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +31,13 @@ class TrunkCut:
     shape: torch.Size
 
     @property
-    def dtype(self) -> type[np.floating[Any]]:
-        """The type in which activations are kept."""
-        return _DTYPES[self.table.precision]
-
-    @property
     def bytes_per_image(self) -> int:
         """The size of the activations of one view of an image."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return self.bytes_in(self.table.precision)
+
+    def bytes_in(self, precision: Precision) -> int:
+        """Return the size of the activations of one view of an image in a precision."""
+        return math.prod(self.shape) * np.dtype(DTYPES[precision]).itemsize
 
 
 def cut_trunk(trunk: nn.Module, table: CutTable, preprocessing: Preprocessing, device: torch.device) -> TrunkCut:

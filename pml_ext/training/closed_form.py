@@ -28,12 +28,12 @@ def fit_embedder(view: View) -> None:
         made_up = torch.randn(len(view.images("train")), 2, generator=torch.Generator().manual_seed(0))
         _whitened_within_classes(view, made_up.to(view.device), size=None)
     if model.embedder == "pca" and not model.shrinkage:
-        fit_whitened_pca(view.embeddings("train", "trunk"), cast(nn.Linear, view.embedder))
+        fit_whitened_pca(view.untrained_features("train"), cast(nn.Linear, view.embedder))
     elif model.embedder == "pca":
         whitening = TotalWhitening(float(model.shrinkage or 0), model.embedding_size)
-        _replace_embedder(view, whitening.fit(view.embeddings("train", "trunk")))
+        _replace_embedder(view, whitening.fit(view.untrained_features("train")))
     elif "within-class" in (model.embedder, model.start):
-        refit(view, view.embeddings("train", "trunk"))
+        refit(view, view.untrained_features("train"))
 
 
 def _check_size(view: View) -> None:

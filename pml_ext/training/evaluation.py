@@ -77,7 +77,7 @@ def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dic
 
     Both are fitted on the training images; data without classes or positive pairs have the first alone.
     """
-    training = view.embeddings("train", "trunk")
+    training = view.untrained_features("train")
     layer = whitened_components(training, view.recipe.model.embedding_size)
     points = {"pca": {part: layer(rows) for part, rows in features.items()}}
     within = whitened(view, features, training)

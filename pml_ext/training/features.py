@@ -15,6 +15,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ class Features:
         return vectors.view(*vectors.shape[:-1], *self.shape)
 
 
+@dataclass(frozen=True)
+class Remainder:
+    """The rest of a trunk, from kept activations to features, and the cache that keeps these."""
+
+    module: nn.Module
+    cache: FeatureCache
+
+
 class FeatureCache:
     """The features ``[F]`` of images under a frozen trunk, or activations of any shape, on the disk.
 
@@ -85,9 +94,10 @@ class FeatureCache:
     def _store_in(self, folder: Path) -> FeatureStore:
         return FeatureStore(folder, math.prod(self._shape), self._dtype)
 
-    def of(self, images: LabeledImages, view: int = 0) -> Features:
+    def of(self, images: LabeledImages, view: int = 0, remainder: Remainder | None = None) -> Features:
         """Return the features of transformed images; compute those that the store lacks.
 
+        With a ``remainder``, what is computed passes through it, too, and its cache keeps the results.
         Several processes compute a part each; another run waits and takes what the first has computed. Where the store
         cannot be written, one process computes all of them into a temporary one, with a warning. DataError for a
         feature that is NaN or infinite.
@@ -95,7 +105,7 @@ class FeatureCache:
         self._share_store()
         keys = keys_of(images, view)
         try:
-            return self._features_of(images, keys)
+            return self._features_of(images, keys, remainder)
         except UnwritableError as error:
             if num_processes() > 1:  # the others wait for this process, or have features in the store
                 raise
@@ -127,14 +137,16 @@ class FeatureCache:
             )
         self.store = self._store_in(seen.parent)
 
-    def _features_of(self, images: LabeledImages, keys: Sequence[bytes]) -> Features:
+    def _features_of(
+        self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None = None
+    ) -> Features:
         """Return the features of images with these keys."""
         with self.store.locked() if rank() == 0 else contextlib.nullcontext():
-            numbers = self._numbers(images, keys)
+            numbers = self._numbers(images, keys, remainder)
             vectors = torch.from_numpy(self.store.vectors())
         return Features(vectors, torch.tensor([numbers[key] for key in keys]), self._shape)
 
-    def _numbers(self, images: LabeledImages, keys: Sequence[bytes]) -> dict[bytes, int]:
+    def _numbers(self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None) -> dict[bytes, int]:
         """Return the row in the store of each key, once those that it lacks are computed, by each process a part."""
         paths = images.paths or itertools.repeat(None)
         stats = dict(zip(keys, map(stat_of, paths), strict=False))
@@ -143,7 +155,7 @@ class FeatureCache:
         if missing and rank() == 0:
             self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
         mine = missing[share_of(len(missing), rank(), num_processes())]
-        for part in gather_objects(self._computed(images, mine, keys, stats)):
+        for part in gather_objects(self._computed(images, mine, keys, stats, remainder)):
             found |= part
         return found
 
@@ -178,6 +190,16 @@ class FeatureCache:
             keys = [key_of(file_bytes(paths[place])) for place in finite]
             self.store.append(keys, [stats[place] for place in finite], rows[finite])
 
+    def add(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
+        """Write features that were computed with something else, ``[B, F]``, unless one is NaN or infinite.
+
+        Where the store cannot be written, they are computed again when they are asked for.
+        """
+        rows = self._rows(features)
+        if np.isfinite(rows).all():
+            with contextlib.suppress(UnwritableError):
+                self.store.append(keys, stats, rows)
+
     def _rows(self, features: Tensor) -> Vectors:
         """Return the rows to write, ``[B, F]``, in the precision of the store."""
         rows: Vectors = features.float().flatten(1).cpu().numpy()
@@ -185,7 +207,12 @@ class FeatureCache:
             return rows.astype(self.store.dtype, copy=False)
 
     def _computed(
-        self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, FileStat]
+        self,
+        images: LabeledImages,
+        indices: Sequence[int],
+        keys: Sequence[bytes],
+        files: dict[bytes, FileStat],
+        remainder: Remainder | None,
     ) -> dict[bytes, int]:
         """Compute features and write them batch by batch; return the numbers of their vectors."""
         numbers: dict[bytes, int] = {}
@@ -195,9 +222,8 @@ class FeatureCache:
         seeded = []
         for batch in batches:
             seeded.append([(index, seed_of(keys[index])) for index in batch])
-        embedding = embed_batches(
-            self._trunk, nn.Identity(), images, self._device, workers=self._workers, batches=seeded
-        )
+        rest = nn.Identity() if remainder is None else remainder.module
+        embedding = embed_batches(self._trunk, rest, images, self._device, workers=self._workers, batches=seeded)
         for batch, each in zip(batches, embedding, strict=True):
             rows = self._rows(each.features)
             bad = np.flatnonzero(~np.isfinite(rows).all(1))
@@ -213,6 +239,8 @@ class FeatureCache:
             keys_of_batch = [keys[index] for index in batch]
             files_of_batch = [files[key] for key in keys_of_batch]
             numbers |= self.store.append(keys_of_batch, files_of_batch, rows)
+            if remainder is not None:
+                remainder.cache.add(keys_of_batch, files_of_batch, each.embeddings)
         return numbers
 
 

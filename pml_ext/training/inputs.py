@@ -108,7 +108,10 @@ class Inputs:
         tell = self._view.tell if self._view.rank == 0 else _no_line
         check_size(cut, len(self._view.data.training_images), len(self._views()), validated, tell)
         for view in self._views():
-            self._view.kept.activations(cut, "train", view)
+            if view == 0:
+                self._view.kept.compute_both(cut, "train")
+            else:
+                self._view.kept.activations(cut, "train", view)
         if validated:
             self._view.kept.activations(cut, "validation")
 

@@ -104,6 +104,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     checkpointer = Checkpointer(run)
     restored = resume and checkpointer.resume()
     if not restored:
+        run.cut = run.inputs.cut_of(run.stages[0])
         initialize_weights(run)
         test_before(run, checkpointer)
         relabel(run, run.stages[0])

@@ -43,9 +43,11 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
         run.listener.step("fitting the head again, to the trained features")
         features = tested_features(run)
         metrics["trained_head"] = evaluate_split(run, run.queries)
-        refit(run, run.inputs.features("train", run.stages[-1]))
+        of_training = run.inputs.features("train", run.stages[-1])
+        refit(run, of_training)
         for split, rows in features.items():
             run.embed_features(split, rows)
+        run.embed_features("train", of_training)
     Checkpointer(run).save_model()
     metrics |= metrics_after(run, run.stages, features)
     records.add(run.epoch, {TEST: metrics["after"]})

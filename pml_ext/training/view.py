@@ -18,11 +18,12 @@ from ..distributed import num_processes, rank
 from ..errors import DataError, PluginWarning, TrainingError
 from ..networks.modes import preserved_modes
 from ..run_view import RunView
-from .activations import TrunkCut
+from .activations import GIGABYTE, TrunkCut, size_of
 from .batches import Pass, embed_batches
 from .built import Built
 from .engine import first_nonfinite
 from .feature_reader import with_features
+from .features import Features
 from .kept_features import KeptFeatures
 
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
@@ -80,17 +81,48 @@ class View:
 
         With ``pixels`` there are always images.
         """
-        if self.frozen and pixels:
+        kept, rest = self._kept_inputs(split)
+        if kept is None:
+            return self._passes_of_images(split, self.trunk, self.embedder)
+        if pixels:
             passes = self._passes_of_images(split, nn.Identity(), nn.Identity())
             batches = ((each.images, each.labels) for each in passes)
-            return with_features(batches, self.kept.features(split), nn.Identity(), self.embedder)
+            return with_features(batches, kept, rest, self.embedder)
+        labels = self.batches_of_labels(split, _FEATURES_BATCH if self.frozen else None)
+        return with_features(labels, kept, rest, self.embedder)
+
+    def _kept_inputs(self, split: str) -> tuple[Features | None, nn.Module]:
+        """Return a split's features, or its activations before a cut, and what makes features of them; None without.
+
+        Activations of tested images are in float32, so that their tests are those of the images.
+        """
         if self.frozen:
-            labels = self.batches_of_labels(split, _FEATURES_BATCH)
-            return with_features(labels, self.kept.features(split), nn.Identity(), self.embedder)
+            return self.kept.features(split), nn.Identity()
         if self.cut is not None and split == "validation":
-            labels = self.batches_of_labels(split)
-            return with_features(labels, self.kept.activations(self.cut, split), self.cut.rest, self.embedder)
-        return self._passes_of_images(split, self.trunk, self.embedder)
+            return self.kept.activations(self.cut, split), self.cut.rest
+        if self.cut is not None and split in self._kept_tests(self.cut):
+            return self.kept.activations(self.cut, split, precision="float32"), self.cut.rest
+        return None, self.trunk
+
+    def _kept_tests(self, cut: TrunkCut) -> set[str]:
+        """Return the splits that are tested more than once, and whose activations may be kept beside the others'."""
+        table = self.recipe.evaluation
+        if not (table.baselines or table.test_every):
+            return set()
+        tested = {self.queries, self.data.gallery_of(self.queries)}
+        images = sum(len(self.images(split)) for split in tested)
+        size = size_of(cut, len(self.images("train")), self.recipe.model.views)
+        size += images * cut.bytes_in("float32")
+        return tested if size <= cut.table.gigabytes * GIGABYTE else set()
+
+    def untrained_features(self, split: str) -> Tensor:
+        """Return a split's features ``[N, F]`` under the trunk as it is before the training.
+
+        They are kept for other runs where activations are kept.
+        """
+        if self.cut is None:
+            return self.embeddings(split, "trunk")
+        return self.kept.features_now(split)[:].float().to(self.device)
 
     def batches_of_labels(self, split: str, batch_size: int | None = None) -> Iterator[tuple[None, Tensor]]:
         """Yield batches of a split without images, for what is computed from the cache; by default as in tests."""

@@ -1,14 +1,18 @@
 """Runs that train the last blocks of a trunk from cached activations, next to runs that train from images."""
 
+from collections import Counter
+
 import pytest
 import torch
 
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
+from pml_ext.training.evaluation import evaluate_split
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
 from pml_ext.training.loop import train_run
+from pml_ext.training.opened import open_run
 from pml_ext.training.run import Run
 from pml_ext_search.trained import load_run
 
@@ -175,3 +179,45 @@ def test_the_size_is_told_before_anything_is_computed(tmp_path):
     [first, *_] = [number for number, line in enumerate(lines) if line.startswith("computing")]
     assert size < first
     assert "x 2 views x" in lines[size]
+
+
+def test_images_pass_the_stem_once_and_tests_are_those_of_images(tmp_path, monkeypatch):
+    """Whitening, and the tests before and after the training, share one pass over all images."""
+    passed = Counter()
+    runs = []
+
+    class Counted(Run):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.trunk[0].register_forward_hook(lambda module, given, output: passed.update(stem=len(output)))
+            runs.append(self)
+
+    monkeypatch.setattr("pml_ext.training.launch.Run", Counted)
+    settings = [PLAIN, cut("float16"), "model.start=within-class", "model.refit=within-class"]
+    settings += ["model.embedding_size=16", "evaluation.training_images=5000", "model.freeze_batch_norm=true"]
+    _, metrics = finished(tmp_path / "run", *settings)
+    sizes = {name: len(images) for name, images in runs[0].splits.items()}
+    probe = 1  # of the shape of activations
+    assert passed["stem"] == sizes["train"] + sizes["test"] + probe
+    view = open_run(tmp_path / "run", 0, "cpu")
+    assert view.cut is None  # it looks at images
+    for split, phase, close in (("test", "after", 1e-9), ("train", "training", 2e-3)):
+        found = evaluate_split(view, split)["map_at_r"]
+        assert found == pytest.approx(metrics[phase]["map_at_r"], abs=close)
+
+
+def test_tested_activations_are_not_kept_where_they_save_nothing_or_are_too_large(tmp_path):
+    def kept_tests(*settings):
+        run = Run(load_recipe("cbml/digits", typed([*SHORT, PLAIN, *settings])), "x", tmp_path)
+        return run, run._kept_tests(run.inputs.cut_of(run.stages[0]))
+
+    run, kept = kept_tests(cut())
+    assert kept == {"test"}
+    _, kept = kept_tests(cut(), "evaluation.baselines=false")
+    assert kept == set()
+    each = run.inputs.cut_of(run.stages[0]).bytes_in("float32")
+    training = len(run.images("train")) * each
+    tested = len(run.images("test")) * each
+    for share, wanted in ((0.9, set()), (1.1, {"test"})):
+        _, kept = kept_tests(cut(gigabytes=(training + share * tested) / 1e9))
+        assert kept == wanted

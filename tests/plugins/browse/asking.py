@@ -19,7 +19,7 @@ PNG = _png()
 
 def ask(served, path, method="GET", body=b"", **headers):
     """Status, headers and content; the path goes out as it is, with all its dots."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=600)
     connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
     for name, value in {"Content-Length": str(len(body)), **headers}.items():
         connection.putheader(name.replace("_", "-"), value)

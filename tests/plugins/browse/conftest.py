@@ -92,10 +92,10 @@ def served(trained, photos, tmp_path_factory):
         process = subprocess.Popen(command, cwd=place, env=environment, **pipes)
         line = process.stdout.readline()
         match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)   \(Ctrl-C ends\)\n", line)
-        assert match, line + process.communicate(timeout=30)[1]
+        assert match, line + process.communicate(timeout=600)[1]
         yield SimpleNamespace(port=int(match[1]), place=place, photos=images, secret=secret)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=600)
     assert outside == []
     assert (process.returncode, told.splitlines()[-1]) == (0, "pml-ext: the page is closed")
     assert "Traceback" not in told

@@ -12,6 +12,7 @@ from pml_ext_fit import candidates, fine_tuning, selection
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
+from pml_ext_fit.timing import PerImage
 
 from ...overrides import typed
 from .helpers import needs_weights
@@ -20,7 +21,7 @@ from .helpers import needs_weights
 @pytest.fixture
 def quick_clock(monkeypatch):
     """Embedding an image takes half a second."""
-    monkeypatch.setattr(fine_tuning, "seconds_per_image", lambda *_: 0.5)
+    monkeypatch.setattr(fine_tuning, "seconds_per_image", lambda *_: PerImage(0.1, 0.5))
 
 
 def chosen(kind, photos):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext_fit.framing import DEFAULT, Framing, Framings, framing_of, framings_to_compare
+from pml_ext_fit.framing import DEFAULT, Framing, Framings, as_given, framing_of, framings_to_compare
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,10 @@ def test_settings_tell_the_framing(framing):
 def test_titles():
     assert Framing(160, True).title == "whole images at 160 pixels"
     assert DEFAULT.title == "the middle of images at 224 pixels"
+
+
+def test_a_framing_says_what_the_command_gives():
+    whole = Framing(160, squash=True)
+    assert as_given(whole, {}) == whole
+    assert as_given(whole, {"data.images.squash": False}) == Framing(160)
+    assert as_given(Framing(160), {"data.images.crop": 96, "data.images.squash": True}) == Framing(96, squash=True)

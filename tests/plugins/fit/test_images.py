@@ -10,6 +10,7 @@ from PIL import Image
 from pml_ext.errors import DataError
 from pml_ext.recipe import build_dataset, load_recipe, overrides_of
 from pml_ext_fit import candidates
+from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images, is_table
 
 from ...overrides import typed
@@ -76,6 +77,20 @@ def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
     assert "data.cache" not in describe_images(photos).settings_of(candidates.PRETRAINED)
     monkeypatch.undo()
     assert describe_images(photos).settings_of(candidates.PRETRAINED)["data.cache"] == "memory"
+
+
+def test_squashed_images_count_as_squares(tmp_path, monkeypatch):
+    """16 images of 96 x 48 pixels: at 224 pixels 2.4 MB as squares, 4.8 MB as they are."""
+    for label in range(4):
+        (tmp_path / str(label)).mkdir()
+        for number in range(4):
+            Image.new("RGB", (96, 48), (60 * label, 20 * number, 0)).save(tmp_path / str(label) / f"{number}.png")
+    found = describe_images(tmp_path)
+    monkeypatch.setattr("pml_ext_fit.images.IN_MEMORY", 3_000_000)
+    assert "data.cache" not in found.settings_of(candidates.PRETRAINED)
+    squares = found.settings_of(candidates.PRETRAINED, Framing(224, squash=True))
+    assert squares["data.cache"] == "memory"
+    assert "data.cache" not in found.settings_of(candidates.PRETRAINED, Framing(448, squash=True))
 
 
 @pytest.mark.parametrize("override", ["sampler.name=shuffle", "sampler={name='shuffle', batch_size=16}"])

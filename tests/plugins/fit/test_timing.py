@@ -18,7 +18,8 @@ def test_images_are_timed_as_the_options_say(tmp_path):
     write_photos(tmp_path / "photos" / "ALL", classes=4, each=6)
     overrides = typed(["data.classes=leaf"])
     small = SmallNetwork(describe_images(tmp_path / "photos", overrides))
-    assert timing.seconds_per_image(small, overrides, "cpu", None) > 0
+    each = timing.seconds_per_image(small, overrides, "cpu", None)
+    assert min(each.reading, each.passing) > 0
 
 
 def test_broken_files_do_not_end_the_estimate(photos, tmp_path):
@@ -27,14 +28,14 @@ def test_broken_files_do_not_end_the_estimate(photos, tmp_path):
     files = training_files(place)
     for file in files[: timing.TIMED_IMAGES]:
         file.write_bytes(b"broken")
-    assert timing.seconds_per_image(small, [], "cpu", None) > 0
+    assert timing.seconds_per_image(small, [], "cpu", None).passing > 0
     for file in files:
         file.write_bytes(b"broken")
     assert timing.seconds_per_image(small, [], "cpu", None) is None
 
 
 def test_training_from_activations_is_timed_by_a_batch(photos, tmp_path, monkeypatch):
-    """12 epochs of 20 iterations of one second, and 72 images of a sixteenth."""
+    """12 epochs of 20 iterations of one second."""
     needs_weights()
     candidate = LastBlocks(describe_images(photos))
     splits = build_dataset(recipe_of(candidate).data, None)
@@ -44,7 +45,7 @@ def test_training_from_activations_is_timed_by_a_batch(photos, tmp_path, monkeyp
     assert timing.seconds_of_training(run) > 0
     assert all(parameter.grad is None for parameter in run.trunk.parameters())
     monkeypatch.setattr(timing, "_seconds", lambda compute: 1.0)
-    assert timing.seconds_of_training(run) == pytest.approx(72 / 16 + 12 * 20)
+    assert timing.seconds_of_training(run) == pytest.approx(12 * 20)
 
 
 def test_a_network_without_kept_activations_is_not_timed(photos, tmp_path):
@@ -52,6 +53,20 @@ def test_a_network_without_kept_activations_is_not_timed(photos, tmp_path):
     splits = build_dataset(recipe_of(candidate).data, None)
     run = workplace(tmp_path).run_of(candidate, splits, splits.train, splits.train, {})
     assert timing.seconds_of_training(run) is None
+
+
+def test_what_is_left_follows_the_pace_of_what_is_over(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    left = timing.TimeLeft({"features": 60, "trial": 120, "training": 180})
+    assert (left.seconds(), left.seconds(without="training")) == (360, 180)
+    now[0] += 120
+    left.end("features")
+    assert left.seconds() == 600
+    left.leave_out("training")
+    assert left.seconds() == 240
+    assert str(left) == "; about 4 minutes left"
+    assert str(timing.TimeLeft({})) == ""
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (40, "40 s"), (190, "3 minutes")])

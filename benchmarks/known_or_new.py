@@ -1,0 +1,161 @@
+"""Known or new: the false acceptances of a calibrated threshold against those that were asked for.
+
+python -m benchmarks.known_or_new cars FEATURES.pt    features of a trunk with labels: {train, test}{, _labels}
+python -m benchmarks.known_or_new omniglot FOLDER     images_background_small1.zip and 2, reduced to 28 x 28 pixels
+python -m benchmarks.known_or_new digits              scikit-learn's digits
+  [--seeds 20] [--photographs 5] [--share 0.5]
+
+The head is whitening within the training classes; digits are pixels as they are. Half of the test classes are enrolled
+with five images each, drawn anew with every seed; the threshold is calibrated on these images alone, each class left
+out. All images of the other half are new, and the other images of the first half are known. "Best constant" is the
+spread that remains for one threshold which is right on the mean of all seeds: no calibration can be steadier that does
+not know which classes are new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from pml_ext.whitening import WithinClassWhitening
+from pml_ext_search.open_set import Classes, metrics_of, rate_with_one_less, threshold_at, without_own_class
+
+RATES = (0.01, 0.05, 0.1)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Features and labels of training classes and of test classes."""
+
+    train: Tensor | None  # None: the test features are compared as they are
+    train_labels: Any
+    test: Tensor
+    test_labels: Any
+
+
+def cars(path: Path) -> Split:
+    """Return cached features."""
+    found = torch.load(path, weights_only=True)
+    return Split(
+        found["train"].float(), found["train_labels"].numpy(), found["test"].float(), found["test_labels"].numpy()
+    )
+
+
+def omniglot(folder: Path) -> Split:
+    """Return the pixels of both small sets; training is on the first."""
+    parts = []
+    for number in (1, 2):
+        pixels = []
+        names = []
+        with zipfile.ZipFile(folder / f"images_background_small{number}.zip") as files:
+            for name in sorted(files.namelist()):
+                if name.endswith(".png"):
+                    with Image.open(io.BytesIO(files.read(name))) as drawing:
+                        small = drawing.convert("L").resize((28, 28), Image.Resampling.BILINEAR)
+                    pixels.append(1 - np.asarray(small, dtype=np.float32).ravel() / 255)
+                    names.append(name.rpartition("/")[0])
+        parts += [torch.from_numpy(np.stack(pixels)), np.unique(names, return_inverse=True)[1]]
+    return Split(*parts)
+
+
+def digits() -> Split:
+    """Return the pixels of digits, which train nothing: ten classes are few."""
+    found = load_digits()
+    pixels = torch.from_numpy(found.data.astype(np.float32) / 16)
+    return Split(None, None, pixels, found.target)
+
+
+def trial(embeddings: Tensor, labels: Any, nearest: Any, seed: int, photographs: int, share: float) -> dict[str, float]:
+    """Return what a seed's gallery gives: rates of false acceptances and of known images that get their class."""
+    generator = np.random.default_rng(seed)
+    names = generator.permutation(np.unique(labels))
+    enrolled = names[: max(2, round(share * len(names)))]
+    rows = []
+    for name in enrolled:
+        rows.append(generator.permutation(np.flatnonzero(labels == name))[:photographs])
+    gallery = np.concatenate(rows)
+    numbers = np.repeat(np.arange(len(enrolled)), [len(each) for each in rows])
+    classes = Classes(embeddings[gallery], numbers, len(enrolled), nearest)
+
+    left_out = without_own_class(classes.distances(embeddings[gallery]), numbers)
+    queries = np.setdiff1d(np.arange(len(labels)), gallery)
+    distances = classes.distances(embeddings[queries])
+    number_of_name = {name: number for number, name in enumerate(enrolled.tolist())}
+    truth = [number_of_name.get(name) for name in labels[queries].tolist()]
+    texts = [str(name) for name in labels[queries]]
+    found: dict[str, Any] = {"new": distances.min(axis=1)[[number is None for number in truth]]}
+    for rate in RATES:
+        threshold = threshold_at(rate_with_one_less(rate, len(enrolled)), left_out)
+        if threshold is None:
+            continue
+        metrics = metrics_of(distances, truth, threshold, texts)
+        found[f"threshold {rate:g}"] = threshold
+        found[f"far {rate:g}"] = metrics["false_acceptance_rate"]
+        found[f"dir {rate:g}"] = metrics["detection_and_identification_rate"]
+        found[f"best dir {rate:g}"] = metrics.get(f"dir_at_far_{rate:g}", np.nan)
+        found[f"balanced {rate:g}"] = metrics["balanced_accuracy"]
+    metrics = metrics_of(distances, truth, 2.0, texts)
+    return found | {"recall": metrics["recall_at_1"]}
+
+
+def table(embeddings: Tensor, labels: Any, seeds: int, photographs: int, share: float) -> None:
+    """Print both ways to take the distance to a class, over the seeds."""
+    print(
+        "| nearest | Recall@1 | asked | found, mean (least, most) | of asked | best constant | known that are right |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for nearest in ("center", "image"):
+        found = [trial(embeddings, labels, nearest, seed, photographs, share) for seed in range(seeds)]
+        recall = np.mean([each["recall"] for each in found])
+        for rate in RATES:
+            tried = [each for each in found if f"far {rate:g}" in each]
+            if not tried:
+                print(f"| {nearest} | {recall:.1%} | {rate:.0%} | too few images | | | |")
+                continue
+            rates = np.array([each[f"far {rate:g}"] for each in tried])
+            right = np.mean([each[f"dir {rate:g}"] for each in tried])
+            constant = np.quantile(np.concatenate([each["new"] for each in found]), rate)
+            spread = [float((each["new"] <= constant).mean()) for each in found]
+            row = [nearest, f"{recall:.1%}", f"{rate:.0%}"]
+            row.append(f"{rates.mean():.2%} ({rates.min():.1%}, {rates.max():.1%})")
+            row += [f"{rates.mean() / rate:.2f}", f"{min(spread):.1%}, {max(spread):.1%}", f"{right:.1%}"]
+            print(f"| {' | '.join(row)} |")
+
+
+def main() -> None:
+    """Fit the head, enroll, calibrate, identify."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", choices=["cars", "omniglot", "digits"])
+    parser.add_argument("path", type=Path, nargs="?")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--photographs", type=int, default=5)
+    parser.add_argument("--share", type=float, default=0.5, help="of the test classes that is enrolled")
+    options = parser.parse_args()
+    if options.data == "digits":
+        split = digits()
+    elif options.path is None:
+        parser.error(f"{options.data} wants a path")
+    else:
+        split = {"cars": cars, "omniglot": omniglot}[options.data](options.path)
+    head: nn.Module = nn.Identity()
+    if split.train is not None:
+        head = WithinClassWhitening().fit(split.train, split.train_labels)
+    with torch.no_grad():
+        embeddings = nn.functional.normalize(head(split.test))
+    classes = len(np.unique(split.test_labels))
+    print(f"{options.data}: {classes} unseen classes, {options.share:.0%} enrolled, {options.photographs} images each")
+    table(embeddings, split.test_labels, options.seeds, options.photographs, options.share)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Labels that come later: a table of paths and classes of a folder whose features are kept.
+
+The table is copied, with absolute paths and without files that cannot be read, so that a run of it reads no image:
+closed forms are compared on the kept features, and the best one is fitted.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pml_ext.plugin import ConfigError, DataError
+from pml_ext.tool import (
+    Override,
+    build_dataset,
+    choose_device,
+    flat,
+    is_empty,
+    load_recipe,
+    overrides_of,
+    preprocessing_of,
+    read_rows,
+    tables_of,
+    tables_of_run,
+    write_text,
+)
+
+from . import folder_runs
+from .candidates import TRUNK
+from .one_pass import keep_features
+from .settings import Settings
+from .unlabeled import IMAGES
+
+if TYPE_CHECKING:
+    from pml_ext.tool import EmbeddingListener
+
+FRAMING = ("data.images.resize", "data.images.crop", "data.images.squash")
+NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
+CLASS = "class"  # the column of classes in tables of clusters; "label" in those of open-metric-learning
+
+
+def labeled_table(
+    folder: Path, labels: Path, overrides: Sequence[Override], device: str, listener: EmbeddingListener
+) -> tuple[Path, list[Override]]:
+    """Return a table of the labelled images that can be read, and the settings under which their features are kept.
+
+    Rows without a class are left out. The features of all images of the folder are computed where they are not kept
+    yet. DataError for a table without paths and classes, and for paths that the folder does not have.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--labels {labels}: it has the classes of a folder of images, and {folder} is none")
+    folder = folder.expanduser().resolve()
+    columns, rows = _read(folder, labels, overrides)
+    framing = _framing_of(folder)
+    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | framing))
+    splits = build_dataset(recipe.data, None)
+    preprocessing, _ = preprocessing_of(recipe, splits)
+    found = keep_features(recipe, splits.train, preprocessing, choose_device(device), listener.step, listener.embedding)
+    if found.note:
+        listener.warn(found.note)
+
+    unreadable = {os.path.realpath(path) for path in found.unreadable}
+    readable = [row for row in rows if os.path.realpath(row["path"]) not in unreadable]
+    if not readable:
+        raise DataError(f"{labels}: none of its {len(rows)} images can be read")
+    listener.step(f"{labels}: classes of {len(readable):,} of {len(found.readable):,} images")
+    text = _as_csv(columns, readable)
+    home = folder_runs.home_of(folder)
+    home.mkdir(parents=True, exist_ok=True)
+    table = home / f"labels-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}.csv"
+    write_text(table, text)
+    return table, overrides_of(framing | NOTHING_IS_READ)
+
+
+def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns and rows of a table, with the column ``label`` and absolute paths."""
+    if not labels.is_file():
+        raise DataError(f"{labels}: no such file; wanted a .csv or .parquet table with the columns path and class")
+    given = tables_of(overrides).get("data")
+    if isinstance(given, dict) and "columns" in given:
+        raise ConfigError("data.columns: a table of --labels has the columns path and class; rename them")
+    columns, lines = read_rows(labels, "--labels TABLE.csv")
+    class_column = next((name for name in ("label", CLASS) if name in columns), None)
+    if class_column is None or "path" not in columns:
+        raise DataError(
+            f"{labels}: found the columns {', '.join(columns) or 'none'}; wanted path, relative to {folder}, and class"
+        )
+    rows = []
+    for _, line in lines:
+        row = {name: line[name] for name in columns}
+        row["label"] = row.pop(class_column)
+        row["path"] = str(folder / str(row["path"]).strip())
+        if not is_empty(row["label"]):  # an image that nobody has named yet
+            rows.append(row)
+    if not rows:
+        raise DataError(f"{labels}: found no class in its {len(lines):,} rows; fill the column {class_column}")
+    missing = [row["path"] for row in rows if not os.path.isfile(row["path"])]
+    if missing:
+        raise DataError(
+            f"{missing[0]}: no such file, though {labels} lists it ({len(missing)} of {len(rows)} are missing); its "
+            f"paths are relative to {folder}"
+        )
+    return ["label" if name == class_column else name for name in columns], rows
+
+
+def _framing_of(folder: Path) -> Settings:
+    """Return how the run of a folder sees images, if its features are those of our trunk; else the settings of ours."""
+    wanted = load_recipe(IMAGES).as_dict()
+    known = folder_runs.remembered(folder)
+    if known is not None:
+        tables = tables_of_run(known)
+        if tables.get("model", {}).get("trunk", {}).get("name") == TRUNK:
+            wanted = tables
+    values: Mapping[str, Any] = flat(wanted)
+    return {key: values[key] for key in FRAMING if values.get(key) is not None} | {
+        "data.images.squash": bool(values.get("data.images.squash"))
+    }
+
+
+def _as_csv(columns: Collection[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()

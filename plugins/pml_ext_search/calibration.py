@@ -1,0 +1,313 @@
+"""The threshold between known and new: calibrated on images whose own class is left out, and kept with the collection.
+
+Every image of a class that the run was not trained on stands for a photograph of a new individual: its own class is
+left out of the index, and its distance to the nearest other class is what the threshold is held against. So the
+threshold belongs to a collection: to its number of classes, since with more of them one is more often near by chance,
+and to its photographs per class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pml_ext.tool import (
+    By,
+    DamagedError,
+    DataError,
+    best_threshold,
+    counted,
+    needs_extra,
+    read_json,
+    sample_indices,
+    shortened,
+    write_json,
+)
+
+from .open_set import Classes, Distances, Nearest, rate_with_one_less, threshold_at, without_own_class
+
+with needs_extra("train", "known or new"):
+    from pydantic import BaseModel, ValidationError
+
+if TYPE_CHECKING:
+    from .embedded import Embedded
+
+FILE = "known-or-new.json"  # in the collection's folder
+FAR = 0.05  # the rate of false acceptances without --far
+MOST_QUERIES = 2000  # images that are compared with all others
+FEW = 20  # classes below which the rate is uncertain
+FOLDS = 10
+FEWEST_REFITTED = 4  # classes, two folds of two
+
+
+class Calibration(BaseModel, frozen=True):
+    """A threshold between known and new, and what it was calibrated on."""
+
+    threshold: float  # the greatest distance of a known image to the nearest class, as --radius takes it
+    far: float | None  # the wanted rate of false acceptances; None: the best accuracy
+    nearest: Nearest
+    by: By
+    identity: str  # of the network
+    gallery: str  # digest of the enrolled images and classes
+    images: int  # enrolled
+    classes: int  # enrolled
+    on: str  # what stands for new individuals, for texts
+    folder: str | None  # of photographs of other individuals, if it is not the collection itself
+    others: int  # images that stand for new individuals
+    other_classes: int
+    false_acceptances: float  # share of these within the threshold
+    own: int  # enrolled images, each left out, that have another one of their class
+    true_acceptances: float | None  # share of these that find their class within the threshold; None for none of them
+
+    def __str__(self) -> str:
+        if self.far is None:
+            wanted = "the best accuracy"
+        else:
+            wanted = f"{self.far:.2%} false acceptances".replace(".00%", "%")
+        text = (
+            f"known within {self.threshold:.4g} of a class's {self.nearest}, for {wanted}: calibrated on "
+            f"{counted(self.others, 'image')} of {_classes(self.other_classes)} {self.on}, against "
+            f"{_classes(self.classes)} of {counted(self.images, 'image')}"
+        )
+        if self.true_acceptances is not None:
+            text += f"; {self.true_acceptances:.1%} of {self.own} images, left out one by one, find their class"
+        if self.other_classes < FEW:
+            text += ". So few classes tell little: of other ones, several times the share may be accepted"
+        return text
+
+
+def read_calibration(place: Path) -> Calibration | None:
+    """Return the threshold that a collection's folder keeps; None if there is none, DataError for a damaged file."""
+    file = place / FILE
+    if not file.exists():
+        return None
+    try:
+        return Calibration.model_validate(read_json(file))
+    except (DamagedError, ValidationError) as error:
+        raise DataError(f"{file}: damaged ({shortened(error, 100)}); delete it, and it is calibrated again") from None
+
+
+def write_calibration(place: Path, calibration: Calibration) -> None:
+    """Keep a threshold in a collection's folder; the file is written whole or not at all."""
+    write_json(place / FILE, calibration.model_dump())
+
+
+def digest_of(embedded: Embedded) -> str:
+    """Return a digest of the enrolled images: their paths, classes, sizes and times."""
+    digest = hashlib.sha256()
+    for columns in zip(embedded.paths, embedded.classes, embedded.stats.tolist(), strict=True):
+        digest.update(json.dumps(columns).encode())
+    return digest.hexdigest()[:16]
+
+
+def why_stale(calibration: Calibration, identity: str, embedded: Embedded) -> str:
+    """Return why a threshold is not of this network and these enrolled images; "" if it is."""
+    if calibration.identity != identity:
+        return "the network is another"
+    if calibration.gallery == digest_of(embedded):
+        return ""
+    return (
+        f"the enrolled images are others ({len(embedded.paths)} of the index, {calibration.images} with a class then)"
+    )
+
+
+class Refit(Protocol):
+    """A head in closed form that can be fitted to a part of the enrolled images."""
+
+    def features(self) -> Tensor:
+        """Return what the head takes, of all images of the index, ``[N, F]``."""
+
+    def fit(self, features: Tensor, labels: NDArray[np.int64]) -> nn.Module:
+        """Return the head of features ``[M, F]`` with labels ``[M]``."""
+
+
+class Enrolled:
+    """The images of an index that have a class, and their classes by number."""
+
+    def __init__(self, embedded: Embedded) -> None:
+        self.embedded = embedded
+        names = embedded.classes
+        self.rows = np.array([row for row, name in enumerate(names) if name], dtype=np.int64)
+        self.names = sorted({name for name in names if name})
+        if not self.names:
+            raise DataError(
+                f"{embedded.folder}: none of {counted(len(embedded.paths), 'image')} of the index has a class, a "
+                "sub-folder; type: pml-ext enroll RUN PHOTO... --as NAME"
+            )
+        self.numbers_of_names = {name: number for number, name in enumerate(self.names)}
+        self.numbers = np.array([self.numbers_of_names[names[row]] for row in self.rows], dtype=np.int64)
+
+    def classes(self, nearest: Nearest) -> Classes:
+        """Return the classes as photographs are compared with them."""
+        return Classes(self.embedded.embeddings[self.rows], self.numbers, len(self.names), nearest)
+
+
+def calibrated(
+    enrolled: Enrolled,
+    identity: str,
+    by: By,
+    far: float | None,
+    nearest: Nearest,
+    trained: Callable[[Sequence[str]], set[str]],
+    others: Embedded | None = None,
+    refit: Refit | None = None,
+) -> Calibration:
+    """Return a threshold for the enrolled images.
+
+    Args:
+        enrolled: the images and classes.
+        identity: of the network.
+        by: what images are compared by.
+        far: the wanted rate of false acceptances, from 0 to 1; None for the best accuracy.
+        nearest: whether a class is as near as its center, or as its nearest image.
+        trained: a function from names of classes to those that the run was trained on.
+        others: embedded photographs of other individuals; by default enrolled images stand for them.
+        refit: fits the head without some classes, for a run that was trained on all of them; None if it cannot.
+
+    DataError for too few classes or images, or if the run was trained on all of them.
+    """
+    classes = enrolled.classes(nearest)
+    if others is None:
+        new, of_new, on = _left_out(enrolled, nearest, trained, refit)
+        wanted = None if far is None else rate_with_one_less(far, len(enrolled.names))
+        folder = None
+    else:
+        new, of_new = _of_others(others, enrolled, classes, trained)
+        wanted = far
+        folder = str(others.folder.resolve())
+        on = f"of {others.folder}"
+    right = _of_own_class(enrolled, classes)
+    if far is None or wanted is None:
+        found = right[np.isfinite(right)]
+        if not len(found):
+            raise DataError("the best accuracy needs a class of two images or more; type --far 0.05 instead")
+        scores = -np.concatenate([found, new])
+        threshold = float(np.clip(-best_threshold(scores, np.arange(len(scores)) < len(found)), 0, 2))
+    else:
+        at = threshold_at(wanted, new)
+        if at is None:
+            least = 1 / (len(new) + 1)
+            raise DataError(
+                f"--far {far:g}: {counted(len(new), 'image')} of other classes tell rates of {least:.2g} and more; "
+                f"type --far {_rounded_up(least * 1.05):g}, --radius, or --on FOLDER with photographs of others"
+            )
+        threshold = at
+    return Calibration(
+        threshold=threshold,
+        far=far,
+        nearest=nearest,
+        by=by,
+        identity=identity,
+        gallery=digest_of(enrolled.embedded),
+        images=len(enrolled.rows),
+        classes=len(enrolled.names),
+        on=on,
+        folder=folder,
+        others=len(new),
+        other_classes=of_new,
+        false_acceptances=float((new <= threshold).mean()),
+        own=len(right),
+        true_acceptances=float((right <= threshold).mean()) if len(right) else None,
+    )
+
+
+def _classes(number: int) -> str:
+    return "1 class" if number == 1 else f"{number} classes"
+
+
+def _rounded_up(rate: float) -> float:
+    """Return a rate with one digit that is not below it."""
+    digit = 10.0 ** np.floor(np.log10(rate))
+    return float(np.ceil(rate / digit) * digit)
+
+
+def _left_out(
+    enrolled: Enrolled,
+    nearest: Nearest,
+    trained: Callable[[Sequence[str]], set[str]],
+    refit: Refit | None,
+) -> tuple[Distances, int, str]:
+    """Return the distances of enrolled images to the nearest class of the others, the number of classes, and a text."""
+    if len(enrolled.names) < 2:
+        raise DataError(
+            f"{_classes(len(enrolled.names))} enrolled: what is new is calibrated on two or more; "
+            "type --radius DISTANCE, or --on FOLDER with photographs of other individuals"
+        )
+    learned = trained(enrolled.names)
+    is_new = np.array([name not in learned for name in enrolled.names])
+    rows = np.flatnonzero(is_new[enrolled.numbers])
+    if not len(rows):
+        if refit is None or len(enrolled.names) < FEWEST_REFITTED:
+            raise DataError(
+                f"the run was trained on all {len(enrolled.names)} enrolled classes, which are farther apart than new "
+                "ones; type --on FOLDER with photographs of other individuals, a sub-folder each, or --radius DISTANCE"
+            )
+        return _cross_fitted(enrolled, nearest, refit)
+    rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=0).numpy()]
+    numbers = enrolled.numbers[rows]
+    points = enrolled.embedded.embeddings[enrolled.rows[rows]]
+    on = "left out one by one"
+    if learned:
+        on += ", which by their names the run was not trained on"
+    return without_own_class(enrolled.classes(nearest).distances(points), numbers), len(np.unique(numbers)), on
+
+
+def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> tuple[Distances, int, str]:
+    """Return what :func:`_left_out` does, by heads that are fitted without the classes that are left out."""
+    features = refit.features()[enrolled.rows]
+    count = len(enrolled.names)
+    folds = min(FOLDS, count // 2)
+    fold_of_class = np.random.default_rng(0).permutation(np.arange(count) % folds)
+    new = []
+    for fold in range(folds):
+        held_out = fold_of_class[enrolled.numbers] == fold
+        layer = refit.fit(features[~held_out], enrolled.numbers[~held_out])
+        with torch.no_grad():
+            embeddings = nn.functional.normalize(layer(features))
+        classes = Classes(embeddings, enrolled.numbers, count, nearest)
+        rows = np.flatnonzero(held_out)
+        rows = rows[sample_indices(len(rows), MOST_QUERIES // folds, seed=0).numpy()]
+        new.append(without_own_class(classes.distances(embeddings[rows]), enrolled.numbers[rows]))
+    on = f"left out in {folds} folds, with a head that is fitted to the other classes of each"
+    return np.concatenate(new), count, on
+
+
+def _of_others(
+    others: Embedded, enrolled: Enrolled, classes: Classes, trained: Callable[[Sequence[str]], set[str]]
+) -> tuple[Distances, int]:
+    """Return the distances of photographs of other individuals to the nearest class, and the number of individuals."""
+    names = others.classes
+    seen = set(enrolled.names) | trained(sorted(set(names)))
+    rows = np.array([row for row, name in enumerate(names) if name not in seen], dtype=np.int64)
+    if not len(rows):
+        raise DataError(
+            f"--on {others.folder}: all of its {_classes(len(set(names)))} are enrolled, or the run "
+            "was trained on them; wanted photographs of other individuals"
+        )
+    rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=0).numpy()]
+    distances = classes.distances(others.embeddings[rows])
+    return distances.min(axis=1), len({names[row] for row in rows})
+
+
+def _of_own_class(enrolled: Enrolled, classes: Classes) -> Distances:
+    """Return the distance of enrolled images, each left out of its class, to it; infinite where another is nearer.
+
+    Images that are alone in their class are none of them.
+    """
+    counts = np.bincount(enrolled.numbers)
+    rows = np.flatnonzero(counts[enrolled.numbers] > 1)
+    rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=1).numpy()]
+    if not len(rows):
+        return np.empty(0)
+    numbers = enrolled.numbers[rows]
+    distances = classes.distances(enrolled.embedded.embeddings[enrolled.rows[rows]], rows.tolist())
+    own = distances[np.arange(len(rows)), numbers]
+    return np.where(distances.argmin(axis=1) == numbers, own, np.inf)

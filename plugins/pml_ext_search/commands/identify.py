@@ -1,0 +1,142 @@
+"""``pml-ext identify``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from pml_ext.tool import (
+    AsJson,
+    ComparedBy,
+    ConfigError,
+    OnDevice,
+    Progress,
+    StoreFolder,
+    percent,
+    print_json,
+    print_result,
+    print_table,
+    printable,
+    say,
+    stdout,
+)
+
+from .loading import RunOrImages, load_for_command, run_for_command, update_index
+
+if TYPE_CHECKING:
+    from ..identify import Identified, Scored
+    from ..trained import TrainedRun
+
+_TITLES = {
+    "accuracy": "Accuracy, with new as an answer",
+    "recall_at_1": "Recall@1 of known ones, without new",
+    "detection_and_identification_rate": "Known ones that get their class",
+    "false_acceptance_rate": "New ones that are taken for known",
+    "balanced_accuracy_known": "Balanced accuracy of known classes",
+    "balanced_accuracy_new": "Balanced accuracy of new classes",
+    "balanced_accuracy": "Geometric mean of both",
+}
+
+
+def identify(
+    run: RunOrImages,
+    photographs: Annotated[
+        list[Path] | None,
+        Argument(metavar="PHOTO...", help="Images, or a folder; of a run of vectors, a file of them. None: calibrate."),
+    ] = None,
+    k: Annotated[int, Option("-k", help="Number of nearest classes.")] = 3,
+    far: Annotated[
+        str | None,
+        Option(
+            metavar="RATE|best-accuracy",
+            help="Calibrate the threshold: the share of new ones that is taken for known (default: as kept, or 0.05).",
+        ),
+    ] = None,
+    radius: Annotated[float | None, Option(help="Maximum distance of a known one, in place of the threshold.")] = None,
+    nearest: Annotated[
+        Literal["center", "image"] | None,
+        Option(help="Whether a class is as near as its center or its nearest image (default: as kept, or center)."),
+    ] = None,
+    on: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Calibrate on other individuals, a sub-folder each.")
+    ] = None,
+    score: Annotated[
+        bool, Option("--score", help="Measure the answers to a folder with a sub-folder per class.")
+    ] = False,
+    by: ComparedBy = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Tell which class of the index a photograph shows, or that it is new.
+
+    It is new if the nearest class is farther than a threshold, which is calibrated once, for a wanted rate of false
+    acceptances, and kept with the collection. It is calibrated again when the index changes.
+    """
+    from .. import identify as identification
+    from ..query import check_query
+
+    check_query(k, radius)
+    if radius is not None and (far is not None or on is not None):
+        raise ConfigError("--radius is a threshold, and --far and --on calibrate one; leave out --radius, or both")
+    if score and len(photographs or []) != 1:
+        raise ConfigError(f"--score wants one folder; type: pml-ext identify {run} FOLDER --score")
+    if radius is not None and not photographs:
+        raise ConfigError(f"--radius is for photographs; type: pml-ext identify {run} PHOTO --radius {radius:g}")
+    run, images = run_for_command(run, device)
+    with Progress() as bar:
+        trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
+        update_index(trained, images)
+        identifier = identification.Identifier(trained, bar.step)
+        if on is not None or not photographs:
+            calibration = identifier.calibration(far, nearest, on)
+        if not photographs:
+            print_result(as_json, calibration.model_dump(), str(calibration))
+            return
+        if radius is not None:
+            threshold, to = identifier.threshold(None, radius, nearest)
+        else:
+            threshold, to = identifier.threshold(far, None, nearest)
+        if score:
+            _print_scored(identifier.scored(identifier.labelled(photographs[0]), threshold, to), as_json)
+            return
+        answers: list[Identified] = []
+        for queries in identifier.each(photographs):
+            answers += identifier.identified(queries, k, threshold, to)
+    if as_json:
+        print_json([answer.as_json() for answer in answers])
+        return
+    _print_answers(trained, answers)
+
+
+def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
+    """Print a row per photograph and class."""
+    rows = []
+    for answer in answers:
+        found = zip(answer.classes, answer.distances, answer.paths, strict=True)
+        for rank, (name, distance, path) in enumerate(found):
+            first = ["", ""]
+            if rank == 0:
+                first = [printable(answer.query), "new" if answer.name is None else "known"]
+            rows.append([*first, printable(name), f"{distance:.4f}", printable(path)])
+    noun = "id" if trained.takes_vectors else "image"
+    print_table(["query", "", "nearest classes", "distance", f"nearest {noun}"], rows, right=[3])
+    new = sum(answer.name is None for answer in answers)
+    stdout().print(
+        f"{len(answers) - new} known, {new} new, within {answers[0].threshold:.4g} (--radius)", soft_wrap=True
+    )
+
+
+def _print_scored(scored: Scored, as_json: bool) -> None:
+    """Print the open-set metrics."""
+    rows = []
+    for name, value in scored.metrics.items():
+        title = _TITLES.get(name) or f"Known ones that get their class, at {name.rpartition('_')[2]} false acceptances"
+        rows.append([title, str(percent(value))])
+    line = f"{scored.known} photographs of enrolled classes, {scored.new} of others, within {scored.threshold:.4g}"
+    print_result(as_json, dataclasses.asdict(scored), line, columns=["metric", "%"], rows=rows, right=[1])
+    if not as_json and not scored.new:
+        say("no photograph is of a class that is not enrolled: nothing tells false acceptances")

@@ -1,0 +1,195 @@
+r"""Known or new: distances of photographs to classes, thresholds for a rate of false acceptances, open-set metrics.
+
+A photograph is *known* if the nearest class is at most a threshold away, and else *new*. Over queries whose class is
+enrolled (known) and queries of other classes (unknown), with :math:`d` the distance to the nearest class and
+:math:`T` the threshold:
+
+- ``false_acceptance_rate``: the share of unknown queries with :math:`d \le T`.
+- ``detection_and_identification_rate``: the share of known queries with :math:`d \le T` whose nearest class is theirs.
+- ``dir_at_far_X``: the greatest such rate of a threshold whose false acceptance rate is at most X, as face recognition
+  reports it (Phillips et al., Handbook of Face Recognition, chapter 14). With fewer than 1 / X unknown queries, no
+  false acceptance is left.
+- ``accuracy``: the share of all queries that get their class, or "new" if it is not enrolled.
+- ``balanced_accuracy_known``: the mean over enrolled classes of the share of their queries that get their class;
+  ``balanced_accuracy_new``: the mean over other classes of the share of their queries that get "new";
+  ``balanced_accuracy``: the geometric mean of both, as in the challenges of AnimalCLEF.
+- ``recall_at_1``: closed-set, the share of known queries whose nearest class is theirs, at any distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Nearest = Literal["center", "image"]
+NEAREST: tuple[Nearest, ...] = ("center", "image")
+RATES = (0.1, 0.05, 0.01)  # false acceptance rates of dir_at_far_X
+Distances = NDArray[np.float64]
+
+_AT_A_TIME = 1 << 24  # distances that are held at a time
+_ROWS = 8192  # embeddings that are converted to float64 at a time
+
+
+class Classes:
+    """The enrolled classes, and how far a photograph is from them, in the unit of ``--radius``.
+
+    Distances are Euclidean, between embeddings of length 1: to the class's nearest image, or to its center, the mean of
+    its embeddings scaled to length 1.
+    """
+
+    def __init__(self, embeddings: Tensor, numbers: NDArray[np.int64], count: int, nearest: Nearest = "center") -> None:
+        """``embeddings`` are ``[N, D]``, of length 1; ``numbers`` ``[N]`` are the images' classes, from 0 to ``count``.
+
+        Every class has an image.
+        """
+        self.embeddings = embeddings
+        self.numbers = torch.as_tensor(numbers, device=embeddings.device)
+        self.count = count
+        self.nearest = nearest
+        self._sizes = torch.bincount(self.numbers, minlength=count)
+        self._sums = torch.zeros(count, embeddings.shape[1], dtype=torch.float64, device=embeddings.device)
+        for start in range(0, len(embeddings), _ROWS):
+            rows = slice(start, start + _ROWS)
+            self._sums.index_add_(0, self.numbers[rows], embeddings[rows].double())
+
+    def distances(self, points: Tensor, own: Sequence[int | None] | None = None) -> Distances:
+        """Return the distance of each point ``[Q, D]`` to each class, ``[Q, C]``.
+
+        ``own`` has the row of each point that is an enrolled image itself: it is left out, and a class without another
+        image is infinitely far.
+        """
+        points = points.to(self.embeddings.device).double()
+        rows = torch.full((len(points),), -1, dtype=torch.int64, device=points.device)
+        if own is not None:
+            rows = torch.tensor([-1 if row is None else row for row in own], device=points.device)
+        queries_at_once = max(1, _AT_A_TIME // max(len(self.embeddings), self.count))
+        parts = []
+        for start in range(0, len(points), queries_at_once):
+            part = slice(start, start + queries_at_once)
+            if self.nearest == "center":
+                parts.append(self._to_centers(points[part], rows[part]))
+            else:
+                parts.append(self._to_images(points[part], rows[part]))
+        if not parts:
+            return np.empty((0, self.count))
+        distances: Distances = torch.cat(parts).cpu().numpy()
+        return distances
+
+    def _to_centers(self, points: Tensor, rows: Tensor) -> Tensor:
+        centers = nn.functional.normalize(self._sums)
+        distances = _euclidean(points, centers)
+        inside = (rows >= 0).nonzero().flatten()
+        if len(inside):
+            enrolled = rows[inside]
+            numbers = self.numbers[enrolled]
+            rest = nn.functional.normalize(self._sums[numbers] - self.embeddings[enrolled].double())
+            to_rest = (points[inside] - rest).norm(dim=1)
+            to_rest[self._sizes[numbers] == 1] = torch.inf
+            distances[inside, numbers] = to_rest
+        return distances
+
+    def _to_images(self, points: Tensor, rows: Tensor) -> Tensor:
+        distances = torch.full((len(points), self.count), torch.inf, dtype=torch.float64, device=points.device)
+        images_at_once = min(_ROWS, max(1, _AT_A_TIME // len(points)))
+        for start in range(0, len(self.embeddings), images_at_once):
+            part = slice(start, start + images_at_once)
+            found = _euclidean(points, self.embeddings[part].double())
+            inside = ((rows >= start) & (rows < start + found.shape[1])).nonzero().flatten()
+            found[inside, rows[inside] - start] = torch.inf
+            numbers = self.numbers[part].expand(len(points), -1)
+            distances.scatter_reduce_(1, numbers, found, "amin")
+        return distances
+
+
+def _euclidean(points: Tensor, others: Tensor) -> Tensor:
+    """Return distances ``[Q, N]``, float64; those of equal vectors are 0 to eight digits."""
+    squares = points.square().sum(1)[:, None] + others.square().sum(1) - 2 * points @ others.T
+    return squares.clamp(min=0).sqrt()
+
+
+def without_own_class(distances: Distances, numbers: NDArray[np.int64]) -> Distances:
+    """Return the distance of each enrolled image to the nearest class that is not its own, ``[Q]``.
+
+    It is what a photograph of a new individual would have, if the image's own class were not enrolled.
+    """
+    others = distances.copy()
+    others[np.arange(len(others)), numbers] = np.inf
+    smallest: Distances = others.min(axis=1)
+    return smallest
+
+
+def rate_with_one_less(rate: float, classes: int) -> float:
+    r"""Return the rate of false acceptances with one class less that gives ``rate`` with all of them.
+
+    .. math:: 1 - (1 - p)^{(C - 1) / C}
+
+    since a new photograph is accepted if one class of C is too near. Leaving out the image's own class leaves C - 1.
+    """
+    return float(-np.expm1(np.log1p(-rate) * (classes - 1) / classes))
+
+
+def threshold_at(rate: float, others: Distances) -> float | None:
+    """Return the threshold at which a share ``rate`` of new photographs is taken for known; None for too few.
+
+    It is the i-th smallest of N distances ``others`` of photographs to classes that are not theirs, with i the integer
+    part of rate (N + 1): of distances drawn alike, i / (N + 1) of further ones are expected to be smaller.
+    """
+    place = int(rate * (len(others) + 1) + 1e-9)
+    if place < 1:
+        return None
+    return float(np.sort(others)[min(place, len(others)) - 1])
+
+
+def metrics_of(
+    distances: Distances, classes: Sequence[int | None], threshold: float, labels: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Return the open-set metrics of queries by the names at the top of this module.
+
+    Metrics without a query to measure them on are left out.
+
+    Args:
+        distances: to each enrolled class, ``[Q, C]``.
+        classes: the enrolled class of each query, ``[Q]``, None for one whose class is not enrolled.
+        threshold: the greatest distance of a known query.
+        labels: the class of each query by name, ``[Q]``, of those that are not enrolled; without it, they are of one.
+    """
+    truth = np.array([-1 if number is None else number for number in classes], dtype=np.int64)
+    nearest = distances.argmin(axis=1)
+    smallest = distances.min(axis=1)
+    accepted = smallest <= threshold
+    known = truth >= 0
+    right = known & (nearest == truth)
+    correct = np.where(known, right & accepted, ~accepted)
+    names = np.array(["" if labels is None else name for name in (labels or [""] * len(truth))])
+    metrics = {"accuracy": float(correct.mean())}
+    if known.any():
+        metrics["recall_at_1"] = float(right[known].mean())
+        metrics["detection_and_identification_rate"] = float((right & accepted)[known].mean())
+        metrics["balanced_accuracy_known"] = _mean_over(truth[known], correct[known])
+    if not known.all():
+        metrics["false_acceptance_rate"] = float(accepted[~known].mean())
+        metrics["balanced_accuracy_new"] = _mean_over(names[~known], correct[~known])
+    if known.any() and not known.all():
+        both = metrics["balanced_accuracy_known"] * metrics["balanced_accuracy_new"]
+        metrics["balanced_accuracy"] = both**0.5
+        for rate in RATES:
+            metrics[f"dir_at_far_{rate:g}"] = _dir_at_far(smallest, right, known, rate)
+    return metrics
+
+
+def _mean_over(groups: NDArray[np.int64] | NDArray[np.str_], correct: NDArray[np.bool_]) -> float:
+    """Return the mean over groups of the share of correct answers in each."""
+    return float(np.mean([correct[groups == group].mean() for group in np.unique(groups)]))
+
+
+def _dir_at_far(smallest: Distances, right: NDArray[np.bool_], known: NDArray[np.bool_], rate: float) -> float:
+    """Return the share of known queries that are right and nearer than the unknown queries that may not be accepted."""
+    unknown = np.sort(smallest[~known])
+    most = int(rate * len(unknown) + 1e-9)  # of the unknown queries that may be accepted
+    limit = unknown[most] if most < len(unknown) else np.inf
+    return float((right & (smallest < limit))[known].mean())

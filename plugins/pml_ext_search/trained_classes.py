@@ -1,0 +1,29 @@
+"""The classes that a run was trained on, by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .indexed_run import IndexedRun
+
+
+def trained_classes(run: IndexedRun, names: Sequence[str]) -> set[str]:
+    """Return which of some classes a run was trained on; none where nothing was trained on classes.
+
+    Names that are written otherwise count: the folder ``greek_character01`` may have been ``Greek/character01``.
+    """
+    model = run.recipe.model
+    if model.freeze == "trunk" and (run.by == "features" or model.embedder in ("none", "pca")):
+        return set()
+    recorded = set(run.class_names)
+    # What is written otherwise: names of symbols alone would all be alike.
+    others = {_comparable(name) for name in recorded.difference(names)} - {""}
+    return {name for name in names if name in recorded or _comparable(name) in others}
+
+
+def _comparable(name: str) -> str:
+    """Return the words of a class's name."""
+    return re.sub(r"[\W_]+", " ", name.casefold()).strip()

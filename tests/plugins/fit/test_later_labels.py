@@ -1,0 +1,109 @@
+"""Labels of a folder that come later: the table, and the head that is fitted to kept features."""
+
+import csv
+
+import pytest
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.files import read_json
+from pml_ext.training.finished import tables_of_run
+from pml_ext_fit import folder_runs
+from pml_ext_fit.commands import fit
+from pml_ext_fit.later_labels import labeled_table
+
+from ...training.made_up_photos import write_photos
+from .helpers import needs_weights
+from .test_unlabeled import Lines
+
+
+@pytest.fixture
+def flat(tmp_path):
+    """A flat folder of 32 photographs of four classes, a broken file, and one without a class; and the table."""
+    needs_weights()
+    write_photos(tmp_path / "classes", classes=4, each=8)
+    place = tmp_path / "my photos"
+    place.mkdir()
+    rows = [("path", "class")]
+    for file in sorted((tmp_path / "classes").rglob("*.png")):
+        name = f"{file.parent.name}, {file.name}"
+        file.rename(place / name)
+        rows.append((name, file.parent.name))
+    (place / "broken.png").write_bytes(b"no image")
+    rows.append(("broken.png", "class-00"))
+    Image.new("RGB", (48, 48), "red").save(place / "unknown.png")
+    table = tmp_path / "classes.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return place, table
+
+
+def test_a_head_is_fitted_to_kept_features_and_the_collection_follows(flat, tmp_path, monkeypatch, capsys):
+    place, table = flat
+    fit(place, out=tmp_path / "before", device="cpu")
+    capsys.readouterr()
+
+    def read(*_, **__):
+        raise AssertionError("an image was read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pml_ext.training.features.embed_batches", read)
+        fit(place, labels=table, out=tmp_path / "after", device="cpu")
+    shown = capsys.readouterr()
+    assert f"{table}: classes of 32 of 33 images" in shown.err
+    assert "images: whole images at 224 pixels" in shown.err
+    metrics = read_json(tmp_path / "after" / "metrics.json")
+    assert metrics["after"]["recall_at_1"] > 0.6  # at random a third or less
+    tables = tables_of_run(tmp_path / "after")
+    assert tables["data"]["images"]["squash"]
+    assert folder_runs.remembered(place) == tmp_path / "after"
+    indexed = load_run(tmp_path / "after", "cpu").indexed_images()
+    assert len(indexed.paths) == 33
+    assert "unknown.png" in indexed.paths
+
+
+def test_the_table_has_absolute_paths_of_readable_images(flat):
+    place, table = flat
+    copied, _ = labeled_table(place, table, [], "cpu", Lines())
+    with copied.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(rows[0]) == ["label", "path"]
+    assert rows[0] == {"path": str(place / "class-00, 0.png"), "label": "class-00"}
+    assert len(rows) == 32
+    assert copied.parent == folder_runs.home_of(place)
+
+
+def test_rows_without_a_class_are_left_out(flat):
+    place, table = flat
+    with table.open("a", newline="") as file:
+        file.write("unknown.png,\n")
+    copied, _ = labeled_table(place, table, [], "cpu", Lines())
+    with copied.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 32
+    table.write_text("path,class\nunknown.png,\n")
+    with pytest.raises(DataError, match="found no class in its 1 rows; fill the column class"):
+        labeled_table(place, table, [], "cpu", Lines())
+
+
+def test_tables_of_something_else_are_refused(flat, tmp_path):
+    place, table = flat
+    lines = Lines()
+    with pytest.raises(DataError, match="missing.csv: no such file; wanted a .csv or .parquet table"):
+        labeled_table(place, tmp_path / "missing.csv", [], "cpu", lines)
+    other = tmp_path / "other.csv"
+    other.write_text("file,class\na.png,a\n")
+    with pytest.raises(DataError, match=r"found the columns file, class; wanted path, relative to .*my photos, and cl"):
+        labeled_table(place, other, [], "cpu", lines)
+    other.write_text("path,class\ngone.png,a\n")
+    with pytest.raises(DataError, match=r"gone.png: no such file, though .*other.csv lists it \(1 of 1 are missing\)"):
+        labeled_table(place, other, [], "cpu", lines)
+    other.write_text("path,class\nbroken.png,a\n")
+    with pytest.raises(DataError, match="none of its 1 images can be read"):
+        labeled_table(place, other, [], "cpu", lines)
+    with pytest.raises(ConfigError, match="it has the classes of a folder of images, and .*classes.csv is none"):
+        labeled_table(table, table, [], "cpu", lines)
+    with pytest.raises(ConfigError, match="--labels and --no-labels contradict"):
+        fit(place, labels=table, no_labels=True, device="cpu")
+    with pytest.raises(ConfigError, match="--labels fits a head in closed form"):
+        fit(place, labels=table, fine_tune=True, device="cpu")

@@ -1,0 +1,74 @@
+"""``pml-ext identify`` and ``enroll``: what is printed, as text and JSON."""
+
+import json
+import shutil
+
+import pytest
+
+from ..conftest import write_digits
+
+
+@pytest.fixture(scope="module")
+def identified(runs, tmp_path_factory):
+    """A run with an index of classes that it was not trained on, by their names, and photographs."""
+    place = tmp_path_factory.mktemp("identify command")
+    run = shutil.copytree(runs[0], place / "run", ignore=lambda *_: ["collection"])
+    write_digits(place / "digits", range(100))
+    for digit in range(10):
+        part = "enrolled" if digit < 6 else "others"
+        shutil.copytree(place / "digits" / str(digit), place / part / f"séal {digit}")
+    shutil.rmtree(place / "digits")
+    return run, place
+
+
+def test_calibrating_identifying_scoring_enrolling(command, identified):
+    run, place = identified
+    command("index", run, place / "enrolled")
+    calibrated = json.loads(command("identify", run, "--far", "0.1", "--json").stdout)
+    assert (calibrated["far"], calibrated["classes"], calibrated["nearest"]) == (0.1, 6, "center")
+    assert "known within" in command("identify", run).stdout
+
+    photographs = sorted((place / "others").rglob("*.png"))[:3]
+    done = command("identify", run, *photographs, place / "enrolled" / "séal 0", "-k", "2", "--json")
+    answers = json.loads(done.stdout)
+    assert "known within" not in done.stderr  # it is kept
+    assert len(answers) == 3 + len(list((place / "enrolled" / "séal 0").iterdir()))
+    for answer in answers:
+        assert list(answer) == ["query", "known", "name", "classes", "distances", "paths", "threshold"]
+        assert len(answer["classes"]) == len(answer["paths"]) == 2
+        assert answer["known"] == (answer["distances"][0] <= calibrated["threshold"]) == (answer["name"] is not None)
+    text = command("identify", run, *photographs, "--radius", "2").stdout
+    assert "3 known, 0 new, within 2 (--radius)" in text
+
+    scored = json.loads(command("identify", run, place / "others", "--score", "--json").stdout)
+    assert (scored["known"], scored["new"]) == (0, len(list((place / "others").rglob("*.png"))))
+    assert scored["metrics"].keys() == {"accuracy", "false_acceptance_rate", "balanced_accuracy_new"}
+    assert "New ones that are taken for known" in command("identify", run, place / "others", "--score").stdout
+
+    enrolled = command("enroll", run, place / "others" / "séal 7", "--as", "Séal 7")
+    assert "Séal 7 enrolled" in enrolled.stdout
+    assert "to undo, delete" in enrolled.stdout
+    again = json.loads(command("enroll", run, place / "others" / "séal 7", "--as", "Séal 7", "--json").stdout)
+    assert again["copied"] == []
+    assert again["changes"]["new"] == 0
+    after = command("identify", run, photographs[0], "--json")
+    assert "the threshold of known or new is stale, since the enrolled images are others" in after.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--radius", "0.5"], "--radius is for photographs"),
+        (["x.png", "--radius", "0.5", "--far", "0.1"], "--radius is a threshold, and --far and --on calibrate one"),
+        (["--score"], "--score wants one folder"),
+        (["--far", "often"], "--far often: wanted a rate between 0 and 1"),
+        (["gone.png", "--radius", "1"], "gone.png: no such file"),
+        (["gone.png", "--radius", "-1"], "--radius -1: wanted a distance above 0"),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(command, identified, arguments, text):
+    run, place = identified
+    command("index", run, place / "enrolled")
+    done = command("identify", run, *arguments)
+    assert done.returncode in (1, 2)
+    assert text in done.stderr.replace("\n", " ")

@@ -1,0 +1,145 @@
+"""Enrolment: copies in the indexed folder, once each, under names of any kind."""
+
+import os
+import shutil
+import warnings
+
+import pytest
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_search.class_folders import ClassFolders
+from pml_ext_search.embedding import ImageEmbedder
+from pml_ext_search.enrolment import _folder_of
+
+from .conftest import write_digits
+
+
+@pytest.fixture
+def enrolling(runs, tmp_path):
+    """A run with an index of its own folder, and photographs to enroll."""
+    run = load_run(shutil.copytree(runs[0], tmp_path / "run", ignore=lambda *_: ["collection"]), "cpu")
+    write_digits(tmp_path / "images", range(20))
+    write_digits(tmp_path / "photographs", range(100, 104))
+    run.index(tmp_path / "images")
+    return run, tmp_path / "images", sorted((tmp_path / "photographs").rglob("*.png"))
+
+
+def test_photographs_are_indexed_once(enrolling):
+    run, images, files = enrolling
+    done = run.enroll(files, "Ünal & 'Co' $HOME")
+    assert (len(done.copied), done.images, done.changes.new, done.changes.same) == (4, 24, 4, 20)
+    embedded = run.indexed_images()
+    assert [path for path, name in zip(embedded.paths, embedded.classes, strict=True) if name == done.name] == sorted(
+        done.copied
+    )
+    for path, file in zip(done.copied, files, strict=True):
+        assert (images / path).read_bytes() == file.read_bytes()
+    again = run.enroll([files[0].parent.parent], "Ünal & 'Co' $HOME")
+    assert (again.copied, sorted(again.there), again.images) == ([], sorted(done.copied), 24)
+    (answer,) = run.identify(shutil.copy(files[0], images.parent / "new.png"), radius=0.01, nearest="image")
+    assert answer.name == done.name
+
+
+def test_deleted_copies_leave_the_index(enrolling):
+    run, images, files = enrolling
+    done = run.enroll(files[:2], "seal")
+    assert f"delete {images / 'seal'}, then type: pml-ext index" in done.undo
+    shutil.rmtree(images / "seal")
+    run.index()
+    assert "seal" not in run.indexed_images().classes
+    assert len(run.indexed_images().paths) == 20
+
+
+def test_equal_names_of_other_photographs_are_kept_apart(enrolling, tmp_path):
+    run, _, files = enrolling
+    for number, file in enumerate(files[:3]):
+        place = tmp_path / f"camera {number}"
+        place.mkdir()
+        shutil.copy(file, place / "IMG_1.png")
+    done = run.enroll([tmp_path / f"camera {number}" / "IMG_1.png" for number in range(3)], "seal")
+    assert done.copied == ["seal/IMG_1.png", "seal/IMG_1-2.png", "seal/IMG_1-3.png"]
+    hidden = shutil.copy(files[3], tmp_path / ".hidden.png")
+    assert run.enroll([hidden], "seal").copied == ["seal/hidden.png"]
+    assert run.indexed_images().classes.count("seal") == 4
+
+
+def test_a_killed_enrolment_is_finished_by_the_same_call(enrolling, monkeypatch):
+    run, images, files = enrolling
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageEmbedder, "batches_of", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.enroll(files, "seal")
+    assert len(run.indexed_images().paths) == 20  # the index is as before
+    assert len(list((images / "seal").iterdir())) == 4
+    done = run.enroll(files, "seal")
+    assert (len(done.copied), len(done.there), done.images) == (0, 4, 24)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("", "wanted the name of a folder that is not hidden"),
+        (" ", "wanted the name of a folder"),
+        ("..", "wanted the name of a folder"),
+        (".seal", "wanted the name of a folder"),
+        ("../seal", "wanted the name of a folder"),
+        ("/seal", "wanted the name of a folder"),
+        ("a/b", "wanted a name without /"),
+        ("a\nb", "without line breaks and backslashes"),
+        ("a\\b", "without line breaks and backslashes"),
+        ("é" * 200, "at most 255 bytes"),
+        ("train", "part of a split"),
+    ],
+)
+def test_names_that_are_no_folder_of_a_class_are_refused(name, text):
+    with pytest.raises(ConfigError, match=text):
+        _folder_of(name, ClassFolders())
+
+
+def test_names_go_where_the_index_reads_them():
+    assert _folder_of("seal", ClassFolders(below_splits=True)) == "test/seal"
+    assert _folder_of("Greek/alpha", ClassFolders(levels=None)) == "Greek/alpha"
+    assert _folder_of("a/b", ClassFolders(levels=2)) == "a/b"
+    with pytest.raises(ConfigError, match="wanted a name"):
+        _folder_of("a/b/c", ClassFolders(levels=2))
+
+
+def test_nothing_is_copied_unless_all_can_be_read(enrolling, tmp_path):
+    run, images, files = enrolling
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(files[0].read_bytes()[:-40])
+    without_ending = tmp_path / "photo"
+    Image.open(files[0]).save(without_ending, "PNG")
+    (tmp_path / "empty").mkdir()
+    for given, text in (
+        (broken, "broken.png"),
+        (without_ending, "an index reads files that end in"),
+        (tmp_path / "gone.png", "gone.png"),
+        (tmp_path / "empty", "no image in it"),
+    ):
+        with pytest.raises(DataError, match=text):
+            run.enroll([files[1], given], "seal")
+    with pytest.raises(ConfigError, match="no photographs to enroll"):
+        run.enroll([], "seal")
+    assert not (images / "seal").exists()
+    shutil.rmtree(images)
+    with pytest.raises(DataError, match="the indexed folder is gone"):
+        run.enroll(files, "seal")
+
+
+def test_a_read_only_folder_is_told(enrolling):
+    run, images, files = enrolling
+    if os.geteuid() == 0:
+        pytest.skip("root writes everywhere")
+    images.chmod(0o500)
+    try:
+        with pytest.raises(Exception, match="cannot be written"), warnings.catch_warnings():
+            run.enroll(files, "seal")
+    finally:
+        images.chmod(0o700)
