@@ -1,20 +1,26 @@
-"""Precision and recall of the copies that ``pml-ext query RUN --duplicates`` finds by its default radius.
+"""Precision and recall of the copies that ``pml-ext duplicates FOLDER`` finds by its default radius.
 
-``python -m benchmarks.duplicates RUN FOLDER [--photographs 10] [--by features]`` (extra ``train``) draws photographs
-from a folder, writes each of them and seven changes of it, indexes the images with the run in a collection of its own,
-and counts pairs of images in one group. For comparison: the recall of groups by the run's vectors as they are, and by
-gray thumbnails of 16 x 16 pixels, both with the best radius for a precision of 0.99, which nobody knows beforehand.
-``--among N`` adds N photographs more, of which there are no copies.
+``python -m benchmarks.duplicates FOLDER [--photographs 100] [--among 900]`` draws photographs from a folder, writes
+each of them and seven changes of it (JPEG of quality 75 and 40, half size, WebP, crops of 3 and 10 %, brighter), and
+counts pairs of images in one group. ``--among N`` adds N photographs of which there are no copies. ``--scenes SIDE``
+cuts the pictures of the folder into squares first, so that few large pictures, as those of scikit-image, give many
+photographs; squares of nearly one color are left out.
+
+For comparison, each with the best threshold for a precision of 0.99, which nobody knows beforehand: gray thumbnails of
+16 x 16 pixels; with ``--run RUN`` the features of a run's trunk, as they are and whitened by their total covariance;
+and, where the package is installed, the perceptual hashes of imagededup, also at its default of 10 bits. Groups are
+what pairs connect.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +29,16 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from pml_ext import load_run
-from pml_ext_search.near_pairs import components, shortest_pairs
+from pml_ext.whitening import TotalWhitening
+from pml_ext_search.duplicates import find_duplicates
+from pml_ext_search.image_files import ImageFiles
+from pml_ext_search.near_pairs import Pairs, components, shortest_pairs
 
 ENDINGS = (".jpg", ".jpeg", ".png")
 PRECISION = 0.99
+LEAST_CONTRAST = 12.0  # standard deviation of gray levels, below which a scene is left out
+HASHES = ("PHash", "DHash", "AHash", "WHash")  # of imagededup
+BITS = 10  # imagededup's default
 
 
 def scaled(image: Image.Image, factor: float) -> Image.Image:
@@ -47,16 +59,29 @@ CHANGES: dict[str, Callable[[Image.Image, str], None]] = {
     "quality-40.jpg": lambda image, place: image.save(place, quality=40),
     "half.jpg": lambda image, place: scaled(image, 0.5).save(place, quality=90),
     "webp.webp": lambda image, place: image.save(place, quality=80),
-    "crop.jpg": lambda image, place: cropped(image, 0.03).save(place, quality=90),
+    "crop-3.jpg": lambda image, place: cropped(image, 0.03).save(place, quality=90),
+    "crop-10.jpg": lambda image, place: cropped(image, 0.1).save(place, quality=90),
     "brighter.jpg": lambda image, place: ImageEnhance.Brightness(image).enhance(1.2).save(place, quality=90),
-    "doubled.jpg": lambda image, place: scaled(image, 2).save(place, quality=90),
 }
 
 
-def write_copies(files: Sequence[Path], copied: int, place: Path) -> None:
-    """Write the first photographs with their changes, and the others as they are, one folder each."""
-    for number, file in enumerate(files):
+def photographs(files: Sequence[Path], scenes: int) -> Iterator[Image.Image]:
+    """Yield the images of files, or squares of ``scenes`` pixels that are cut from them."""
+    for file in files:
         image = Image.open(file).convert("RGB")
+        if not scenes:
+            yield image
+            continue
+        for top in range(0, image.height - scenes + 1, scenes):
+            for left in range(0, image.width - scenes + 1, scenes):
+                scene = image.crop((left, top, left + scenes, top + scenes))
+                if np.asarray(scene.convert("L")).std() >= LEAST_CONTRAST:
+                    yield scene
+
+
+def write_copies(images: Sequence[Image.Image], copied: int, place: Path) -> None:
+    """Write the first photographs with their changes, and the others as they are, one folder each."""
+    for number, image in enumerate(images):
         folder = place / f"{number:05d}"
         folder.mkdir()
         for name, write in CHANGES.items():
@@ -78,19 +103,42 @@ def scores(groups: Sequence[Sequence[str]], paths: Sequence[str]) -> tuple[float
     return right / max(1, found), right / wanted
 
 
+def scores_of_pairs(pairs: Pairs, paths: Sequence[str]) -> tuple[float, float]:
+    """Return precision and recall of what pairs connect."""
+    groups = [[paths[number] for number in members] for members in components(pairs, len(paths))]
+    return scores(groups, paths)
+
+
 def best_recall(points: Tensor, paths: Sequence[str]) -> float:
     """Return the recall of groups by vectors, at the best radius whose precision is at least 0.99."""
     points = torch.nn.functional.normalize(points)
     best = 0.0
     for radius in np.arange(0.02, 1.2, 0.02).tolist():
-        pairs = shortest_pairs(points, radius)
-        groups = []
-        for members in components(pairs, len(points)):
-            groups.append([paths[number] for number in members])
-        precision, recall = scores(groups, paths)
-        if groups and precision >= PRECISION:
+        precision, recall = scores_of_pairs(shortest_pairs(points, radius), paths)
+        if precision >= PRECISION:
             best = max(best, recall)
     return best
+
+
+def scores_of_hash(name: str, folder: Path, paths: Sequence[str]) -> dict[int, tuple[float, float]]:
+    """Return precision and recall by an imagededup hash, for each largest number of different bits."""
+    from imagededup import methods
+
+    hasher = getattr(methods, name)(verbose=False)
+    bits = []
+    for path in paths:
+        text = hasher.encode_image(image_file=folder / path)
+        bits.append(np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8)))
+    rows = torch.from_numpy(np.stack(bits)).float()
+    different = torch.cdist(rows, rows, p=1).round()
+    first, second = np.triu_indices(len(paths), 1)
+    distances = different.numpy()[first, second]
+    found = {}
+    for most in range(17):
+        is_near = distances <= most
+        pairs = Pairs(first[is_near], second[is_near], distances[is_near])
+        found[most] = scores_of_pairs(pairs, paths)
+    return found
 
 
 def thumbnails(folder: Path, paths: Sequence[str]) -> Tensor:
@@ -106,35 +154,48 @@ def thumbnails(folder: Path, paths: Sequence[str]) -> Tensor:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--photographs", type=int, default=10)
+    parser.add_argument("--photographs", type=int, default=100)
     parser.add_argument("--among", type=int, default=0, help="photographs without copies")
+    parser.add_argument("--scenes", type=int, default=0, help="side of the squares that are cut from each picture")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--by", choices=("embeddings", "features"), default="embeddings")
+    parser.add_argument("--run", type=Path, help="a run whose features are compared as well")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     files = sorted(file for file in given.folder.rglob("*") if file.suffix.lower() in ENDINGS)
     random.Random(given.seed).shuffle(files)
+    if not given.scenes:
+        files = files[: given.photographs + given.among]
+    images = list(photographs(files, given.scenes))
+    random.Random(given.seed).shuffle(images)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "images"
         folder.mkdir()
-        write_copies(files[: given.photographs + given.among], given.photographs, folder)
-        run = load_run(given.run, "cpu", store=Path(temporary) / "collection", by=given.by)
-        gallery = run.index(folder)
+        write_copies(images[: given.photographs + given.among], given.photographs, folder)
+        paths = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*"))
         begun = time.process_time()
-        found = run.duplicates()
+        found = find_duplicates(ImageFiles(folder, paths))
         seconds = time.process_time() - begun
-        paths = gallery.embedded.paths
         groups = [[image.path for image in group.images] for group in found.groups]
         precision, recall = scores(groups, paths)
         mixed = sum(len({path.partition("/")[0] for path in group}) > 1 for group in groups)
-        grouped = sum(len(group) for group in groups)
         print(f"{len(paths)} images, radius {found.radius:.3f}, {seconds:.0f} s of processors")
-        print(f"precision {precision:.3f}, recall {recall:.3f}")
-        print(f"{grouped} images in {len(groups)} groups, of which {mixed} are mixed")
-        print(f"vectors as they are, with the best radius: {best_recall(gallery.embedded.embeddings, paths):.3f}")
-        print(f"thumbnails, with the best radius: {best_recall(thumbnails(folder, paths), paths):.3f}")
+        print(f"precision {precision:.4f}, recall {recall:.4f}; {mixed} of {len(groups)} groups are mixed")
+        print(f"recall at precision {PRECISION}, with the best threshold:")
+        print(f"  thumbnails: {best_recall(thumbnails(folder, paths), paths):.3f}")
+        if given.run is not None:
+            run = load_run(given.run, "cpu", store=Path(temporary) / "collection", by="features")
+            embedded = run.index(folder).embedded
+            print(f"  features: {best_recall(embedded.embeddings, embedded.paths):.3f}")
+            with torch.no_grad():
+                whitened = TotalWhitening(0.6).fit(embedded.embeddings)(embedded.embeddings)
+            print(f"  whitened features: {best_recall(whitened, embedded.paths):.3f}")
+        if importlib.util.find_spec("imagededup") is not None:
+            for name in HASHES:
+                by_bits = scores_of_hash(name, folder, paths)
+                best = max((recall for precision, recall in by_bits.values() if precision >= PRECISION), default=0.0)
+                at_default = f"precision {by_bits[BITS][0]:.3f}, recall {by_bits[BITS][1]:.3f}"
+                print(f"  imagededup {name}: {best:.3f}; at {BITS} bits: {at_default}")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def pml_ext_commands() -> dict[str, Command]:
         "cluster": Command(
             "pml_ext_search.commands.cluster:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),
+        "duplicates": Command("pml_ext_search.commands.duplicates:duplicates", "Find copies among images."),
     }
 
 

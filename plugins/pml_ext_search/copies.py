@@ -1,27 +1,27 @@
-"""Made-up copies of a sample of photographs: the metric by which copies are near, and the radius that holds them."""
+"""Made-up copies of a sample of photographs, and the radius that holds them but not the nearest other photographs."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image, ImageEnhance
-from torch import Tensor, nn
 
-from pml_ext.tool import DataError, WithinClassWhitening, read_image, sample_indices
+from pml_ext.tool import DataError, Vectors, read_image, sample_indices
+
+from .near_pairs import Pairs
+from .thumbnails import Thumbnails, thumbnail_of
 
 SAMPLE = 32  # photographs of which copies are made
-HELD = 0.9  # fraction of made-up copies within the radius of their photograph
-FARTHEST = 0.5  # the radius over the median distance of two photographs, at most
-SHRINKAGE = 0.6  # of the covariance
+HELD = 0.99  # fraction of made-up copies that are nearer than the radius
+OTHERS = 2.0  # images from this multiple of that distance on are others
+FRACTION = 1 / 3  # of the median distance to the nearest other one
 _SIDE = 512  # the shorter side at which a large JPEG is decoded, of which copies are made
-_BLOCK = 1 << 13  # vectors that are whitened at a time
-
-Embed = Callable[[list[Image.Image]], Tensor]
-"""A function from PIL images to embeddings ``[N, D]``."""
 
 
 def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
@@ -61,80 +61,65 @@ CHANGES: tuple[Callable[[Image.Image], Image.Image], ...] = (
 """What people do to photographs: compress, scale, crop, brighten and darken them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CopyMetric:
-    """A linear layer after which copies are near, and the distance within which they are."""
+class Radius(NamedTuple):
+    """The maximum distance of near copies."""
 
-    layer: nn.Linear
-    radius: float
-    photographs: int  # of which copies were made
-    copies: int
-
-    @torch.no_grad()
-    def points(self, embeddings: Tensor) -> Tensor:
-        """Return whitened embeddings of length 1, ``[N, D]`` on the CPU."""
-        points = torch.empty(len(embeddings), self.layer.out_features)
-        for start in range(0, len(embeddings), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            points[rows] = nn.functional.normalize(self.layer(embeddings[rows].cpu().float()))
-        return points
+    distance: float
+    made_up: int  # copies by which it was chosen
 
 
-def fit_metric(files: Sequence[Path], embed: Embed) -> CopyMetric | None:
-    """Return the metric of copies in a collection, from made-up copies of a sample of its photographs.
+def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> Radius:
+    r"""Return the radius for a collection, between made-up copies and the nearest other photographs.
 
-    Embeddings are whitened by their covariance within a photograph and its copies: what compression, scaling, cropping
-    and brightness change counts less, and what tells photographs apart counts more. The radius holds 90 % of the
-    copies, each measured by a metric that was fitted without its photograph. It is at most half of the median distance
-    of two photographs, which bounds it where the network tells copies from other images badly.
+    .. math:: r = \sqrt{c \cdot \tfrac{1}{3} o}
 
-    *Cost:* 288 images through the network, and three whitenings, whatever the size of the collection.
+    c is the distance that 99 % of made-up copies keep to their photograph. o is the median distance of an image to the
+    nearest other one, among those that are farther than 2 c. Without others, r = c.
+
+    *Cost:* 32 images are read, whatever the size of the collection.
 
     Args:
         files: of the collection; at most 32 are drawn, and unreadable ones left out.
-        embed: returns embeddings of PIL images.
-
-    Returns:
-        None if fewer than two photographs can be read, or if all copies have one vector.
+        pairs: the nearest pairs among all images.
+        count: how many images there are.
     """
-    families = []
-    for number in sample_indices(len(files), SAMPLE, seed=0).tolist():
+    drawn = [files[number] for number in sample_indices(len(files), SAMPLE, seed=0).tolist()]
+    distances = distances_of_copies(drawn)
+    if not len(distances):
+        return Radius(0.0, 0)
+    held = float(np.quantile(distances, HELD))
+    other = median_beyond(pairs, count, OTHERS * held)
+    if other is None:
+        return Radius(held, len(distances))
+    return Radius(math.sqrt(held * max(held, FRACTION * other)), len(distances))
+
+
+def distances_of_copies(files: Sequence[Path]) -> Vectors:
+    """Return the distance of each made-up copy from its photograph; those that cannot be read have none."""
+    images = []
+    for file in files:
         try:
-            pixels = read_image(files[number], 3, smallest=_SIDE)
+            pixels = read_image(file, 3, smallest=_SIDE)
         except DataError:
-            continue  # a collection outlives its files; copies are made of those that are there
+            continue
         photograph = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        images = [photograph]
+        images.append(thumbnail_of(photograph))
         for change in CHANGES:
-            images.append(change(photograph))
-        families.append(embed(images).cpu().float())
-    if len(families) < 2:
-        return None
-    embeddings = torch.stack(families)
-    halves = (embeddings[0::2], embeddings[1::2])
-    to_copies = []
-    to_others = []
-    try:
-        layer = _whitening(embeddings)
-        for fitted, held_out in (halves, halves[::-1]):
-            layer_of_half = _whitening(fitted)
-            points = _whitened(layer_of_half, held_out)
-            to_copies.append((points[:, 1:] - points[:, :1]).norm(dim=2).flatten())
-            to_others.append(nn.functional.pdist(_whitened(layer_of_half, embeddings[:, 0])))
-    except ValueError:  # nothing differs
-        return None
-    radius = torch.cat(to_copies).quantile(HELD).item()
-    most = FARTHEST * torch.cat(to_others).median().item()
-    return CopyMetric(layer, min(radius, most), len(families), len(families) * len(CHANGES))
+            images.append(thumbnail_of(change(photograph)))
+    if not images:
+        return np.empty(0, dtype=np.float32)
+    thumbnails = Thumbnails(torch.stack(images))
+    family = 1 + len(CHANGES)
+    numbers = np.arange(len(images))
+    copies = numbers[numbers % family > 0]
+    return thumbnails.distances(thumbnails.whole_vectors(), copies, copies // family * family)
 
 
-def _whitening(families: Tensor) -> nn.Linear:
-    """Return the whitening within families of a photograph and its copies, ``[P, 1 + C, D]``."""
-    photographs, images, _ = families.shape
-    labels = torch.arange(photographs).repeat_interleave(images)
-    return WithinClassWhitening(SHRINKAGE).fit(families.flatten(0, 1), labels)
-
-
-@torch.no_grad()
-def _whitened(layer: nn.Linear, embeddings: Tensor) -> Tensor:
-    return nn.functional.normalize(layer(embeddings), dim=-1)
+def median_beyond(pairs: Pairs, count: int, distance: float) -> float | None:
+    """Return the median distance of an image to its nearest one beyond a distance; None if no image has one."""
+    beyond = pairs.where(pairs.distances > distance)
+    nearest = np.full(count, np.inf, dtype=np.float32)
+    np.minimum.at(nearest, beyond.first, beyond.distances)
+    np.minimum.at(nearest, beyond.second, beyond.distances)
+    nearest = nearest[np.isfinite(nearest)]
+    return float(np.median(nearest)) if len(nearest) else None

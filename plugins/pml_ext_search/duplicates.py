@@ -1,12 +1,10 @@
-"""Copies among images, in three groups: of the same bytes, of the same pixels, and near ones by their vectors."""
+"""Copies among images, in three groups: of the same bytes, of the same pixels, and near ones."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,288 +12,335 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, DataError, Numbers, open_image, path_bytes, read_image, sample_indices, sha256_of
+from pml_ext.tool import ConfigError, Numbers, path_bytes, sample_indices
 
-from .copies import Embed, fit_metric
+from .copies import chosen_radius, median_beyond
 from .embedded import Embedded
+from .image_files import ImageFiles, check_keep
 from .near_pairs import Pairs, components, forest, shortest_pairs
+from .thumbnails import candidates, read_thumbnails
 
 Kind = Literal["exact", "same", "near"]
 KINDS: tuple[Kind, ...] = ("exact", "same", "near")
 _SAME = 0.1  # distance within which pixels are compared
 _EQUAL = 1e-3  # distance of vectors that are equal but for rounding
-_OF_OTHERS = 0.5  # the radius among vectors without images, over the median distance to the nearest other one
+_OF_OTHERS = 0.5  # the radius among vectors, over the median distance to the nearest other one
+_TILE = 8192  # vectors that are compared with the sample at a time
 _SAMPLE = 200  # vectors whose nearest other ones are looked for
-_TURNED = (5, 6, 7, 8)  # orientations of EXIF by which width and height change places
-_ORIENTATION = 0x0112
 
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """An image of a group. Of an image in a shard there is only its path, and of a vector its id."""
+    """An image of a group, or a vector, of which there is only the id."""
 
-    path: str
-    distance: float  # from the largest image of the group
+    path: str  # below the folder; of two folders, with the folder
+    distance: float  # from the image to keep
     bytes: int | None
     width: int | None  # upright
     height: int | None
+    file: Path | None = None
+    other_names: tuple[Path, ...] = ()  # hard links to the same file, and symbolic ones
+    is_old: bool = False  # whether it is in the folder that others are compared with
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Images that are copies of each other: the largest first, then by distance from it."""
+    """Images that are copies of each other: the one to keep first, then by distance from it."""
 
     kind: Kind
     images: list[Copy]
     pairs: list[tuple[str, str, float]]  # the shortest pairs that connect the group, nearest first
 
     @property
-    def largest(self) -> str:
-        """The image of the most pixels; of equal ones that of the most bytes, then the oldest."""
-        return self.images[0].path
+    def keep(self) -> Copy:
+        """The image to keep."""
+        return self.images[0]
+
+    @property
+    def others(self) -> list[Copy]:
+        """The images that are copies of the one to keep; of two folders, those of the new one."""
+        return [image for image in self.images[1:] if not image.is_old]
+
+    @property
+    def space(self) -> int:
+        """How many bytes the others take; a hard link to the image to keep takes none."""
+        kept = self.keep.file
+        total = 0
+        for image in self.others:
+            if image.file is not None and kept is not None and not _is_one_file(image.file, kept):
+                total += image.bytes or 0
+        return total
 
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates:
     """The groups of a collection: exact ones first, groups of many images first.
 
-    An image is a copy in one group only: of exact copies, the largest image alone is compared further.
+    An image is a copy in one group only: of a group's images, the one to keep alone is compared further.
     """
 
     groups: list[Group]
     radius: float  # maximum distance of near copies
-    nearest_other: float | None  # median distance of an image to the nearest one beyond the radius, of a sample
-    images: int
+    nearest_other: float | None  # median distance of an image to the nearest one beyond the radius
+    images: int  # that were compared
     made_up: int  # copies of a sample, by which the radius was chosen; 0 if it was given, or chosen by the vectors
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why an image was not compared, by path
 
     def of_kind(self, kind: Kind) -> list[Group]:
         """Return the groups of a kind."""
         return [group for group in self.groups if group.kind == kind]
 
+    @property
+    def space(self) -> int:
+        """How many bytes all images take that are not to be kept."""
+        return sum(group.space for group in self.groups)
+
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
         groups = []
+        pairs = []
         for group in self.groups:
-            images = [dataclasses.asdict(image) for image in group.images]
-            groups.append({"kind": group.kind, "largest": group.largest, "images": images, "pairs": group.pairs})
+            images = []
+            for image in group.images:
+                images.append(
+                    {
+                        "path": image.path,
+                        "distance": image.distance,
+                        "bytes": image.bytes,
+                        "width": image.width,
+                        "height": image.height,
+                    }
+                )
+            groups.append({"kind": group.kind, "keep": group.keep.path, "images": images})
+            pairs += [list(pair) for pair in group.pairs]
         return {
+            "groups": groups,
+            "pairs": pairs,
             "radius": self.radius,
             "nearest_other": self.nearest_other,
             "made_up_copies": self.made_up,
-            "groups": groups,
+            "images": self.images,
+            "space": self.space,
         }
 
 
-def find_duplicates(embedded: Embedded, embed: Embed | None, radius: float | None = None) -> Duplicates:
-    """Return the copies among images.
-
-    Near copies are images within a radius in the metric of :func:`pml_ext_search.copies.fit_metric`, and what such
-    pairs connect. Images of the same pixels are those of equal size and pixels among the nearest.
-
-    Vectors without image files are compared as they are, and within half of the median distance of a vector to its
-    nearest other one, over a sample of 200.
-
-    Args:
-        embedded: the images, or vectors.
-        embed: returns embeddings of PIL images, for made-up copies; None for vectors.
-        radius: maximum distance of near copies; by default it holds 90 % of made-up copies.
-    """
+def check_radius(radius: float | None) -> None:
+    """Raise ConfigError for a radius that is no distance."""
     if radius is not None and not 0 < radius <= 2:  # NaN too
         raise ConfigError(f"--radius {radius:g}: wanted a distance above 0 and at most 2")
-    points = embedded.embeddings.cpu().float()
-    images = _Images(embedded, are_files=embed is not None)
-    metric = None
-    if embed is not None:
-        metric = fit_metric(images.files(), embed)
+
+
+def find_duplicates(
+    images: ImageFiles,
+    radius: float | None = None,
+    keep: str = "most-pixels",
+    kinds: Sequence[Kind] = KINDS,
+    listener: Callable[[int], None] | None = None,
+) -> Duplicates:
+    """Return the copies among image files; of two folders, between an image of one and one of the other.
+
+    Near copies are images within a radius, and what such pairs connect. The distance of two images is the smallest one
+    between the gray thumbnail of one, or of a part of it that keeps at least 78 % of each side, and the whole thumbnail
+    of the other; see :class:`pml_ext_search.thumbnails.Thumbnails`. Images of the same pixels are those of equal size
+    and pixels among the nearest.
+
+    Args:
+        images: the files. Hard links and symbolic links to one file are one image.
+        radius: maximum distance of near copies; by default between made-up copies and the nearest other photographs,
+            see :func:`pml_ext_search.copies.chosen_radius`.
+        keep: which copy is the first of a group; see :data:`pml_ext_search.image_files.KEEPS`.
+        kinds: the kinds that are looked for. For exact copies alone, no image is decoded but those to keep.
+        listener: called with the number of images that were read so far.
+    """
+    check_radius(radius)
+    check_keep(images, keep)
+    settled = _Settled(images, keep)
+    skipped: dict[str, str] = {}
+    for number, stat in enumerate(images.stats):
+        if stat is None:
+            skipped[images.names[number]] = f"{images.files[number]}: it is gone, or cannot be looked at"
+    groups = []
+    if "exact" in kinds:
+        groups += settled.groups("exact", _of_equal_bytes(images))
     made_up = 0
-    if metric is not None:
-        points = metric.points(points)
-    if radius is None and metric is not None:
-        radius = metric.radius
-        made_up = metric.copies
-    elif radius is None:
+    nearest_other = None
+    if {"same", "near"} & {*kinds}:
+        rest = settled.rest()
+        thumbnails, problems = read_thumbnails([images.files[number] for number in rest], listener)
+        for place, reason in problems.items():
+            skipped[images.names[rest[place]]] = reason
+        readable = np.array([place for place in range(len(rest)) if place not in problems], dtype=np.int64)
+        wholes = thumbnails.whole_vectors()
+        sets = [readable]
+        if images.compares_two:
+            is_old = rest[readable] >= images.first_old
+            sets = [readable[~is_old], readable[is_old]]
+        first, second = candidates(thumbnails, wholes, sets)
+        pairs = Pairs(rest[first], rest[second], thumbnails.distances(wholes, first, second))
+        if "same" in kinds:
+            groups += settled.groups("same", _of_equal_pixels(images, pairs))
+        if "near" in kinds:
+            if radius is None:
+                files = [images.files[number] for number in rest[readable]]
+                radius, made_up = chosen_radius(files, pairs, len(images))
+            nearest_other = median_beyond(pairs, len(images), radius)
+            places = np.full(len(images), -1, dtype=np.int64)
+            places[rest] = np.arange(len(rest))
+
+            def distance(kept: int, numbers: Sequence[int]) -> list[float]:
+                copies = places[list(numbers)]
+                return [*map(float, thumbnails.distances(wholes, np.full_like(copies, places[kept]), copies))]
+
+            groups += settled.groups("near", *_near(settled, pairs, radius, len(images)), distance)
+    return Duplicates(groups, radius or 0.0, nearest_other, len(images.distinct), made_up, skipped)
+
+
+def find_equal_vectors(embedded: Embedded, radius: float | None = None) -> Duplicates:
+    """Return the copies among vectors: equal ones, and those within a radius.
+
+    The default radius is half of the median distance of a vector to its nearest other one, over a sample of 200.
+    """
+    check_radius(radius)
+    points = embedded.embeddings.cpu().float()
+    if radius is None:
         others = _nearest_beyond(points, _EQUAL)
         radius = _EQUAL if others is None else _OF_OTHERS * others
-    groups = _Finder(images, points).groups(radius)
-    return Duplicates(groups, radius, _nearest_beyond(points, radius), len(points), made_up)
+    settled = _SettledVectors(embedded.paths, points)
+    found = shortest_pairs(points, max(radius, _EQUAL))
+    groups = settled.groups("same", components(found.where(found.distances <= _EQUAL), len(points)))
+    groups += settled.groups("near", *_near(settled, found, radius, len(points)))
+    return Duplicates(groups, radius, _nearest_beyond(points, radius), len(points), 0)
 
 
-class _Images:
-    """The images that are compared: names, and what their files are."""
-
-    def __init__(self, embedded: Embedded, are_files: bool) -> None:
-        self.folder = embedded.folder
-        self.names = embedded.paths
-        self.are_files = are_files
-        self._sizes: dict[int, tuple[int, int] | None] = {}
-        self._stats: dict[int, os.stat_result | None] = {}
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def files(self) -> list[Path]:
-        """Return all files, sorted by their names."""
-        files = [self.file(number) for number in range(len(self))]
-        return sorted(file for file in files if file is not None)
-
-    def file(self, number: int) -> Path | None:
-        """Return an image's file; None if it is gone, or in a shard or a table."""
-        if self.stat(number) is None:
-            return None
-        return self.folder / self.names[number]
-
-    def stat(self, number: int) -> os.stat_result | None:
-        """Return size and times of an image's file, None as in :meth:`file`."""
-        if number not in self._stats:
-            found = None
-            if self.are_files:
-                try:
-                    found = os.stat(self.folder / self.names[number])
-                except OSError:
-                    found = None
-            self._stats[number] = found
-        return self._stats[number]
-
-    def size(self, number: int) -> tuple[int, int] | None:
-        """Return width and height of the upright image; None without a file that can be read."""
-        if number not in self._sizes:
-            file = self.file(number)
-            self._sizes[number] = None if file is None else _size_of(file)
-        return self._sizes[number]
-
-    def pixels(self, number: int) -> int:
-        """Return the number of pixels, 0 if it is not known."""
-        width, height = self.size(number) or (0, 0)
-        return width * height
-
-    def digest(self, number: int) -> str | None:
-        """Return a digest of a file's bytes; None without a file that can be read."""
-        file = self.file(number)
-        if file is None:
-            return None
-        try:
-            return sha256_of(file)
-        except OSError:
-            return None
-
-    def digest_of_pixels(self, number: int) -> str | None:
-        """Return a digest of an image's pixels; None without a file that can be read."""
-        file = self.file(number)
-        if file is None:
-            return None
-        try:
-            pixels = read_image(file).contiguous()
-        except DataError:
-            return None
-        return hashlib.sha256(pixels.numpy().data).hexdigest()
+def _near(settled: _Settled, pairs: Pairs, radius: float, count: int) -> tuple[list[list[int]], Pairs]:
+    """Return groups of near images, and the shortest pairs that connect them."""
+    pairs = pairs.where(pairs.distances <= radius)
+    stands_for = settled.stands_for
+    pairs = forest(Pairs(stands_for[pairs.first], stands_for[pairs.second], pairs.distances), count)
+    return components(pairs, count), pairs
 
 
-def _size_of(file: Path) -> tuple[int, int] | None:
-    try:
-        with open_image(file) as image:
-            width, height = image.size
-            if image.getexif().get(_ORIENTATION) in _TURNED:
-                return height, width
-            return width, height
-    except DataError:
-        return None
+Distance = Callable[[int, Sequence[int]], list[float]]
+"""A function from the image to keep and its copies to their distances from it."""
 
 
-class _Finder:
-    """The search for copies, one kind after the other."""
+class _Settled:
+    """The images that are in groups so far, and the one to keep that stands for each."""
 
-    def __init__(self, images: _Images, points: Tensor) -> None:
+    def __init__(self, images: ImageFiles, keep: str) -> None:
         self._images = images
-        self._points = points
-        self._stands_for = np.arange(len(images))  # the largest image of each one's copies so far
+        self._keep = keep
+        self._names: Sequence[str] = images.names
+        self.stands_for = np.arange(len(images))
 
-    def groups(self, radius: float) -> list[Group]:
-        """Return all groups."""
-        exact = self._settled("exact", self._of_equal_bytes())
-        rest = self._rest()
-        found = shortest_pairs(self._points[rest], max(radius, _EQUAL))
-        pairs = Pairs(rest[found.first], rest[found.second], found.distances)
-        same = self._settled("same", self._of_equal_pixels(pairs))
-        pairs = pairs.where(pairs.distances <= radius)
-        pairs = Pairs(self._stands_for[pairs.first], self._stands_for[pairs.second], pairs.distances)
-        pairs = forest(pairs, len(self._images))
-        near = self._settled("near", components(pairs, len(self._images)), pairs)
-        return [*exact, *same, *near]
+    def rest(self) -> Numbers:
+        """Return the images that are compared, without copies of one to keep."""
+        distinct: Numbers = np.array(self._images.distinct, dtype=np.int64)
+        is_kept = self.stands_for[distinct] == distinct
+        rest: Numbers = distinct[is_kept]
+        return rest
 
-    def _rest(self) -> Numbers:
-        """Return the images that are no copies of a larger one so far."""
-        return np.flatnonzero(self._stands_for == np.arange(len(self._stands_for)))
+    def groups(
+        self, kind: Kind, members: list[list[int]], pairs: Pairs | None = None, distance: Distance | None = None
+    ) -> list[Group]:
+        """Return groups of numbers as groups of images; the one to keep stands for the others from now on.
 
-    def _of_equal_bytes(self) -> list[list[int]]:
-        """Return groups of files with the same bytes; only files of one size are read."""
-        by_size: dict[int, list[int]] = defaultdict(list)
-        for number in range(len(self._images)):
-            stat = self._images.stat(number)
-            if stat is not None:
-                by_size[stat.st_size].append(number)
-        groups: list[list[int]] = []
-        for numbers in by_size.values():
-            if len(numbers) > 1:
-                groups += _grouped_by(self._images.digest, numbers)
-        return groups
-
-    def _of_equal_pixels(self, pairs: Pairs) -> list[list[int]]:
-        """Return groups of images with the same pixels, among those that are nearest; of vectors, equal ones."""
-        if not self._images.are_files:
-            return components(pairs.where(pairs.distances <= _EQUAL), len(self._images))
-        nearest = pairs.where(pairs.distances <= _SAME)
-        groups: list[list[int]] = []
-        for numbers in components(nearest, len(self._images)):
-            for of_one_size in _grouped_by(self._images.size, numbers):
-                groups += _grouped_by(self._images.digest_of_pixels, of_one_size)
-        return groups
-
-    def _settled(self, kind: Kind, groups: list[list[int]], pairs: Pairs | None = None) -> list[Group]:
-        """Return groups of numbers as groups of images; the largest of each stands for the others from now on.
-
-        Without pairs, those of each group are of the largest image and another one.
+        Without pairs, those of each group are of the image to keep and another one.
         """
         pairs_of: dict[int, list[tuple[str, str, float]]] = defaultdict(list)
         if pairs is not None:
             places = {}
-            for place, numbers in enumerate(groups):
+            for place, numbers in enumerate(members):
                 places.update(dict.fromkeys(numbers, place))
             columns = (pairs.first.tolist(), pairs.second.tolist(), pairs.distances.tolist())
-            for first, second, distance in zip(*columns, strict=True):
-                named = (self._images.names[first], self._images.names[second], distance)
-                pairs_of[places[first]].append(named)
-        settled = []
-        for place, numbers in enumerate(groups):
-            largest = min(numbers, key=self._rank)
-            images = self._copies(largest, numbers)
+            for first, second, length in zip(*columns, strict=True):
+                pairs_of[places[first]].append((self._names[first], self._names[second], length))
+        groups = []
+        for place, numbers in enumerate(members):
+            kept = self.kept(numbers)
+            others = [number for number in numbers if number != kept]
+            distances = [0.0] * len(others) if distance is None else distance(kept, others)
+            images = [self.copy(kept, 0.0)]
+            by_distance = sorted(zip(distances, others, strict=True))
+            images += [self.copy(number, length) for length, number in by_distance]
             if pairs is None:
                 pairs_of[place] = [(images[0].path, image.path, image.distance) for image in images[1:]]
-            settled.append(Group(kind, images, pairs_of[place]))
-            self._stands_for[numbers] = largest
-        settled.sort(key=lambda group: (-len(group.images), path_bytes(group.largest)))
-        return settled
+            groups.append(Group(kind, images, pairs_of[place]))
+            self.stands_for[numbers] = kept
+        groups.sort(key=lambda group: (-len(group.images), path_bytes(group.keep.path)))
+        return groups
 
-    def _copies(self, largest: int, numbers: list[int]) -> list[Copy]:
-        """Return the images of a group, the largest first, the others by distance from it."""
-        copies: list[Copy] = []
-        distances = (self._points[numbers] - self._points[largest]).norm(dim=1).tolist()
-        for distance, number in sorted(zip(distances, numbers, strict=True)):
-            stat = self._images.stat(number)
-            width, height = self._images.size(number) or (None, None)
-            size = None if stat is None else stat.st_size
-            copy = Copy(self._images.names[number], distance, size, width, height)
-            if number == largest:
-                copies.insert(0, copy)
-            else:
-                copies.append(copy)
-        return copies
+    def kept(self, numbers: Sequence[int]) -> int:
+        """Return the image of a group that is kept."""
+        return min(numbers, key=lambda number: self._images.rank(number, self._keep))
 
-    def _rank(self, number: int) -> tuple[int, int, int, bytes]:
-        """Return a key by which the largest image is the first."""
-        stat = self._images.stat(number)
-        size = 0 if stat is None else stat.st_size
-        changed = 0 if stat is None else stat.st_mtime_ns
-        return -self._images.pixels(number), -size, changed, path_bytes(self._images.names[number])
+    def copy(self, number: int, distance: float) -> Copy:
+        """Return what is told of an image."""
+        images = self._images
+        width, height = images.size(number) or (None, None)
+        stat = images.stats[number]
+        size = None if stat is None else stat.st_size
+        others = tuple(images.files[other] for other in images.links[number])
+        return Copy(
+            images.names[number], distance, size, width, height, images.files[number], others, images.is_old(number)
+        )
+
+
+class _SettledVectors(_Settled):
+    """The vectors that are in groups so far."""
+
+    def __init__(self, ids: Sequence[str], points: Tensor) -> None:
+        self._names = ids
+        self._points = points
+        self.stands_for = np.arange(len(ids))
+
+    def groups(
+        self, kind: Kind, members: list[list[int]], pairs: Pairs | None = None, distance: Distance | None = None
+    ) -> list[Group]:
+        """Return groups as those of images, with the distances of vectors."""
+
+        def of_points(kept: int, numbers: Sequence[int]) -> list[float]:
+            return [*map(float, (self._points[list(numbers)] - self._points[kept]).norm(dim=1))]
+
+        return super().groups(kind, members, pairs, of_points)
+
+    def kept(self, numbers: Sequence[int]) -> int:
+        """Return the vector whose id is the first."""
+        return min(numbers, key=lambda number: path_bytes(self._names[number]))
+
+    def copy(self, number: int, distance: float) -> Copy:
+        """Return what is told of a vector."""
+        return Copy(self._names[number], distance, None, None, None)
+
+
+def _of_equal_bytes(images: ImageFiles) -> list[list[int]]:
+    """Return groups of files with the same bytes; only files of one size are read."""
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for number in images.distinct:
+        stat = images.stats[number]
+        if stat is not None:
+            by_size[stat.st_size].append(number)
+    groups: list[list[int]] = []
+    for numbers in by_size.values():
+        if _may_match(images, numbers):
+            groups += _grouped_by(images.digest, numbers)
+    return [numbers for numbers in groups if _may_match(images, numbers)]
+
+
+def _of_equal_pixels(images: ImageFiles, pairs: Pairs) -> list[list[int]]:
+    """Return groups of images with the same pixels, among those that are nearest."""
+    groups: list[list[int]] = []
+    for numbers in components(pairs.where(pairs.distances <= _SAME), len(images)):
+        for of_one_size in _grouped_by(images.size, numbers):
+            groups += _grouped_by(images.digest_of_pixels, of_one_size)
+    return [numbers for numbers in groups if _may_match(images, numbers)]
+
+
+def _may_match(images: ImageFiles, numbers: Sequence[int]) -> bool:
+    """Return whether images can be a group: several ones, of two folders some of each."""
+    if images.compares_two:
+        return len({images.is_old(number) for number in numbers}) == 2
+    return len(numbers) > 1
 
 
 def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> list[list[int]]:
@@ -308,10 +353,21 @@ def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> li
     return [group for group in grouped.values() if len(group) > 1]
 
 
+def _is_one_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
 def _nearest_beyond(points: Tensor, radius: float) -> float | None:
     """Return the median distance of a vector to its nearest one beyond a radius, over a sample of 200."""
-    drawn = sample_indices(len(points), _SAMPLE, seed=0)
-    distances = torch.cdist(points[drawn], points, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest = distances.masked_fill(distances <= radius, torch.inf).amin(dim=1)
+    drawn = points[sample_indices(len(points), _SAMPLE, seed=0)].double()  # so that equal vectors are at 0
+    nearest = torch.full((len(drawn),), torch.inf, dtype=torch.float64)
+    for start in range(0, len(points), _TILE):
+        rows = points[start : start + _TILE].double()
+        squares = drawn.square().sum(1)[:, None] + rows.square().sum(1) - 2 * drawn @ rows.T
+        distances = squares.clamp(min=0).sqrt()
+        nearest = torch.minimum(nearest, distances.masked_fill(distances <= radius, torch.inf).amin(dim=1))
     nearest = nearest[nearest.isfinite()]
     return nearest.median().item() if len(nearest) else None

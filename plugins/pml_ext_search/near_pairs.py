@@ -18,7 +18,7 @@ _TILE = 2048  # vectors per block of all pairs
 _BLOCK = 256  # vectors per block of the search by faiss
 _PAIRS = 1 << 18  # pairs per block of exact distances
 _WAITING = 1 << 20  # pairs that are held before only the shortest are kept
-_LISTS_SEARCHED = 16  # of faiss's index, by each vector
+LISTS_SEARCHED = 16  # of faiss's index, by each vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +90,10 @@ def _of_lists(points: Tensor, radius: float) -> Iterator[Tensor]:
 
     rows = points.numpy()
     index = faiss.index_factory(rows.shape[1], f"IVF{math.isqrt(len(rows))},Flat")
+    faiss.extract_index_ivf(index).cp.max_points_per_centroid = 64  # more take longer than the search
     index.train(rows)
     index.add(rows)
-    faiss.extract_index_ivf(index).nprobe = _LISTS_SEARCHED
+    faiss.extract_index_ivf(index).nprobe = LISTS_SEARCHED
     for start in range(0, len(rows), _BLOCK):
         limits, _, numbers = index.range_search(rows[start : start + _BLOCK], radius**2 + 2e-5)
         ends = limits.astype(np.int64)

@@ -23,7 +23,7 @@ from pml_ext.tool import (
 )
 
 from .embedded import Embedded
-from .embedding import READ, ImageEmbedder, Listener
+from .embedding import ImageEmbedder, Listener
 from .indexed_run import IndexedRun
 from .match import match, match_vectors
 from .queries import answers_to_images, answers_to_vectors, names_in_index
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
 
     from .calibration import Calibration
     from .clusters import Clusters, Grouping, Number
-    from .duplicates import Duplicates
+    from .duplicates import Duplicates, Kind
     from .enrolment import Enrolment
     from .identify import Identified, Rate, Scored
     from .open_set import Nearest
@@ -211,14 +211,21 @@ class TrainedRun(IndexedRun):
         embedded = self.gallery().embedded
         return opened.update(embedded), opened.recall_at_10(embedded)
 
-    def duplicates(self, radius: float | None = None) -> Duplicates:
-        """Return copies among the images of the index; see :func:`pml_ext_search.duplicates.find_duplicates`."""
-        from .duplicates import find_duplicates
+    def duplicates(
+        self, radius: float | None = None, keep: str = "most-pixels", kinds: Sequence[Kind] = ("exact", "same", "near")
+    ) -> Duplicates:
+        """Return copies among the images, or vectors, of the index: their groups, each with what to keep.
 
-        embed = None
-        if not self.takes_vectors:
-            embed = functools.partial(self.images.embed, batch_size=READ)
-        return find_duplicates(self.gallery().embedded, embed, radius)
+        See :func:`pml_ext_search.duplicates.find_duplicates` for the arguments. Images in shards have no files; they
+        are compared by their embeddings, as vectors are.
+        """
+        from .duplicates import find_duplicates, find_equal_vectors
+        from .image_files import ImageFiles
+
+        embedded = self.gallery().embedded
+        if self.takes_vectors or not any((embedded.folder / name).is_file() for name in embedded.paths):
+            return find_equal_vectors(embedded, radius)
+        return find_duplicates(ImageFiles(embedded.folder, embedded.paths), radius, keep, kinds)
 
     # Known or new
 

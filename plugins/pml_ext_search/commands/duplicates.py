@@ -1,28 +1,264 @@
-"""The table of copies that commands print."""
+"""``pml-ext duplicates``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pml_ext.tool import counted, print_result, printable
+from typer import Argument, Option
+
+from pml_ext.tool import (
+    AsJson,
+    ConfigError,
+    DataError,
+    StoreFolder,
+    check_writable,
+    counted,
+    is_run,
+    is_vector_file,
+    print_result,
+    printable,
+    read_vectors,
+    say,
+    stderr,
+    unknown,
+)
+
+from .loading import load_for_command
 
 if TYPE_CHECKING:
-    from ..duplicates import Duplicates, Group
+    from ..duplicates import Duplicates, Group, Kind
+    from ..embedded import Embedded
 
 _KINDS = {"exact": "same bytes", "same": "same pixels", "near": "near"}
+_SHOWN = 200  # rows of the table in a terminal
 
 
-def print_duplicates(found: Duplicates, noun: str, as_json: bool) -> None:
-    """Print each image of each group with its distance from the largest image, or all as JSON."""
-    columns = ["group", "copies", "distance", "pixels", "bytes", "path"]
-    if noun == "vectors":
-        columns = ["group", "distance", "id"]
+def duplicates(
+    data: Annotated[
+        Path,
+        Argument(
+            metavar="FOLDER|RUN|VECTORS",
+            help="A folder of images, sub-folders included; a run, of which the indexed images are compared; or a file "
+            "of vectors.",
+        ),
+    ],
+    against: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Find images that have copies in this folder, whose images are kept."),
+    ] = None,
+    radius: Annotated[
+        float | None,
+        Option(help="Maximum distance of near copies, 0 to 2 (default: by made-up copies of some of the images)."),
+    ] = None,
+    keep: Annotated[
+        str,
+        Option(
+            metavar="RULE",
+            help="Which image of a group to keep: most-pixels, least-compressed, oldest, or those below a sub-folder.",
+        ),
+    ] = "most-pixels",
+    kind: Annotated[
+        list[str] | None,
+        Option(help="Copies of this kind alone: exact (bytes), same (pixels) or near; repeatable (default: all)."),
+    ] = None,
+    csv: Annotated[Path | None, Option("--csv", metavar="FILE", help="Write a table, a row for each image.")] = None,
+    sheet: Annotated[Path | None, Option(metavar="FILE", help="Draw a contact sheet, a PNG file.")] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with the pairs side by side.")] = None,
+    link: Annotated[
+        bool, Option("--link", help="Replace exact copies by hard links to the image to keep, on one device.")
+    ] = False,
+    move: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Move the copies of all groups to this folder; the images to keep stay."),
+    ] = None,
+    store: StoreFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted."""
+    for option, file in (("--csv", csv), ("--sheet", sheet), ("--html", html)):
+        if file is not None:
+            check_writable(option, file, file=True)
+    if move is not None:
+        if link:
+            raise ConfigError("--link and --move set the same copies aside; wanted one of them")
+        check_writable("--move", move)
+    source = _source_of(data, store)
+    kinds = _kinds_of(kind)
+    if source.names is None:
+        if against is not None or kind or link or move or sheet or html or keep != "most-pixels":
+            text = "leave out all options but --radius, --csv and --json"
+            raise ConfigError(f"{data} has vectors, no image files; {text}")
+        found = _of_vectors(source, radius)
+        roots: list[Path] = []
+    else:
+        found, roots = _of_files(source, against, radius, keep, kinds)
+    noun = "vectors" if source.names is None else "images"
+    summary = _summary(found, noun, kinds)
+    title = f"Copies in {printable(str(data))}"
+    if against is not None:
+        title = f"Images of {printable(str(data))} with copies in {printable(str(against))}"
+    _write(found, csv, sheet, html, title, summary)
+    _warn_of_skipped(found)
+    lines = [summary]
+    if link or move is not None:
+        lines += _set_aside(found, move, roots, data if source.is_run else None)
+    columns, rows, right = _table(found, noun)
+    if not as_json and len(rows) > _SHOWN:
+        lines.insert(0, f"the first {_SHOWN} of {len(rows)} rows; --csv FILE and --json have all")
+    if as_json:
+        for line in lines[1:]:
+            say(line)
+    print_result(as_json, found.as_json(), *lines, columns=columns, rows=rows[:_SHOWN], right=right)
+
+
+def _kinds_of(names: Sequence[str] | None) -> Sequence[Kind]:
+    """Return the kinds of these names, all without names; ConfigError for an unknown one."""
+    from ..duplicates import KINDS
+
+    if names is None:
+        return KINDS
+    for name in names:
+        if name not in KINDS:
+            raise ConfigError(f"--kind {unknown('kind', name, KINDS)}")
+    return [kind for kind in KINDS if kind in names]
+
+
+class _Source(NamedTuple):
+    """The images of a folder or an index, or vectors: of a file or an index, ``names`` is None."""
+
+    folder: Path
+    names: Sequence[str] | None
+    is_run: bool = False
+    vectors: Embedded | None = None
+
+
+def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
+    """Return what a path has: a folder of images, a run with an index, or a file of vectors."""
+    from ..reading import list_folder
+
+    if data.is_dir() and is_run(data, os.listdir(data)):
+        embedded = load_for_command(data, "cpu", store=store).gallery().embedded
+        has_files = any((embedded.folder / name).is_file() for name in embedded.paths)
+        if has_files:
+            return _Source(embedded.folder, embedded.paths, is_run=True)
+        return _Source(embedded.folder, None, is_run=True, vectors=embedded)
+    if store is not None:
+        raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
+    if not data.is_dir() and is_vector_file(data):
+        return _Source(data, None)
+    listing = list_folder(data)
+    if not listing.names:
+        raise DataError(f"{option}{data}: no image by its name; wanted .jpg, .png, ... files")
+    return _Source(data, listing.names)
+
+
+def _of_vectors(source: _Source, radius: float | None) -> Duplicates:
+    from torch import from_numpy
+    from torch.nn.functional import normalize
+
+    from ..duplicates import find_equal_vectors
+    from ..embedded import Embedded
+
+    vectors = source.vectors
+    if vectors is None:
+        file = read_vectors(source.folder)
+        vectors = Embedded(source.folder, file.ids.tolist(), normalize(from_numpy(file.embeddings).float()))
+    return find_equal_vectors(vectors, radius)
+
+
+def _of_files(
+    source: _Source, against: Path | None, radius: float | None, keep: str, kinds: Sequence[Kind]
+) -> tuple[Duplicates, list[Path]]:
+    """Return the copies among image files, and the folders that have them."""
+    from ..duplicates import check_radius, find_duplicates
+    from ..image_files import ImageFiles
+
+    check_radius(radius)
+    roots = [source.folder]
+    old = None
+    if against is not None:
+        compared = _source_of(against, None, "--against ")
+        if compared.names is None:
+            raise ConfigError(f"--against {against}: no image files; wanted a folder of images")
+        _check_apart(source.folder, compared.folder)
+        old = (compared.folder, compared.names)
+        roots.append(compared.folder)
+    assert source.names is not None
+    images = ImageFiles(source.folder, source.names, old)
+    with _progress(len(images)) as listener:
+        return find_duplicates(images, radius, keep, kinds, listener), roots
+
+
+def _check_apart(folder: Path, other: Path) -> None:
+    """Raise ConfigError if a folder is the other one, or inside of it."""
+    first = Path(os.path.realpath(folder))
+    second = Path(os.path.realpath(other))
+    if first == second or first in second.parents or second in first.parents:
+        raise ConfigError(f"--against {other}: it shares images with {folder}; wanted two folders apart")
+
+
+@contextmanager
+def _progress(images: int) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many images have been read."""
+    from rich import progress
+
+    console = stderr()
+    with progress.Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("read", total=images)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _write(
+    found: Duplicates, csv: Path | None, sheet: Path | None, html: Path | None, title: str, summary: str
+) -> None:
+    if csv is None and sheet is None and html is None:
+        return
+    from .. import duplicates_pages as pages
+
+    if csv is not None:
+        pages.write_table(found, csv)
+    if sheet is not None:
+        pages.write_sheet(found, sheet)
+    if html is not None:
+        pages.write_page(found, html, title, summary)
+
+
+def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run: Path | None) -> list[str]:
+    """Link or move copies, and return lines that say how many."""
+    from ..set_aside import link_copies, move_copies
+
+    if move is None:
+        done = link_copies(found)
+        lines = [f"{counted(done.files, 'file')} replaced by hard links to equal ones: {done.space:,} bytes free"]
+    else:
+        done = move_copies(found, move, roots)
+        lines = [f"{counted(done.files, 'image')} moved to {printable(str(move))}: {done.space:,} bytes"]
+    if done.left:
+        lines.append(f"{counted(len(done.left), 'image')} left as before; the first: {printable(done.left[0])}")
+    if run is not None and move is not None and done.files:
+        lines.append(f"the index still lists them; type: pml-ext index {run}")
+    return lines
+
+
+def _warn_of_skipped(found: Duplicates) -> None:
+    if found.skipped:
+        first = printable(next(iter(found.skipped.values())))
+        say(f"{counted(len(found.skipped), 'image')} not compared; the first: {first}")
+
+
+def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], list[int]]:
+    """Return columns and rows of the printed table, and which columns are numbers."""
     rows = []
     for number, group in enumerate(found.groups, start=1):
         for row in _rows_of(group, noun):
             rows.append([str(number), *row])
-    right = [0, 1] if noun == "vectors" else [0, 2, 3, 4]
-    print_result(as_json, found.as_json(), _summary(found, noun), columns=columns, rows=rows, right=right)
+    if noun == "vectors":
+        return ["group", "distance", "id"], rows, [0, 1]
+    return ["group", "copies", "distance", "pixels", "bytes", "path"], rows, [0, 2, 3, 4]
 
 
 def _rows_of(group: Group, noun: str) -> list[list[str]]:
@@ -30,7 +266,7 @@ def _rows_of(group: Group, noun: str) -> list[list[str]]:
     for place, image in enumerate(group.images):
         distance = f"{image.distance:.3f}"
         if place == 0:
-            distance = "first" if noun == "vectors" else "largest"
+            distance = "first" if noun == "vectors" else "keep"
         row = [distance, printable(image.path)]
         if noun != "vectors":
             pixels = "" if image.width is None else f"{image.width} x {image.height}"
@@ -40,25 +276,21 @@ def _rows_of(group: Group, noun: str) -> list[list[str]]:
     return rows
 
 
-def _summary(found: Duplicates, noun: str) -> str:
+def _summary(found: Duplicates, noun: str, kinds: Sequence[Kind]) -> str:
     """Return a line that says what was found, and how the radius was chosen."""
-    paths: set[str] = set()
-    for group in found.groups:
-        paths.update(image.path for image in group.images)
-    parts = []
+    copies = sum(len(group.others) for group in found.groups)
+    parts: list[str] = []
     if noun == "images":
-        exact = len(found.of_kind("exact"))
-        same = len(found.of_kind("same"))
-        if exact:
-            parts.append(f"{exact} of the same bytes")
-        if same:
-            parts.append(f"{same} of the same pixels")
-    near = f"{len(found.of_kind('near'))} near, within {found.radius:.3g}"
-    if found.made_up:
-        near += f", which holds most of {found.made_up} made-up copies"
-    near += " (--radius)"
-    if found.nearest_other is not None:
-        near += f"; the nearest other is at {found.nearest_other:.3g}"
-    parts.append(near)
-    groups_of_images = f"{counted(len(found.groups), 'group')} of {len(paths)} of {found.images} {noun}"
-    return f"{groups_of_images}: {', '.join(parts)}"
+        parts += [f"{len(found.of_kind(kind))} of the {_KINDS[kind]}" for kind in kinds if kind != "near"]
+    if "near" in kinds:
+        near = f"{len(found.of_kind('near'))} near, within {found.radius:.3g}"
+        if found.made_up:
+            near += f", chosen by {found.made_up} made-up copies"
+        near += " (--radius)"
+        if found.nearest_other is not None:
+            near += f"; the nearest other is at {found.nearest_other:.3g}"
+        parts.append(near)
+    text = f"{counted(len(found.groups), 'group')} with {copies} of {found.images} {noun} to spare"
+    if noun == "images":
+        text += f", {found.space:,} bytes"
+    return f"{text}: {', '.join(parts)}"

@@ -28,7 +28,6 @@ from pml_ext.tool import (
     stdout,
 )
 
-from .duplicates import print_duplicates
 from .loading import STORES, RunOrImages, load_for_command, read_list, run_for_command, update_index
 
 if TYPE_CHECKING:
@@ -59,9 +58,8 @@ def query(
     within: Annotated[str | None, Option(metavar="CLASS", help="Search only in this class (a sub-folder).")] = None,
     radius: Annotated[
         float | None,
-        Option(help="Maximum distance of an answer; with --duplicates, of near copies (default: by made-up copies)."),
+        Option(help="Maximum distance of an answer."),
     ] = None,
-    duplicates: Annotated[bool, Option("--duplicates", help="Find copies in the index.")] = False,
     picture: Annotated[
         Path | None, Option(help="The PNG file (default RUN/query.png; none with --json or a store).")
     ] = None,
@@ -80,8 +78,8 @@ def query(
     reranks = shortlist is not None or rerank is not None or metric != "euclidean"
     answers_each = 8 if k is None else k
     if out is not None:
-        if duplicates or picture or reranks:
-            text = "leave out --duplicates, --picture, --shortlist, --rerank and --metric"
+        if picture or reranks:
+            text = "leave out --picture, --shortlist, --rerank and --metric"
             raise ConfigError(f"-o uses Euclidean distance; {text}")
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
@@ -96,16 +94,8 @@ def query(
 
     if listing is not None or workers is not None:
         raise ConfigError("--list and --workers go with -o FILE")
-    if stored and duplicates:
-        raise ConfigError("--duplicates compares the images of an index; leave out --store STORE")
-    if bool(images) == duplicates:
-        raise ConfigError(f"wanted images or ids to look for, or --duplicates; type: pml-ext query {run} IMAGE")
-    if duplicates:
-        if picture or within or k is not None or reranks:
-            raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
-        trained = _searched_run(run, device, collection, by)
-        print_duplicates(trained.duplicates(radius), _noun(trained), as_json)
-        return
+    if not images:
+        raise ConfigError(f"wanted images or ids to look for; type: pml-ext query {run} IMAGE")
 
     from ..query import check_options
 

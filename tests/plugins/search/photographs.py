@@ -1,10 +1,8 @@
-"""Made-up photographs, their copies, and a network in place of a trained one."""
+"""Made-up photographs and their copies."""
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance
-
-from pml_ext_search.embedded import Embedded
 
 
 def photograph(number, side=160):
@@ -28,16 +26,6 @@ def write_copies(place, number):
     image.resize((426, 320)).save(place / f"{name}-doubled.png")
 
 
-def thumbnails(images):
-    """Embeddings of images: thumbnails of 6 x 8 pixels in colors."""
-    rows = []
-    for image in images:
-        small = image.convert("RGB").resize((8, 6), Image.Resampling.BOX)
-        rows.append(torch.from_numpy(np.asarray(small, dtype=np.float32).ravel() - 128))
-    return torch.nn.functional.normalize(torch.stack(rows))
-
-
-def embedded(folder):
-    """The images of a folder and their embeddings."""
-    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
-    return Embedded(folder, paths, thumbnails([Image.open(folder / path) for path in paths]))
+def stacked(tensors):
+    """Tensors of one shape as one."""
+    return torch.stack(tensors)

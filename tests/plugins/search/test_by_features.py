@@ -64,7 +64,6 @@ def test_a_mixed_use_is_one_line_with_the_remedy(indexed_run, few, command, tmp_
     photo = next(few[1].glob("*/*.png"))
     for arguments in (
         ("query", indexed_run, photo),
-        ("query", indexed_run, "--duplicates"),
         ("index", indexed_run, few[0]),
         ("index", indexed_run, "--check"),
         ("cluster", indexed_run, few[0], "--clusters", 2),

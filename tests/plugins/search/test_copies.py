@@ -1,14 +1,16 @@
-"""The metric of made-up copies, and its radius."""
+"""Made-up copies, and the radius between them and the nearest other photographs."""
+
+import math
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from pml_ext.whitening import WithinClassWhitening
-from pml_ext_search.copies import CHANGES, FARTHEST, HELD, SAMPLE, SHRINKAGE, fit_metric
+from pml_ext_search.copies import CHANGES, HELD, SAMPLE, chosen_radius, distances_of_copies, median_beyond
+from pml_ext_search.near_pairs import Pairs
+from pml_ext_search.thumbnails import Thumbnails, thumbnail_of
 
-from .photographs import photograph, thumbnails
+from .photographs import photograph, stacked
 
 
 @pytest.fixture
@@ -18,77 +20,48 @@ def files(tmp_path):
     return sorted(tmp_path.glob("*.png"))
 
 
-def families_of(files):
-    families = []
+def pairs_of(*edges):
+    first, second, distances = zip(*edges, strict=True)
+    return Pairs(np.array(first), np.array(second), np.array(distances, dtype=np.float32))
+
+
+def test_distances_are_those_of_each_change(files):
+    """Each copy is compared with its own photograph, one after the other."""
+    wanted = []
     for file in files:
         image = Image.open(file)
-        families.append([image, *(change(image) for change in CHANGES)])
-    return families
+        for change in CHANGES:
+            pair = Thumbnails(stacked([thumbnail_of(image), thumbnail_of(change(image))]))
+            wanted.append(pair.distances(pair.whole_vectors(), np.array([1]), np.array([0])).item())
+    np.testing.assert_allclose(distances_of_copies(files), wanted, atol=5e-3)  # the fit takes other steps by rounding
+    assert 0 < max(wanted) < 0.3
 
 
-def test_the_radius_holds_copies_of_photographs_that_were_left_out(files):
-    """By a loop over pairs, each measured by a whitening of the other half of the photographs."""
-    families = families_of(files)
-    copies = []
-    others = []
-    for half in (0, 1):
-        fitted = [images for number, images in enumerate(families) if number % 2 == half]
-        rows = torch.cat([thumbnails(images) for images in fitted])
-        labels = [number for number, images in enumerate(fitted) for _ in images]
-        layer = WithinClassWhitening(SHRINKAGE).fit(rows, np.array(labels)).requires_grad_(False)
-
-        def point(image, layer=layer):
-            row = layer(thumbnails([image]))[0].double()
-            return row / row.norm()
-
-        for number, images in enumerate(families):
-            if number % 2 != half:
-                for copy in images[1:]:
-                    copies.append(float((point(copy) - point(images[0])).norm()))
-            for other in families[:number]:
-                others.append(float((point(other[0]) - point(images[0])).norm()))
-    wanted = min(np.quantile(copies, HELD), FARTHEST * sorted(others)[(len(others) - 1) // 2])
-    metric = fit_metric(files, thumbnails)
-    assert metric.radius == pytest.approx(wanted, abs=1e-4)
-    assert (metric.photographs, metric.copies) == (7, 7 * len(CHANGES))
-
-
-def test_copies_are_nearer_than_before_in_comparison_with_others(files):
-    metric = fit_metric(files, thumbnails)
-    rows = torch.stack([thumbnails(images) for images in families_of(files)])
-    ratios = []
-    for points in (rows, metric.points(rows.flatten(0, 1)).view(rows.shape)):
-        assert torch.allclose(points.norm(dim=2), torch.ones(()), atol=1e-5)
-        to_copies = (points[:, 1:] - points[:, :1]).norm(dim=2).mean()
-        ratios.append(float(to_copies / torch.pdist(points[:, 0]).mean()))
-    assert ratios[1] < ratios[0]
-
-
-def test_it_is_the_same_each_time(files):
-    first = fit_metric(files, thumbnails)
-    second = fit_metric(files, thumbnails)
-    assert first.radius == second.radius
-    assert torch.equal(first.layer.weight, second.layer.weight)
+def test_the_radius_is_between_copies_and_a_third_of_the_way_to_others(files):
+    pairs = pairs_of((0, 1, 0.9), (1, 2, 1.1), (3, 4, 1.0), (5, 6, 0.01))
+    held = np.quantile(distances_of_copies(files), HELD)
+    radius, made_up = chosen_radius(files, pairs, 7)
+    other = np.median([0.9, 0.9, 1.1, 1.0, 1.0])  # images 5 and 6 are copies of each other
+    assert radius == pytest.approx(math.sqrt(held * other / 3), rel=1e-5)
+    assert made_up == 7 * len(CHANGES)
+    near_others = pairs_of((0, 1, 2.01 * held))
+    assert chosen_radius(files, near_others, 7).distance == pytest.approx(held)
+    assert chosen_radius(files, pairs_of((5, 6, 0.01)), 7).distance == pytest.approx(held)
 
 
 def test_a_sample_of_many_files_is_drawn(files):
-    metric = fit_metric(files * 20, thumbnails)
-    assert metric.photographs == SAMPLE
-
-
-def test_the_radius_is_bounded_where_copies_are_as_far_as_others(files):
-    generator = torch.Generator().manual_seed(0)
-
-    def noise(images):
-        return torch.nn.functional.normalize(torch.randn(len(images), 64, generator=generator))
-
-    metric = fit_metric(files, noise)
-    assert metric.radius < 0.75  # copies are at 1.4
+    assert chosen_radius(files * 20, pairs_of((0, 1, 0.9)), 140).made_up == SAMPLE * len(CHANGES)
 
 
 def test_unreadable_files_are_left_out(files, tmp_path):
-    broken = tmp_path / "broken.png"
+    broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no image")
-    assert fit_metric([*files[:3], broken, tmp_path / "gone.png"], thumbnails).photographs == 3
-    assert fit_metric([files[0], broken], thumbnails) is None
-    assert fit_metric(files, lambda images: torch.ones(len(images), 8)) is None
+    assert len(distances_of_copies([files[0], broken, tmp_path / "gone.png"])) == len(CHANGES)
+    assert chosen_radius([broken], pairs_of((0, 1, 0.9)), 2) == (0, 0)
+
+
+def test_the_median_is_over_images_with_a_pair_beyond():
+    pairs = pairs_of((0, 1, 0.2), (0, 2, 0.5), (1, 2, 0.7), (3, 4, 0.1))
+    assert median_beyond(pairs, 6, 0.15) == pytest.approx(0.2)  # of 0.2, 0.2, 0.5
+    assert median_beyond(pairs, 6, 0.3) == pytest.approx(0.5)  # of 0.5, 0.7, 0.5
+    assert median_beyond(pairs, 6, 0.8) is None

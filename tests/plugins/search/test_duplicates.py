@@ -3,16 +3,22 @@
 import os
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError
-from pml_ext_search.duplicates import find_duplicates
+from pml_ext_search.duplicates import find_duplicates, find_equal_vectors
 from pml_ext_search.embedded import Embedded
+from pml_ext_search.image_files import ImageFiles
+from pml_ext_search.reading import list_folder
 
-from .photographs import embedded, photograph, thumbnails, write_copies
+from .photographs import photograph, write_copies
+
+
+def files_of(folder, old=None):
+    compared = None if old is None else (old, list_folder(old).names)
+    return ImageFiles(folder, list_folder(folder).names, compared)
 
 
 def write_kinds(place):
@@ -38,55 +44,100 @@ def test_three_kinds_of_copies_are_told_apart(tmp_path):
     folder = write_kinds(tmp_path / "images")
     for number, name in enumerate(("0.png", "exact $1_3.png", "sub/exact.png")):
         os.utime(folder / name, (1000 + number, 1000 + number))
-    found = find_duplicates(embedded(folder), thumbnails)
-    assert paths_of(found.of_kind("exact")) == [["0.png", "exact $1_3.png", "sub/exact.png"]]
+    found = find_duplicates(files_of(folder))
+    (exact,) = found.of_kind("exact")
+    assert exact.keep.path == "0.png"
+    assert {image.path for image in exact.others} == {"exact $1_3.png", "sub/exact.png"}
     assert sorted(paths_of(found.of_kind("same"))) == [["same.bmp", "0.png"], ["same.tif", "1.png"]]
     assert sorted(paths_of(found.of_kind("near"))) == [["2.png", "small.jpg"], ["near.jpg", "same.bmp"]]
     assert found.images == 18
-
-
-def test_distances_are_those_in_the_metric(tmp_path):
-    folder = write_kinds(tmp_path / "images")
-    found = find_duplicates(embedded(folder), thumbnails)
-    for group in found.groups:
-        assert group.images[0].distance == 0
-        distances = [image.distance for image in group.images[1:]]
-        assert distances == sorted(distances)
-        assert len(group.pairs) == len(group.images) - 1
-        if group.kind != "near":
-            assert max(distances) < 1e-4
-    (near,) = [group for group in found.of_kind("near") if group.largest == "near.jpg"]
-    assert 1e-4 < near.images[1].distance <= found.radius < found.nearest_other
-    assert near.pairs == [("same.bmp", "near.jpg", pytest.approx(near.images[1].distance))] or near.pairs == [
-        ("near.jpg", "same.bmp", pytest.approx(near.images[1].distance))
-    ]
-    first = near.images[0]
-    assert (first.width, first.height, first.bytes) == (426, 320, (folder / "near.jpg").stat().st_size)
+    sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*.*")}
+    spare = ("exact $1_3.png", "sub/exact.png", "0.png", "1.png", "small.jpg", "same.bmp")
+    assert found.space == sum(sizes[path] for path in spare)
 
 
 def test_changes_of_photographs_are_found_by_the_default(tmp_path):
     for number in range(10):
         write_copies(tmp_path / "images", number)
-    found = find_duplicates(embedded(tmp_path / "images"), thumbnails)
+    found = find_duplicates(files_of(tmp_path / "images"))
     groups = paths_of(found.groups)
+    assert sorted(len(group) for group in groups) == [8] * 10
     assert all(len({path[:2] for path in group}) == 1 for group in groups)
-    assert sum(len(group) for group in groups) >= 75
-    assert all(path.endswith("-doubled.png") for path in (group.largest for group in found.groups))
-    again = find_duplicates(embedded(tmp_path / "images"), thumbnails)
-    assert again == found
+    assert all(group.keep.path.endswith("-doubled.png") for group in found.groups)
+    assert 0 < found.radius < found.nearest_other
+    for group in found.groups:
+        distances = [image.distance for image in group.images]
+        assert distances[0] == 0 < distances[1] == sorted(distances)[1]
+        assert len(group.pairs) == 7
+        assert max(distance for _, _, distance in group.pairs) <= found.radius
+    assert find_duplicates(files_of(tmp_path / "images")) == found
 
 
 def test_a_radius_that_is_given_is_taken(tmp_path):
-    images = embedded(write_kinds(tmp_path / "images"))
-    found = find_duplicates(images, thumbnails, radius=1e-3)
-    assert (found.radius, found.made_up, found.of_kind("near")) == (1e-3, 0, [])
-    assert len(found.groups) == 3
-    everything = find_duplicates(images, thumbnails, radius=2)
+    images = files_of(write_kinds(tmp_path / "images"))
+    found = find_duplicates(images, radius=1e-5)
+    assert (found.radius, found.made_up, found.of_kind("near")) == (1e-5, 0, [])
+    everything = find_duplicates(images, radius=2)
     assert len(everything.of_kind("near")[0].images) == 18 - 4
-    assert everything.nearest_other is None
     for radius in (0, -1, float("nan"), 3):
         with pytest.raises(ConfigError, match="wanted a distance above 0 and at most 2"):
-            find_duplicates(images, thumbnails, radius=radius)
+            find_duplicates(images, radius=radius)
+
+
+def test_only_the_kinds_that_are_wanted_are_looked_for(tmp_path):
+    images = files_of(write_kinds(tmp_path / "images"))
+    read = []
+    found = find_duplicates(images, kinds=["exact"], listener=read.append)
+    assert [group.kind for group in found.groups] == ["exact"]
+    assert read == []
+    assert {group.kind for group in find_duplicates(images, kinds=["near"]).groups} == {"near"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [("most-pixels", "big.jpg"), ("least-compressed", "small.bmp"), ("oldest", "sub/old.jpg"), ("sub", "sub/old.jpg")],
+)
+def test_the_rule_says_which_copy_is_kept(tmp_path, keep, kept):
+    (tmp_path / "sub").mkdir()
+    photograph(0, 320).save(tmp_path / "big.jpg", quality=60)
+    photograph(0, 80).save(tmp_path / "small.bmp")
+    photograph(0, 100).save(tmp_path / "sub" / "old.jpg", quality=70)
+    os.utime(tmp_path / "sub" / "old.jpg", (1000, 1000))
+    photograph(5).save(tmp_path / "another.png")
+    (group,) = find_duplicates(files_of(tmp_path), keep=keep, radius=0.3).groups
+    assert group.keep.path == kept
+    with pytest.raises(ConfigError, match="--keep su: no image is below 'su'"):
+        find_duplicates(files_of(tmp_path), keep="su")
+
+
+def test_two_folders_are_compared_with_each_other_alone(tmp_path):
+    new, old = tmp_path / "new", tmp_path / "old"
+    for place in (new, old):
+        place.mkdir()
+    for number in range(6):
+        photograph(number).save(old / f"{number}.png")
+    photograph(0, 320).save(new / "larger.jpg")
+    shutil.copy(old / "1.png", new / "1.png")
+    photograph(2).save(new / "same.bmp")
+    for name in ("8.png", "eight.png"):  # copies of each other, not of an old one
+        photograph(8).save(new / name)
+    shutil.copy(old / "3.png", old / "again.png")
+    found = find_duplicates(files_of(new, old))
+    assert [(group.kind, paths) for group, paths in zip(found.groups, paths_of(found.groups), strict=True)] == [
+        ("exact", [str(old / "1.png"), str(new / "1.png")]),
+        ("same", [str(old / "2.png"), str(new / "same.bmp")]),
+        ("near", [str(old / "0.png"), str(new / "larger.jpg")]),
+    ]
+    assert found.images == 12
+
+
+def test_names_of_one_file_are_one_image(tmp_path):
+    photograph(0).save(tmp_path / "a.png")
+    photograph(1).save(tmp_path / "b.png")
+    os.link(tmp_path / "a.png", tmp_path / "hard.png")
+    os.symlink("b.png", tmp_path / "0-symbolic.png")
+    found = find_duplicates(files_of(tmp_path))
+    assert (found.groups, found.images) == ([], 2)
 
 
 def test_turned_images_have_their_upright_size(tmp_path):
@@ -94,48 +145,56 @@ def test_turned_images_have_their_upright_size(tmp_path):
     exif[0x0112] = 6
     photograph(0).save(tmp_path / "turned.jpg", exif=exif)
     shutil.copy(tmp_path / "turned.jpg", tmp_path / "copy.jpg")
-    found = find_duplicates(embedded(tmp_path), thumbnails)
+    found = find_duplicates(files_of(tmp_path))
     assert [(image.width, image.height) for image in found.groups[0].images] == [(160, 213)] * 2
 
 
-def test_files_that_are_gone_are_compared_by_their_vectors(tmp_path):
+def test_files_that_are_gone_or_broken_are_named(tmp_path):
     folder = write_kinds(tmp_path / "images")
-    images = embedded(folder)
-    (folder / "0.png").unlink()
-    (folder / "1.png").write_bytes(b"no image")
-    found = find_duplicates(images, thumbnails)
-    gone = [image for group in found.of_kind("near") for image in group.images if image.path == "0.png"]
-    assert (gone[0].width, gone[0].height, gone[0].bytes) == (None, None, None)
+    names = list_folder(folder).names
+    (folder / "5.png").unlink()
+    (folder / "6.png").write_bytes(b"no image")
+    found = find_duplicates(ImageFiles(folder, names))
+    assert {*found.skipped} == {"5.png", "6.png"}
+    assert len(found.groups) == 5
     shutil.rmtree(folder)
-    assert find_duplicates(images, thumbnails).made_up == 0
+    assert find_duplicates(ImageFiles(folder, names)).groups == []
+
+
+def test_few_images_are_no_problem(tmp_path):
+    photograph(0).save(tmp_path / "one.png")
+    assert find_duplicates(files_of(tmp_path)).groups == []
+    photograph(0).save(tmp_path / "two.bmp")
+    assert [group.kind for group in find_duplicates(files_of(tmp_path)).groups] == ["same"]
 
 
 def test_vectors_are_compared_with_their_nearest_others():
     points = torch.nn.functional.normalize(torch.randn(100, 16, generator=torch.Generator().manual_seed(0)))
     points[10] = points[20]
     points[30] = torch.nn.functional.normalize(points[40] + 0.1 * points[50], dim=0)
-    vectors = Embedded("vectors.npz", [f"id {number}" for number in range(100)], points)
-    found = find_duplicates(vectors, None)
+    found = find_equal_vectors(Embedded("vectors.npz", [f"id {number}" for number in range(100)], points))
     distances = torch.cdist(points.double(), points.double())
     distances[distances < 1e-3] = torch.inf
     assert found.radius == pytest.approx(distances.amin(1).median().item() / 2, rel=1e-4)
-    assert found.made_up == 0
     assert sorted(paths_of(found.groups)) == [["id 10", "id 20"], ["id 30", "id 40"]]
     assert [group.kind for group in found.groups] == ["same", "near"]
-    assert found.groups[0].images[0].bytes is None
+    assert found.groups[1].images[1].distance == pytest.approx((points[30] - points[40]).norm().item(), abs=1e-6)
+    assert (found.groups[0].images[0].bytes, found.space) == (None, 0)
 
 
 def test_collections_of_one_vector_or_of_equal_ones_have_a_radius():
     one = Embedded("vectors.npz", ["a"], torch.eye(4)[:1])
-    assert find_duplicates(one, None).groups == []
+    assert find_equal_vectors(one).groups == []
     equal = Embedded("vectors.npz", ["a", "b"], torch.eye(4)[[0, 0]])
-    assert paths_of(find_duplicates(equal, None).groups) == [["a", "b"]]
+    assert paths_of(find_equal_vectors(equal).groups) == [["a", "b"]]
 
 
 def test_json_has_every_group(tmp_path):
-    told = find_duplicates(embedded(write_kinds(tmp_path / "images")), thumbnails).as_json()
-    assert {*told} == {"radius", "nearest_other", "made_up_copies", "groups"}
+    found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
+    told = found.as_json()
+    assert {*told} == {"groups", "pairs", "radius", "nearest_other", "made_up_copies", "images", "space"}
     exact = told["groups"][0]
-    assert {*exact} == {"kind", "largest", "images", "pairs"}
+    assert {*exact} == {"kind", "keep", "images"}
+    assert exact["keep"] == exact["images"][0]["path"]
     assert {*exact["images"][0]} == {"path", "distance", "bytes", "width", "height"}
-    assert np.isfinite(told["radius"])
+    assert len(told["pairs"]) == sum(len(group.images) - 1 for group in found.groups)

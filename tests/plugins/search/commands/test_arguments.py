@@ -31,8 +31,7 @@ from pml_ext_search.trained import TrainedRun
         ("embed RUN FOLDER -o TMP/parts --part 1/2 --store TMP", "--store goes without --part and --on ray"),
         ("index RUN --check --workers 2", "leave it out with --check or --from"),
         ("query RUN IMAGE --workers 2", "--list and --workers go with -o FILE"),
-        ("query RUN --duplicates --within 0", "--duplicates compares all indexed images; leave out"),
-        ("query RUN", "wanted images or ids to look for, or --duplicates; type: pml-ext query"),
+        ("query RUN", "wanted images or ids to look for; type: pml-ext query"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(command, indexed, folder, tmp_path, monkeypatch, line, text):

@@ -1,42 +1,115 @@
-"""The table of copies of ``pml-ext query --duplicates``."""
+"""``pml-ext duplicates``."""
 
 import json
 import shutil
 
+import numpy as np
 import pytest
+
+from ..photographs import photograph, write_copies
 
 
 @pytest.fixture
-def place(make, few, tmp_path):
-    """The run, and the collection of a folder in which an image lies twice."""
+def place(tmp_path):
+    """A folder with three photographs in eight versions each."""
+    for number in range(3):
+        write_copies(tmp_path / "photos", number)
+    return tmp_path / "photos"
+
+
+def test_a_folder_needs_no_run(command, place):
+    done = command("duplicates", place)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["group", "copies", "distance", "pixels", "bytes", "path"]
+    told = " ".join(done.stdout.split())
+    assert "3 groups with 21 of 24 images to spare" in told
+    assert "3 near, within" in told
+    assert "chosen by 192 made-up copies (--radius)" in told
+
+
+def test_json_tells_the_same(command, place):
+    told = json.loads(command("duplicates", place, "--json").stdout)
+    assert [len(group["images"]) for group in told["groups"]] == [8, 8, 8]
+    assert {group["kind"] for group in told["groups"]} == {"near"}
+    assert told["groups"][0]["keep"].endswith("-doubled.png")
+
+
+def test_files_are_written_and_copies_moved(command, place, tmp_path):
+    files = [tmp_path / name for name in ("copies.csv", "copies.png", "copies.html")]
+    options = ("--csv", files[0], "--sheet", files[1], "--html", files[2])
+    done = command("duplicates", place, *options, "--move", tmp_path / "aside")
+    assert done.returncode == 0, done.stderr
+    assert all(file.stat().st_size > 100 for file in files)
+    assert "21 images moved to" in done.stdout
+    assert len(list(place.iterdir())) == 3
+    again = command("duplicates", place, "--move", tmp_path / "aside")
+    assert "0 images moved" in again.stdout
+
+
+def test_exact_copies_are_linked_and_others_stay(command, place):
+    shutil.copy(place / "00-75.jpg", place / "equal.jpg")
+    done = command("duplicates", place, "--link", "--kind", "exact")
+    assert done.returncode == 0, done.stderr
+    assert "1 file replaced by hard links to equal ones" in done.stdout
+    assert (place / "equal.jpg").samefile(place / "00-75.jpg")
+    assert "0 files replaced" in command("duplicates", place, "--link", "--kind", "exact").stdout
+
+
+def test_leakage_is_found(command, place, tmp_path):
+    test = tmp_path / "test"
+    test.mkdir()
+    photograph(0, 100).save(test / "seen.png")
+    photograph(9).save(test / "unseen.png")
+    told = json.loads(command("duplicates", test, "--against", place, "--json").stdout)
+    (group,) = told["groups"]
+    assert {image["path"] for image in group["images"]} >= {str(test / "seen.png")}
+    assert group["keep"].startswith(str(place))
+
+
+def test_the_images_of_an_index_are_compared(command, make, few, tmp_path):
     run = make()
     images = shutil.copytree(few[0], tmp_path / "images")
     shutil.copy(sorted(images.glob("*/*.png"))[0], images / "copy $1_3.png")
-    return run.folder, "--store", run.index(images).place
-
-
-def test_copies_are_printed(command, place):
-    done = command("query", "--duplicates", *place, "--radius", 1e-3)
-    assert done.returncode == 0, done.stderr
-    rows = done.stdout.splitlines()
-    assert rows[0].split() == ["group", "copies", "distance", "pixels", "bytes", "path"]
-    assert "largest" in rows[2]
-    assert "copy $1_3.png" in done.stdout
-    last = "1 group of 2 of 21 images: 1 of the same bytes, 0 near, within 0.001 (--radius); the nearest other is at"
-    assert last in " ".join(done.stdout.split())
-
-
-def test_a_radius_that_is_given_is_in_json(command, place):
-    told = json.loads(command("query", "--duplicates", *place, "--radius", 1e-3, "--json").stdout)
-    assert (told["radius"], told["made_up_copies"]) == (0.001, 0)
+    store = run.index(images).place
+    told = json.loads(command("duplicates", run.folder, "--store", store, "--kind", "exact", "--json").stdout)
     (group,) = told["groups"]
-    assert group["kind"] == "exact"
     assert "copy $1_3.png" in {image["path"] for image in group["images"]}
     assert (group["images"][0]["width"], group["images"][0]["height"]) == (8, 8)
+    by_python = run.duplicates(kinds=["exact"]).as_json()
+    assert by_python == told
 
 
-def test_the_radius_is_chosen_by_made_up_copies(command, place):
-    told = json.loads(command("query", "--duplicates", *place, "--json").stdout)
-    assert told["made_up_copies"] == 21 * 8
-    assert 0 < told["radius"] < told["nearest_other"]
-    assert "which holds most of 168 made-up copies" in " ".join(command("query", "--duplicates", *place).stdout.split())
+def test_a_file_of_vectors_is_compared(command, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(50, 8))
+    rows[7] = rows[3]
+    np.savez(tmp_path / "vectors.npz", embeddings=rows)
+    told = json.loads(command("duplicates", tmp_path / "vectors.npz", "--json").stdout)
+    same = [group for group in told["groups"] if group["kind"] == "same"]
+    assert [sorted(image["path"] for image in group["images"]) for group in same] == [["3", "7"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--kind", "nearly"), "--kind"),
+        (("--keep", "nowhere"), "--keep nowhere: no image is below"),
+        (("--radius", 3), "--radius 3: wanted a distance above 0 and at most 2"),
+        (("--link", "--move", "aside"), "wanted one of them"),
+        (("--against", "PHOTOS"), "it shares images with"),
+        (("--move", "PHOTOS/aside"), "it is inside of"),
+    ],
+)
+def test_wrong_use_is_one_line(command, place, options, told):
+    options = [str(option).replace("PHOTOS", str(place)) for option in options]
+    done = command("duplicates", place, *options)
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert told in done.stderr
+    assert len(list(place.iterdir())) == 24
+
+
+def test_a_folder_without_images_is_an_error(command, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "no image by its name" in command("duplicates", tmp_path / "empty").stderr
+    assert "no such folder" in command("duplicates", tmp_path / "gone").stderr

@@ -1,0 +1,281 @@
+"""Small gray thumbnails of images, and their distances when one may be a part of the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from pml_ext.tool import DataError, Numbers, Vectors, has_faiss, read_image
+
+from .near_pairs import LISTS_SEARCHED, MOST_EXACT
+
+STORED = 64  # side of a thumbnail in pixels
+COMPARED = 16  # side of what is compared, of a thumbnail or of a part of it
+NEIGHBORS = 8  # images of which each part's distance is computed
+NOISE = 2.0  # gray levels: structure below it, of images of one color, does not count
+_READ = 256  # files that are read at a time
+_READERS = 8  # threads that read, at most
+FITTED = 0.7  # product from which on the best part is fitted, a distance of 0.77
+_STEPS = 8
+_FITTED_BLOCK = 512  # pairs that are fitted at a time
+_BLOCK = 64  # images whose parts are held at a time
+_TILE = 4096  # vectors that are compared with one part of each image of a block
+
+Part = tuple[float, float, float, float]
+"""Width and height of a part as fractions of the image, and the place of its center, from -1 to 1 each."""
+
+WHOLE: Part = (1.0, 1.0, 0.0, 0.0)
+
+
+def _parts() -> list[Part]:
+    """Return the whole image, and parts that keep 78 to 97 % of both sides or of one."""
+    parts = [WHOLE]
+    for kept in (0.97, 0.94, 0.9, 0.86, 0.82, 0.78):
+        places = (-1.0, 0.0, 1.0) if kept > 0.92 else (-1.0, -0.5, 0.0, 0.5, 1.0)
+        for x in places:
+            parts += [(kept, kept, x * (1 - kept), y * (1 - kept)) for y in places]
+    for kept in (0.94, 0.88):
+        for place in (-1.0, 0.0, 1.0):
+            parts.append((1.0, kept, 0.0, place * (1 - kept)))
+            parts.append((kept, 1.0, place * (1 - kept), 0.0))
+    return parts
+
+
+PARTS = _parts()
+_MOVES = [
+    (0.0, 0.0, 1.0, 0.0),
+    (0.0, 0.0, -1.0, 0.0),
+    (0.0, 0.0, 0.0, 1.0),
+    (0.0, 0.0, 0.0, -1.0),
+    (1.0, 1.0, 0.0, 0.0),
+    (-1.0, -1.0, 0.0, 0.0),
+    (1.0, 0.0, 0.0, 0.0),
+    (-1.0, 0.0, 0.0, 0.0),
+    (0.0, 1.0, 0.0, 0.0),
+    (0.0, -1.0, 0.0, 0.0),
+]
+COARSE_PARTS = [WHOLE, (0.94, 0.94, 0.0, 0.0), (0.86, 0.86, 0.0, 0.0)]
+for _x in (-0.14, 0.14):
+    COARSE_PARTS += [(0.86, 0.86, _x, -0.14), (0.86, 0.86, _x, 0.14)]
+
+
+def thumbnail_of(image: Image.Image) -> Tensor:
+    """Return an image as uint8 ``[3, 64, 64]``: luminance, and two differences of color."""
+    small = image.convert("RGB").resize((STORED, STORED), Image.Resampling.BOX).convert("YCbCr")
+    return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1)
+
+
+class Thumbnails:
+    """Gray thumbnails of images and their mean colors, of which vectors are made.
+
+    The vector of a thumbnail, or of a part of it, is its structure at 16 x 16 pixels: luminance without its mean,
+    divided by its length, so that brightness and contrast do not count. Of an image without structure, the mean color
+    counts.
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        self.gray = images[:, 0].contiguous()
+        self.colors = images.flatten(2).float().mean(2)
+
+    def __len__(self) -> int:
+        return len(self.gray)
+
+    def vectors(self, rows: Numbers | slice, parts: Sequence[Part] = (WHOLE,)) -> Tensor:
+        """Return vectors of length 1 of parts of some thumbnails, ``[B, parts, D]``."""
+        smooth, flat = self._smooth(rows)
+        return _vectors_of(smooth, flat, torch.tensor(parts).expand(len(smooth), -1, 4))
+
+    def _smooth(self, rows: Numbers | slice) -> tuple[Tensor, Tensor]:
+        """Return smoothed thumbnails ``[B, 1, 64, 64]``, and what stands for images without structure, ``[B, 4]``."""
+        gray = self.gray[rows].float().unsqueeze(1)
+        smooth = nn.functional.avg_pool2d(nn.functional.pad(gray, (1, 1, 1, 1), mode="replicate"), 3, 1)
+        colors = self.colors[rows] - 128
+        colors[:, 1:] *= 2
+        colors = nn.functional.pad(colors, (0, 1), value=STORED)
+        return smooth, NOISE * COMPARED * nn.functional.normalize(colors)
+
+    def whole_vectors(self) -> Tensor:
+        """Return the vectors of all whole thumbnails, ``[N, D]``."""
+        blocks = [torch.empty(0, COMPARED**2 + 4)]
+        for start in range(0, len(self), _TILE):
+            blocks.append(self.vectors(slice(start, start + _TILE))[:, 0])
+        return torch.cat(blocks)
+
+    def distances(self, wholes: Tensor, first: Numbers, second: Numbers) -> Vectors:
+        """Return the distance of each pair: the smallest of a part of one image from the whole other image.
+
+        Args:
+            wholes: of :meth:`whole_vectors`.
+            first: numbers of images, ``[P]``.
+            second: numbers of images, ``[P]``.
+        """
+        count = len(first)
+        wholes_of = np.concatenate([second, first])
+        parts_of = np.concatenate([first, second])
+        order = np.argsort(parts_of, kind="stable")
+        images, begins = np.unique(parts_of[order], return_index=True)
+        begins = np.append(begins, len(parts_of))
+        products = np.zeros(2 * count, dtype=np.float32)
+        best = np.zeros(2 * count, dtype=np.int64)
+        for block in range(0, len(images), _BLOCK):
+            parts = self.vectors(images[block : block + _BLOCK], PARTS)
+            for place, of_parts in enumerate(parts, start=block):
+                pairs = order[begins[place] : begins[place + 1]]
+                largest = (of_parts @ wholes[wholes_of[pairs]].T).max(dim=0)
+                products[pairs] = largest.values.numpy()
+                best[pairs] = largest.indices.numpy()
+        of_directions = products.reshape(2, count)
+        direction = of_directions.argmax(0)
+        columns = np.arange(count)
+        nearest = of_directions[direction, columns]
+        fitted = np.flatnonzero(nearest >= FITTED)
+        for start in range(0, len(fitted), _FITTED_BLOCK):
+            pairs = fitted[start : start + _FITTED_BLOCK]
+            of_direction = direction[pairs]
+            rows = parts_of.reshape(2, count)[of_direction, pairs]
+            others = wholes[wholes_of.reshape(2, count)[of_direction, pairs]]
+            begun = torch.tensor(PARTS)[best.reshape(2, count)[of_direction, pairs]]
+            nearest[pairs] = self._fitted(rows, others, begun).numpy()
+        distances: Vectors = np.sqrt(np.maximum(2 - 2 * nearest, 0))
+        return distances
+
+    def _fitted(self, rows: Numbers, others: Tensor, parts: Tensor) -> Tensor:
+        """Return the products of whole images and of those parts of others that fit best, ``[B]``.
+
+        From the parts ``[B, 4]``, each step takes the best of ten small changes of place and size, or halves them.
+        """
+        smooth, flat = self._smooth(rows)
+        products = (_vectors_of(smooth, flat, parts[:, None])[:, 0] * others).sum(1)
+        moves = torch.tensor(_MOVES)
+        change = torch.full((len(rows), 1), 0.04)
+        for _ in range(_STEPS):
+            tried = _inside(parts[:, None] + change[:, None] * moves)
+            largest = (_vectors_of(smooth, flat, tried) * others[:, None]).sum(2).max(dim=1)
+            is_better = largest.values > products
+            chosen = tried[torch.arange(len(rows)), largest.indices]
+            parts = torch.where(is_better[:, None], chosen, parts)
+            products = torch.maximum(products, largest.values)
+            change = torch.where(is_better[:, None], change, change / 2)
+        return products
+
+
+def _inside(parts: Tensor) -> Tensor:
+    """Return parts that are inside of their images, and keep at least 75 % of each side."""
+    sides = parts[..., :2].clamp(0.75, 1)
+    room = 1 - sides
+    return torch.cat([sides, parts[..., 2:].clamp(-room, room)], -1)
+
+
+def _vectors_of(smooth: Tensor, flat: Tensor, parts: Tensor) -> Tensor:
+    """Return vectors of parts ``[B, P, 4]`` of smoothed thumbnails ``[B, 1, 64, 64]``, ``[B, P, D]``."""
+    images, count, _ = parts.shape
+    width, height, x, y = parts.unsqueeze(-1).unbind(2)
+    centers = (2 * torch.arange(COMPARED) + 1) / COMPARED - 1
+    across = (centers * width + x)[:, :, None, :].expand(-1, -1, COMPARED, -1)
+    down = (centers * height + y)[:, :, :, None].expand(-1, -1, -1, COMPARED)
+    grid = torch.stack([across, down], -1).flatten(1, 2)
+    shown = nn.functional.grid_sample(smooth, grid, align_corners=False, padding_mode="border")
+    shown = shown.view(images, count, COMPARED**2)
+    shown = shown - shown.mean(2, keepdim=True)
+    return nn.functional.normalize(torch.cat([shown, flat[:, None].expand(-1, count, -1)], 2), dim=2)
+
+
+def candidates(thumbnails: Thumbnails, wholes: Tensor, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
+    """Return pairs of images that may be copies: of each, some parts and the eight nearest whole images.
+
+    Args:
+        thumbnails: of all images.
+        wholes: their vectors, of :meth:`Thumbnails.whole_vectors`.
+        groups: numbers of all images; or of two sets, of which each is searched for the images of the other.
+    """
+    pairs = []
+    total = len(thumbnails)
+    for queries, searched in ((groups[0], groups[-1]), (groups[-1], groups[0])):
+        if not len(queries) or not len(searched):
+            continue
+        count = min(NEIGHBORS + 1, len(searched))  # an image may find itself
+        search = _search_of(wholes[searched])
+        for start in range(0, len(queries), _TILE):
+            rows = queries[start : start + _TILE]
+            for part in COARSE_PARTS:
+                found = searched[search(thumbnails.vectors(rows, [part])[:, 0], count)]
+                one = np.repeat(rows, count)
+                other = found.ravel()
+                pairs.append(np.unique(np.minimum(one, other) * total + np.maximum(one, other)))
+        if len(groups) == 1:
+            break
+    if not pairs:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    first, second = np.divmod(np.unique(np.concatenate(pairs)), total)
+    return first[first != second], second[first != second]
+
+
+def _search_of(wholes: Tensor) -> Callable[[Tensor, int], Numbers]:
+    """Return a function from vectors and a number to the places of so many nearest ones, ``[Q, k]``.
+
+    More than 20,000 are searched by 16 lists of a faiss index, if there is faiss.
+    """
+    if len(wholes) > MOST_EXACT and has_faiss():
+        import faiss
+
+        rows = wholes.numpy()
+        index = faiss.index_factory(rows.shape[1], f"IVF{math.isqrt(len(rows))},Flat", faiss.METRIC_INNER_PRODUCT)
+        index.train(rows)
+        index.add(rows)
+        faiss.extract_index_ivf(index).nprobe = LISTS_SEARCHED
+
+        def of_lists(queries: Tensor, count: int) -> Numbers:
+            places: Numbers = index.search(np.ascontiguousarray(queries.numpy()), count)[1]
+            return np.where(places < 0, places[:, :1], places)  # where the lists have too few
+
+        return of_lists
+
+    def of_all(queries: Tensor, count: int) -> Numbers:
+        blocks = []
+        for start in range(0, len(queries), _READ):
+            products = queries[start : start + _READ] @ wholes.T
+            blocks.append(products.topk(count, dim=1).indices)
+        return torch.cat(blocks).numpy()
+
+    return of_all
+
+
+def read_thumbnails(
+    files: Sequence[Path], listener: Callable[[int], None] | None = None
+) -> tuple[Thumbnails, dict[int, str]]:
+    """Return the thumbnails of files, and why each unreadable one has none; such a thumbnail is black.
+
+    A JPEG is decoded at a reduced size. ``listener`` is called with the number of files that were read so far.
+    """
+    images = torch.zeros(len(files), 3, STORED, STORED, dtype=torch.uint8)
+    problems: dict[int, str] = {}
+    for place, image in enumerate(_read_in_order(files)):
+        if isinstance(image, str):
+            problems[place] = image
+        else:
+            images[place] = image
+        if listener is not None:
+            listener(place + 1)
+    return Thumbnails(images), problems
+
+
+def _read_in_order(files: Sequence[Path]) -> Iterator[Tensor | str]:
+    """Yield the thumbnail of each file, or why it cannot be read; a few threads read them."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        for start in range(0, len(files), _READ):
+            yield from pool.map(_read, files[start : start + _READ])
+
+
+def _read(file: Path) -> Tensor | str:
+    try:
+        pixels = read_image(file, 3, smallest=2 * STORED)
+    except DataError as error:
+        return str(error)
+    return thumbnail_of(Image.fromarray(pixels.permute(1, 2, 0).numpy()))

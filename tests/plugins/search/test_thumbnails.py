@@ -1,0 +1,141 @@
+"""Thumbnails, their parts, and the pairs that may be copies."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext_search import thumbnails as module
+from pml_ext_search.thumbnails import COMPARED, NOISE, PARTS, Thumbnails, candidates, read_thumbnails, thumbnail_of
+
+from .photographs import photograph, stacked
+
+
+def thumbnails_of(images):
+    return Thumbnails(stacked([thumbnail_of(image) for image in images]))
+
+
+def distance(one, other):
+    pair = thumbnails_of([one, other])
+    return pair.distances(pair.whole_vectors(), np.array([0]), np.array([1])).item()
+
+
+def part_by_loops(image, part):
+    """The vector of a part: bilinear values of the smoothed luminance, pixel after pixel, in float64."""
+    pixels = thumbnail_of(image).double().numpy()
+    padded = np.pad(pixels[0], 1, mode="edge")
+    smooth = np.array([[padded[y : y + 3, x : x + 3].mean() for x in range(64)] for y in range(64)])
+    width, height, x, y = part
+    values = []
+    for row in range(COMPARED):
+        for column in range(COMPARED):
+            at_x = ((2 * column + 1) / COMPARED - 1) * width + x
+            at_y = ((2 * row + 1) / COMPARED - 1) * height + y
+            at_x = min(max((at_x + 1) * 32 - 0.5, 0), 63)
+            at_y = min(max((at_y + 1) * 32 - 0.5, 0), 63)
+            left, top = int(at_x), int(at_y)
+            right, bottom = min(left + 1, 63), min(top + 1, 63)
+            across, down = at_x - left, at_y - top
+            upper = smooth[top, left] * (1 - across) + smooth[top, right] * across
+            lower = smooth[bottom, left] * (1 - across) + smooth[bottom, right] * across
+            values.append(upper * (1 - down) + lower * down)
+    values = np.array(values) - np.mean(values)
+    colors = pixels.reshape(3, -1).mean(1) - 128
+    flat = np.array([colors[0], 2 * colors[1], 2 * colors[2], 64])
+    vector = np.concatenate([values, NOISE * COMPARED * flat / np.linalg.norm(flat)])
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.mark.parametrize("part", [PARTS[0], PARTS[3], PARTS[40], PARTS[-1]])
+def test_vectors_are_those_of_loops(part):
+    images = [photograph(0), photograph(1, 60)]
+    found = thumbnails_of(images).vectors(slice(None), [PARTS[0], part])
+    for place, image in enumerate(images):
+        np.testing.assert_allclose(found[place, 1], part_by_loops(image, part), atol=1e-5)
+
+
+def test_parts_are_inside_and_keep_most():
+    assert len(PARTS) == len(set(PARTS)) > 100
+    for width, height, x, y in PARTS:
+        assert width >= 0.78
+        assert height >= 0.78
+        assert abs(x) <= 1 - width + 1e-9
+        assert abs(y) <= 1 - height + 1e-9
+
+
+@pytest.mark.parametrize("corners", [(0, 0, 190, 160), (30, 10, 213, 150), (11, 20, 200, 160), (5, 0, 175, 128)])
+def test_a_part_is_near_the_whole(corners):
+    image = photograph(3)
+    part = image.crop(corners)
+    assert distance(image, part) == distance(part, image) < 0.08
+    plain = thumbnails_of([image, part]).whole_vectors()
+    assert (plain[0] - plain[1]).norm() > 2 * distance(image, part)
+
+
+def test_brightness_and_contrast_do_not_count():
+    image = photograph(4)
+    pixels = np.asarray(image, dtype=np.float64)
+    assert distance(image, Image.fromarray((0.5 * pixels + 30).astype(np.uint8))) < 0.1
+    assert distance(image, photograph(5)) > 0.5
+
+
+def test_images_of_one_color_are_told_apart_by_it():
+    red, green, gray, other_gray = (
+        Image.new("RGB", (90, 60), color) for color in ((200, 30, 30), (30, 120, 30), (90, 90, 90), (94, 94, 94))
+    )
+    assert distance(red, green) > 0.5
+    assert distance(red, red) < 1e-3
+    assert distance(gray, other_gray) < 0.1
+    assert distance(Image.new("L", (60, 60), 0), Image.new("L", (60, 60), 255)) > 1
+    noisy = np.random.default_rng(0).integers(89, 92, (60, 90, 3), dtype=np.uint8)
+    assert distance(gray, Image.fromarray(noisy)) < 0.3
+
+
+def test_candidates_are_the_nearest_of_each(monkeypatch):
+    monkeypatch.setattr(module, "NEIGHBORS", 2)
+    monkeypatch.setattr(module, "_TILE", 7)
+    images = thumbnails_of([photograph(number) for number in range(20)])
+    wholes = images.whole_vectors()
+    first, second = candidates(images, wholes, [np.arange(20)])
+    found = set(zip(first.tolist(), second.tolist(), strict=True))
+    assert all(one < other for one, other in found)
+    wanted = set()
+    for part in module.COARSE_PARTS:
+        for one in range(20):
+            products = (images.vectors(np.array([one]), [part])[0, 0] @ wholes.T).tolist()
+            nearest = sorted(range(20), key=lambda other, products=products: -products[other])[:3]
+            wanted |= {(min(one, other), max(one, other)) for other in nearest if other != one}
+    assert found == wanted
+
+
+def test_candidates_of_two_sets_are_between_them(monkeypatch):
+    images = thumbnails_of([photograph(number % 10) for number in range(20)])
+    new, old = np.arange(10), np.arange(10, 20)
+    first, second = candidates(images, images.whole_vectors(), [new, old])
+    assert (first < 10).all()
+    assert (second >= 10).all()
+    assert {(number, number + 10) for number in range(10)} <= set(zip(first.tolist(), second.tolist(), strict=True))
+    assert candidates(images, images.whole_vectors(), [new, old[:0]])[0].size == 0
+
+
+def test_lists_of_faiss_find_copies(monkeypatch):
+    pytest.importorskip("faiss", reason="needs the extra cpu")
+    monkeypatch.setattr(module, "MOST_EXACT", 50)
+    images = thumbnails_of([photograph(number % 60) for number in range(120)])
+    first, second = candidates(images, images.whole_vectors(), [np.arange(120)])
+    assert {(number, number + 60) for number in range(60)} <= set(zip(first.tolist(), second.tolist(), strict=True))
+
+
+def test_files_are_read_in_order_and_unreadable_ones_are_named(tmp_path):
+    for number in range(5):
+        photograph(number).save(tmp_path / f"{number}.png")
+    (tmp_path / "2.png").write_bytes(b"no image")
+    done = []
+    files = sorted(tmp_path.glob("*.png"))
+    read, problems = read_thumbnails(files, done.append)
+    assert list(problems) == [2]
+    assert "2.png: not a readable image" in problems[2]
+    assert done == [1, 2, 3, 4, 5]
+    for number in (0, 1, 3, 4):
+        assert torch.equal(read.gray[number], thumbnail_of(photograph(number))[0])
+    assert len(read_thumbnails([])[0].whole_vectors()) == 0
