@@ -25,6 +25,7 @@ ALONE = ["architecture", "evaluate", "index", "own-loop", "recipes", "relations"
 RUN_ELSEWHERE = {"pairs.md", "vectors.md", "plugins.md", "checks.md", "components.md"}
 NOT_RUN = {
     "browse.md": "serves until it is ended; tests/plugins/browse starts it",
+    "copies.md": "a folder of a user; tests/plugins/search/test_duplicates.py runs such lines",
     "embedding.md": "a run of a user",
     "individuals.md": "a folder of a user; tests/plugins/search/test_identify.py runs such lines",
     "beyond-one-machine.md": "several machines and a database",
