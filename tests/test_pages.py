@@ -25,6 +25,7 @@ ALONE = ["architecture", "evaluate", "index", "own-loop", "recipes", "relations"
 RUN_ELSEWHERE = {"pairs.md", "vectors.md", "plugins.md", "checks.md", "components.md"}
 NOT_RUN = {
     "browse.md": "serves until it is ended; tests/plugins/browse starts it",
+    "copies.md": "a folder of a user; tests/plugins/search/test_duplicates.py runs such lines",
     "embedding.md": "a run of a user",
     "folder.md": "a folder of a user; tests/plugins/fit/test_unlabeled.py and test_later_labels.py run such lines",
     "individuals.md": "a folder of a user; tests/plugins/search/test_identify.py runs such lines",
