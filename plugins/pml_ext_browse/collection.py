@@ -27,6 +27,7 @@ from pml_ext.tool import (
     EmbeddedImages,
     ImageClusters,
     Mirror,
+    PmlExtError,
     SearchedRun,
     SearchService,
     flattened,
@@ -53,6 +54,16 @@ class Neighbor(NamedTuple):
     class_name: str
     distance: float
     same_class: bool | None
+
+
+class Identity(NamedTuple):
+    """Which class of the index a photograph shows; ``nearest`` is None, and ``reason`` says why, if that is unknown."""
+
+    known: bool
+    nearest: str | None
+    distance: float
+    threshold: float  # the greatest distance of a known photograph
+    reason: str
 
 
 class Pair(NamedTuple):
@@ -133,6 +144,19 @@ class BrowsedRun:
         (point,) = self.run.embed(file).cpu()
         path = os.path.relpath(os.path.realpath(file), self.folder.resolve())
         return self._nearest(point, self.numbers.get(path), k)
+
+    def identity(self, file: Path) -> Identity | None:
+        """Return whether a photograph shows a class of the index or a new one; None if the images have no classes."""
+        if not self.class_names:
+            return None
+        try:
+            indexed = self.run.indexed_images()
+            if indexed.folder.resolve() != self.folder.resolve() or list(indexed.paths) != list(self.paths):
+                raise DataError(f"the index of {self.run.folder} has other images than this page")
+            (found,) = self.run.identify([file], 1)
+        except (PmlExtError, OSError) as error:
+            return Identity(False, None, float("nan"), float("nan"), str(error))
+        return Identity(found.known, found.classes[0], found.distances[0], found.threshold, "")
 
     def _nearest(self, point: Tensor, query: int | None, k: int) -> list[Neighbor]:
         """Return the nearest images of a point; ``query`` is the number of its own image, which is left out."""

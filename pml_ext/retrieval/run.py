@@ -42,6 +42,9 @@ class SearchedRun(Protocol):
     def group(self, images: Any, clusters: int | str) -> ImageClusters:
         """Return clusters of images that :meth:`embed_folder` or :meth:`indexed_images` gave."""
 
+    def identify(self, images: Any, k: int = 3) -> list[Any]:
+        """Return which class of the index each image shows, or that it is new; DataError if that cannot be told."""
+
     def open_filled_store(self, store: str) -> Mirror:
         """Open a store that has the images of the index; DataError if it has none."""
 

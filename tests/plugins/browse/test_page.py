@@ -4,13 +4,18 @@ import base64
 import html
 import io
 import re
+import shutil
 
 import pytest
 from PIL import Image
 
+from pml_ext import load_run
 from pml_ext.errors import DataError
+from pml_ext.files import read_json, write_json
+from pml_ext_browse import open_collections
+from pml_ext_search.calibration import FILE
 
-from ..search.conftest import full
+from ..search.conftest import full, write_digits
 from .asking import PNG, ask, read, upload
 
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
@@ -104,6 +109,58 @@ def test_a_refused_upload_leaves_no_file(pair, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         page.keep(io.BytesIO(PNG), "mine.png")
     assert [*tmp_path.iterdir()] == []
+
+
+def text_of(page, photograph):
+    """The answer of the page to an uploaded photograph, without tags."""
+    token = page.keep(io.BytesIO(photograph.read_bytes()), photograph.name)
+    content, status = page.draw("query", {"upload": token})
+    assert status == 200
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", content)).split())
+
+
+@pytest.mark.filterwarnings("ignore:known within")
+def test_a_photograph_is_known_or_new(trained, tmp_path):
+    """The answers are those of the run, and each side of a stranger's distance is another answer."""
+    write_digits(tmp_path / "enrolled", range(120))
+    for folder in (tmp_path / "enrolled").iterdir():  # names that training does not know, and that have to be escaped
+        folder.rename(folder.with_name(f"seal <{folder.name}>"))
+    stranger = tmp_path / "stranger.png"
+    Image.effect_noise((8, 8), 90).save(stranger)
+    copied = shutil.copy(next((tmp_path / "enrolled" / "seal <3>").iterdir()), tmp_path / "mine.png")
+    run = load_run(shutil.copytree(trained / "one", tmp_path / "run", ignore=lambda *_: ["collection"]), "cpu")
+    run.index(tmp_path / "enrolled")
+    threshold = run.calibrate(0.05).threshold
+    page = server.Page(open_collections([run.folder], None, "cpu"), tmp_path)
+    for file in (copied, stranger):
+        (wanted,) = run.identify(file, 1)
+        word = "Known" if wanted.known else "New"
+        told = f"{word}: the nearest class is {wanted.classes[0]}, at {wanted.distances[0]:.3f}; "
+        assert told + f"known is what is within {threshold:.3f}" in text_of(page, file)
+    assert "Known: the nearest class is seal <3>" in text_of(page, copied)
+    kept = run.place / FILE
+    write_json(kept, read_json(kept) | {"threshold": wanted.distances[0] - 1e-3})
+    assert "New: the nearest class is seal <" in text_of(page, stranger)
+    write_json(kept, read_json(kept) | {"threshold": wanted.distances[0] + 1e-3})
+    assert "Known: the nearest class is seal <" in text_of(page, stranger)
+
+
+def test_without_a_threshold_the_reason_is_shown(trained, few):
+    """Trained on all enrolled classes, another folder than the index, and no classes at all."""
+    photograph = few.photos / "0" / "0000.png"
+    run = load_run(few.run, "cpu")
+    run.index(few.photos)
+    text = text_of(server.Page(open_collections([few.run], None, "cpu"), few.place), photograph)
+    assert "Known or new cannot be told, by pml-ext identify: the run was trained on all 2 enrolled classes" in text
+    assert "0.000" in text  # the nearest are shown
+    (few.photos / "2").rename(few.place / "elsewhere")
+    other = open_collections([few.run], few.photos, "cpu", lambda _: None)
+    text = text_of(server.Page(other, few.place), photograph)
+    assert f"the index of {few.run} has other images than this page" in text
+    flat = (few.photos / "0").rename(few.place / "flat")
+    text = text_of(server.Page(open_collections([few.run], flat, "cpu", lambda _: None), few.place), flat / "0000.png")
+    assert "Known" not in text
+    assert "New:" not in text
 
 
 def test_clusters(served):
