@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import random
 import re
 import secrets
@@ -70,7 +72,6 @@ class Page:
         try:
             run = _number(options, "run", 0, 0, len(self.collections) - 1)
             last = len(self.collections[run]) - 1
-            clusters = options.get("clusters", "").strip()
             image = None
             if "image" in options:
                 image = _number(options, "image", 0, 0, last)
@@ -84,7 +85,7 @@ class Page:
                 "method": _choice(options, "method", ["tsne", "pca"]),
                 "color": _choice(options, "color", self.colors),
                 "kind": _choice(options, "kind", self.kinds),
-                "clusters": int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters,
+                "clusters": _clusters(options),
                 "open": options.get("open", ""),
                 "unseen": options.get("unseen") == "1" and some_unseen,
             }
@@ -169,6 +170,28 @@ class Page:
                 clusters.append(cluster)
         return clusters
 
+    def named(self, options: Mapping[str, str]) -> str:
+        """Return a table of the images of named clusters, with the columns ``path`` and ``class``, as CSV.
+
+        ``options`` has the number of the run, the clusters, and the name of cluster N as ``clusterN``. DataError if
+        none has a name.
+        """
+        run = _number(options, "run", 0, 0, len(self.collections) - 1)
+        collection = self.collections[run]
+        grouping = collection.clusters(_clusters(options))
+        file = io.StringIO()
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["path", "class"])
+        rows = 0
+        for cluster in grouping.clusters:
+            name = " ".join(options.get(f"cluster{cluster.number}", "").split())
+            if name and cluster.number >= 0:
+                table.writerows((collection.paths[member], name) for member in cluster.members)
+                rows += len(cluster.members)
+        if not rows:
+            raise DataError("no cluster has a name; type one below a cluster")
+        return file.getvalue()
+
     def map(self, run: int, method: str, color: str, clusters: int | str, unseen: bool) -> dict[str, Any]:
         """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
         collection = self.collections[run]
@@ -199,6 +222,11 @@ def _number(options: Mapping[str, str], name: str, default: int, low: int, high:
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise ConfigError(f"{name}={text[:20]}: wanted a number from {low} to {high}")
     return int(text)
+
+
+def _clusters(options: Mapping[str, str]) -> int | str:
+    clusters = options.get("clusters", "").strip()
+    return int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters
 
 
 def _choice(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from pml_ext.tool import ConfigError, DataError, StoppedError, handle_signals, needs_extra
+from pml_ext.tool import ConfigError, DataError, PmlExtError, StoppedError, handle_signals, needs_extra
 
 from .collection import BrowsedRun
-from .page import Page
+from .page import CARDS, Page
 
 with needs_extra("browse", "pml-ext browse"):
     import python_multipart  # noqa: F401  # Starlette reads forms with it
@@ -42,6 +42,7 @@ with needs_extra("browse", "pml-ext browse"):
 HOST = "127.0.0.1"
 SIZES = (160, 480)  # pixels of a picture's longer side
 MAX_UPLOAD = 64 << 20  # bytes
+MAX_NAMES = 1 << 20  # bytes
 _HEADERS = {
     "content-security-policy": "default-src 'none'; img-src 'self' data:; script-src 'self'; style-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -90,6 +91,19 @@ def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
             return HTMLResponse(page.problem(str(error)), 400)
         return RedirectResponse(f"/?{urlencode({'upload': token, 'k': k})}", 303)
 
+    async def names(request: Request) -> Response:
+        length = request.headers.get("content-length", "")
+        if not (length.isdecimal() and len(length) < 12 and int(length) <= MAX_NAMES):
+            return HTMLResponse(page.problem("Too many names, or names that are too long."), 413 if length else 411)
+        try:
+            async with request.form(max_files=0, max_fields=CARDS + 2) as form, computing:
+                options = {name: value for name, value in form.items() if isinstance(value, str)}
+                table = await run_in_threadpool(page.named, options)
+        except PmlExtError as error:
+            return HTMLResponse(page.problem(str(error)), 400)
+        headers = {"content-disposition": 'attachment; filename="classes.csv"', "cache-control": "no-store"}
+        return Response(table.encode("utf-8", "surrogateescape"), media_type="text/csv", headers=headers)
+
     def picture(request: Request) -> Response:
         parts = [request.path_params[name] for name in ("run", "number", "size")]
         if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
@@ -107,6 +121,7 @@ def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
         Route("/answers", view),
         Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         Route("/upload", upload, methods=["POST"]),
+        Route("/names", names, methods=["POST"]),
         Route("/thumbnail/{run}/{number}/{size}", picture),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # against DNS rebinding

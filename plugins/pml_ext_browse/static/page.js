@@ -26,8 +26,21 @@ for (const input of document.querySelectorAll("form[data-auto] :is(select, [type
 const busy = document.getElementById("busy");
 let waiting = 0;
 const wait = () => { waiting = setTimeout(() => { busy.hidden = false; busy.scrollIntoView({ block: "nearest" }); }, 150); };
-document.addEventListener("submit", wait);
+document.addEventListener("submit", (event) => { if (event.target.id !== "names") wait(); });  // a table is saved: the page stays
 document.addEventListener("click", (event) => {
   if (event.target.closest("a[href]") && !(event.ctrlKey || event.metaKey || event.shiftKey)) wait();
 });
 window.addEventListener("pageshow", () => { clearTimeout(waiting); busy.hidden = true; });
+// Names of clusters outlive a look into a cluster, until the tab is closed.
+const names = document.getElementById("names");
+if (names) {
+  const key = `names of ${location.origin} ${document.title} ${names.elements.run.value} ${names.elements.clusters.value}`;
+  const given = JSON.parse(sessionStorage.getItem(key) || "{}");
+  for (const input of document.querySelectorAll(".named input")) {
+    input.value = given[input.name] || "";
+    input.addEventListener("input", () => {
+      given[input.name] = input.value;
+      sessionStorage.setItem(key, JSON.stringify(given));
+    });
+  }
+}

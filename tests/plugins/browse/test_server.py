@@ -1,6 +1,7 @@
 """The server of the page: what it refuses, and what it gives away."""
 
 import asyncio
+import csv
 import io
 import os
 import re
@@ -10,10 +11,13 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from pml_ext import load_run
 
 from .asking import PNG, ask, upload
 from .conftest import SECRET
@@ -52,6 +56,32 @@ def test_an_upload_has_a_limit(served):
     for length in (str((64 << 20) + 1), "1" * 30, "x"):
         assert ask(served, "/upload", "POST", Content_Length=length)[0] in (400, 413), length
     assert ask(served, "/upload", "POST", Transfer_Encoding="chunked", Content_Length="")[0] in (400, 411)
+
+
+def test_names_of_clusters_are_a_table_of_classes(served):
+    """Of the command that writes the same clusters; a cluster without a name has no row."""
+    form = {"Content_Type": "application/x-www-form-urlencoded"}
+    body = urlencode({"run": 0, "clusters": 3, "cluster0": ' a, "b"\n ü', "cluster2": "=c", "cluster9": "none"})
+    status, headers, content = ask(served, "/names", "POST", body.encode(), **form)
+    assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="classes.csv"')
+    assert content.startswith(b"path,class\n")
+    run = load_run(served.place / "one", "cpu")
+    embedded = run.indexed_images()
+    wanted = {}
+    for cluster in run.group(embedded, 3).clusters:
+        if cluster.number != 1:
+            wanted |= dict.fromkeys(
+                [embedded.paths[n] for n in cluster.members], {0: 'a, "b" ü', 2: "=c"}[cluster.number]
+            )
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    assert {row["path"]: row["class"] for row in rows} == wanted
+    assert 0 < len(rows) == len(wanted) < 202
+    page = ask(served, "/clusters?clusters=3")[2].decode()
+    assert page.count('form="names" name="cluster') == 3
+    status, _, content = ask(served, "/names", "POST", b"run=0&clusters=3&cluster0=+", **form)
+    assert (status, b"no cluster has a name" in content) == (400, True)
+    assert ask(served, "/names", "POST", body.encode(), Origin="http://evil.example", **form)[0] == 403
+    assert ask(served, "/names", "POST", b"a" * ((1 << 20) + 1), **form)[0] == 413
 
 
 @pytest.mark.parametrize(
