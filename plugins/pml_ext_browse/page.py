@@ -173,12 +173,13 @@ class Page:
     def named(self, options: Mapping[str, str]) -> str:
         """Return a table of the images of named clusters, with the columns ``path`` and ``class``, as CSV.
 
-        ``options`` has the number of the run, the clusters, and the name of cluster N as ``clusterN``. DataError if
-        none has a name.
+        ``options`` has the number of the run, the clusters, and the name of cluster N as ``clusterN``. Images whose
+        files are gone are left out. DataError if none has a name.
         """
         run = _number(options, "run", 0, 0, len(self.collections) - 1)
         collection = self.collections[run]
         grouping = collection.clusters(_clusters(options))
+        gone = set(collection.missing)
         file = io.StringIO()
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["path", "class"])
@@ -186,8 +187,10 @@ class Page:
         for cluster in grouping.clusters:
             name = " ".join(options.get(f"cluster{cluster.number}", "").split())
             if name and cluster.number >= 0:
-                table.writerows((collection.paths[member], name) for member in cluster.members)
-                rows += len(cluster.members)
+                paths = [collection.paths[member] for member in cluster.members]
+                there = [(path, name) for path in paths if path not in gone]
+                table.writerows(there)
+                rows += len(there)
         if not rows:
             raise DataError("no cluster has a name; type one below a cluster")
         return file.getvalue()
