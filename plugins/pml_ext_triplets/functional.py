@@ -225,7 +225,9 @@ class _HingeSums(torch.autograd.Function):
         return sums, counts
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _counts: None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, _counts: None) -> tuple[Any, ...]:  # type: ignore[override]
+        if grad is None:  # nothing depends on the sums
+            return None, None, None, None, None
         distances, negatives, by_pair, by_negative, anchors, positives, columns, mask = ctx.saved_tensors
         most, kind, all_negatives = ctx.settings
         pairs = Positives(anchors, positives, columns, most, mask)

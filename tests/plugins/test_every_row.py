@@ -33,6 +33,8 @@ for _name in (
     "photographs-pretrained",
     "photographs-fine-tuned",
     "vectors",
+    "unlabeled",
+    "unlabeled-vectors",
 ):
     RECIPES.remove(f"fit/{_name}")  # of data of the user's own
 

@@ -17,7 +17,6 @@ from pml_ext import (
     MetricVarianceRegularizer,
     MultipleLosses,
     NegativesOnly,
-    PairLoss,
     RegularizedLoss,
     Relation,
     SemiHardTripletMiner,
@@ -29,6 +28,7 @@ from pml_ext import (
     registry,
 )
 from pml_ext.miners import PairMiner, TiledMiner
+from pml_ext.plugin import PairLoss
 from pml_ext.relations import related_pairs
 from pml_ext.testing import SecondDevice
 from pml_ext.testing.calling import CountedOperations
