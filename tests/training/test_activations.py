@@ -96,7 +96,8 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
     before = run.trunk.state_dict()["0.weight"].clone()
     monkeypatch.setattr("pml_ext.training.loop.validate", lambda *_: remember(run.epoch, 0))
     train_run(run, finish=lambda *_: {})
-    assert len(passes) == 1  # the features of all training images, once
+    # The features of all training images, once, and those of the tested images for the test before the training.
+    assert [len(images) for _, images, *_ in passes] == [len(run.images("train")), len(run.images("test"))]
     assert torch.equal(trunks[2], before)
     assert not torch.equal(trunks[3], before)
 
