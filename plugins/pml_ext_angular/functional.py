@@ -58,7 +58,7 @@ class _LogSumsOfPairs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         similarity, anchors, partners, shares = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input, where there are shares
-            shares = torch.softmax(fill_outside(similarity, shares > 0, _lowest(similarity)), 1)
+            shares = torch.softmax(fill_outside(similarity, shares != 0, _lowest(similarity)), 1)
         by_anchor = grad.new_zeros(len(similarity)).index_put((anchors,), grad, accumulate=True)
         gradient = shares * by_anchor[:, None]
         gradient.index_put_((anchors, partners), -grad, accumulate=True)
@@ -176,7 +176,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         similarity, members, rows, sums, anchors, partners = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input, where there are exponentials
-            rows = _by_class((4 * ctx.t * similarity).exp(), members) * (rows > 0)
+            rows = _by_class((4 * ctx.t * similarity).exp(), members) * (rows != 0)
             sums = (rows @ rows.mT)[ctx.places]
         shares = grad / sums.clamp(min=_BELOW_PRODUCTS)
         weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(ctx.places, shares)

@@ -72,11 +72,11 @@ def kept_choice(folder: Path, name: str) -> Choice | None:
 
 
 @contextlib.contextmanager
-def begun_folder(folder: Path) -> Iterator[None]:
-    """Create and lock the folder of a run for its trials, so that ``--resume`` goes on after a kill.
+def begun_folder(folder: Path, stopped: Callable[[str], str]) -> Iterator[None]:
+    """Create and lock the folder of a run before its training, so that ``--resume`` goes on after a kill.
 
-    An error removes the folder again, if it was created here. A signal ends the trials by a StoppedError, which says
-    what to type.
+    An error removes the folder again, if it was created here. A signal ends the work by a StoppedError; ``stopped``
+    returns where, given how to go on.
     """
     created = not folder.exists()
     try:
@@ -84,11 +84,7 @@ def begun_folder(folder: Path) -> Iterator[None]:
             yield
     except StoppedError as error:
         again = f"go on with the same command with --out {shlex.quote(str(folder))} --resume"
-        if (folder / CHOICE).is_file():
-            where = f"after the choice; {again}"
-        else:
-            where = f"in the trials, before anything was chosen; {again}, which makes them again"
-        raise signals.stopped(error.signal, where) from None
+        raise signals.stopped(error.signal, stopped(again)) from None
     except Exception:
         if created:
             with contextlib.suppress(OSError):  # it has files

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from pml_ext.plugin import ConfigError
-from pml_ext.tool import AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
+from pml_ext.tool import CHOICE, AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
 
 if TYPE_CHECKING:
     from pml_ext.tool import Override
@@ -385,7 +385,13 @@ def _chosen_by_trials(
             told(f"goes on with what was chosen before: {kept.title}")
             return out, kept
     check()
-    with begun.begun_folder(out):
+
+    def stopped(again: str) -> str:
+        if (out / CHOICE).is_file():
+            return f"after the choice; {again}"
+        return f"in the trials, before anything was chosen; {again}, which makes them again"
+
+    with begun.begun_folder(out, stopped):
         with begun.folder_of_trials(out) as folder:
             place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told)
             chosen = choose(place)

@@ -98,7 +98,11 @@ def _seconds(compute: Callable[[], object]) -> float:
 
 
 class TimeLeft:
-    """The seconds of steps that are left, as they were estimated, corrected by what the steps before them took."""
+    """The seconds of steps that are left, as they were estimated, corrected by what the steps before them took.
+
+    What is left is as much evidence as what is over: a step of seconds that takes ten times as long says little about
+    one of minutes.
+    """
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
         self._seconds = dict(seconds)
@@ -115,10 +119,10 @@ class TimeLeft:
 
     def seconds(self, without: str = "") -> float:
         """Return the seconds that are left, of all steps but one."""
-        pace = 1.0
-        if self._ended > 0:
-            pace = (time.perf_counter() - self._begun) / self._ended
-        return pace * sum(seconds for step, seconds in self._seconds.items() if step != without)
+        left = sum(seconds for step, seconds in self._seconds.items() if step != without)
+        if self._ended == 0:
+            return left
+        return left * (time.perf_counter() - self._begun + left) / (self._ended + left)
 
     def __str__(self) -> str:
         """The end of a line about a step: ``"; about 3 minutes left"``; empty if nothing was estimated."""

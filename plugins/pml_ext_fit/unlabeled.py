@@ -6,22 +6,19 @@ whitening is fitted to them, and the collection is made of them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pml_ext.plugin import ConfigError, DataSplits
 from pml_ext.tool import (
-    LOCK,
     RECIPE,
     Override,
     SearchService,
-    StoppedError,
     build_dataset,
     check_folder,
     choose_device,
@@ -29,18 +26,17 @@ from pml_ext.tool import (
     is_vector_file,
     keep_freed_memory,
     load_recipe,
-    locked,
     num_processes,
     overrides_of,
     preprocessing_of,
     read_vectors,
     service,
-    signals,
     tables_of_run,
     train,
 )
 
 from . import folder_runs
+from .begun import begun_folder
 from .closed_forms import WHITENED
 from .one_pass import keep_features
 from .settings import Settings
@@ -141,29 +137,11 @@ def _splits_of(asked: UnlabeledFit, out: Path, name: str, settings: Settings) ->
     preprocessing, _ = preprocessing_of(recipe, splits)
     device = choose_device(asked.device)
     keep_freed_memory(device)
-    with begun(out):
+    with begun_folder(out, lambda again: f"while features were computed, which are kept; {again}"):
         found = keep_features(
             recipe, splits.train, preprocessing, device, asked.listener.step, asked.listener.embedding
         )
     return replace(splits, train=found.readable, note=found.note)
-
-
-@contextlib.contextmanager
-def begun(out: Path) -> Iterator[None]:
-    """Create and lock a run's folder while features are computed; an error removes what was created here."""
-    created = not out.exists()
-    try:
-        with signals.listening(), locked(out):
-            yield
-    except StoppedError as error:
-        again = f"go on with the same command with --out {shlex.quote(str(out))} --resume"
-        raise signals.stopped(error.signal, f"while features were computed, which are kept; {again}") from None
-    except Exception:
-        if created:
-            with contextlib.suppress(OSError):  # it has files
-                (out / LOCK).unlink(missing_ok=True)
-                out.rmdir()
-        raise
 
 
 def _closed_form(splits: DataSplits, name: str, settings: Settings, asked: UnlabeledFit) -> Settings:

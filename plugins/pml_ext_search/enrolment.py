@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,14 @@ from pml_ext.tool import (
     DataError,
     check_writable,
     open_image,
+    sha256_of,
     shortened,
     write_atomically,
     writing,
 )
 
 from .class_folders import ClassFolders
+from .free_name import free_name
 from .reading import list_folder
 
 if TYPE_CHECKING:
@@ -68,15 +69,15 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
         place.mkdir(parents=True, exist_ok=True)
     known: dict[str, str] = {}  # paths in the index by the digests of the photographs' bytes
     for path in list_folder(place).names:
-        known[_digest_of(place / path)] = (place / path).relative_to(root).as_posix()
+        known[sha256_of(place / path)] = (place / path).relative_to(root).as_posix()
     copied: list[str] = []
     there: list[str] = []
     for file in files:
-        digest = _digest_of(file)
+        digest = sha256_of(file)
         if digest in known:
             there.append(known[digest])
             continue
-        target = _unused(place, file.name.lstrip("."))  # what is hidden is not indexed
+        target = free_name(place / file.name.lstrip("."))  # what is hidden is not indexed
         write_atomically(target, lambda path, file=file: shutil.copy2(file, path))  # type: ignore[misc]
         known[digest] = target.relative_to(root).as_posix()
         copied.append(known[digest])
@@ -136,18 +137,3 @@ def _check_photograph(file: Path) -> None:
         image.load()
     if file.suffix.lower() not in IMAGE_ENDINGS:
         raise DataError(f"{file}: an index reads files that end in {', '.join(sorted(IMAGE_ENDINGS))}; rename it")
-
-
-def _digest_of(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _unused(place: Path, name: str) -> Path:
-    """Return a path in a folder that no file has."""
-    target = place / name
-    number = 2
-    while os.path.lexists(target):
-        target = place / f"{Path(name).stem}-{number}{Path(name).suffix}"
-        number += 1
-    return target

@@ -12,6 +12,7 @@ from pathlib import Path
 from pml_ext.tool import ConfigError, DataError, UnwritableError, locked_folder
 
 from .duplicates import Copy, Duplicates, Group
+from .free_name import free_name
 
 
 @dataclasses.dataclass
@@ -101,7 +102,7 @@ def move_copies(found: Duplicates, folder: Path, roots: Iterable[Path]) -> SetAs
                 continue
             place = Path(os.path.realpath(name.parent)) / name.name
             size = os.lstat(name).st_size
-            _move(name, _free_name(target / place.relative_to(new_root)))
+            _move(name, free_name(target / place.relative_to(new_root)))
             done.files += 1
             done.space += size
     return done
@@ -115,16 +116,6 @@ def _move(copy: Path, target: Path) -> None:
         raise UnwritableError(
             f"--move: {copy} cannot be moved to {target} ({error.strerror or error}); it stays where it was"
         ) from None
-
-
-def _free_name(target: Path) -> Path:
-    """Return a path that is not taken: ``photo.jpg``, else ``photo-2.jpg`` and so on."""
-    number = 2
-    free = target
-    while os.path.lexists(free):
-        free = target.with_name(f"{target.stem}-{number}{target.suffix}")
-        number += 1
-    return free
 
 
 def _names_of(group: Group) -> list[Path]:

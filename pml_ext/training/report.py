@@ -67,22 +67,15 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     by_features = " --by features" if ahead else ""
     text = render(
         "report",
-        title=metrics["recipe"],
-        recipe=view.recipe,
-        metrics=metrics,
-        is_trained=is_trained(metrics),
+        **_shared_parts(view, metrics),
         headline=headline_of_listed(view, metrics) or headline(metrics, bool(trained_classes & tested_classes)),
         notes=[text for text in notes if text],
         gain=gain_of_fine_tuning(view.recipe, metrics),
-        run=shlex.quote(str(view.folder)),
-        data=data_of(view.recipe),
-        noun=view.data.noun,
         by_features=by_features,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
         figures=drawn,
         appendix=list(paper_tables(view.recipe, metrics)),
-        settings=tomli_w.dumps(view.recipe.as_dict()),
     )
     write_text(view.folder / "report.html", text)
 
@@ -92,25 +85,32 @@ def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
     count = metrics["images"]["train"]["images"]
     text = render(
         "report",
-        title=metrics["recipe"],
-        recipe=view.recipe,
-        metrics=metrics,
-        is_trained=is_trained(metrics),
+        **_shared_parts(view, metrics),
         headline=f"{count:,} {view.data.noun} without labels, ready to be searched. Nothing was tested: what is right "
         "is not known.",
         notes=[],
         gain="",
-        run=shlex.quote(str(view.folder)),
-        data=data_of(view.recipe),
-        noun=view.data.noun,
         by_features="",
         phases=metrics["seconds"],
         tables=[],
         figures=[],
         appendix=[],
-        settings=tomli_w.dumps(view.recipe.as_dict()),
     )
     write_text(view.folder / "report.html", text)
+
+
+def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a report has whether or not something was tested."""
+    return {
+        "title": metrics["recipe"],
+        "recipe": view.recipe,
+        "metrics": metrics,
+        "is_trained": is_trained(metrics),
+        "run": shlex.quote(str(view.folder)),
+        "data": data_of(view.recipe),
+        "noun": view.data.noun,
+        "settings": tomli_w.dumps(view.recipe.as_dict()),
+    }
 
 
 def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None]) -> None:
