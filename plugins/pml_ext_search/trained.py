@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
 
     from .calibration import Calibration
+    from .choices import ChosenCopies
     from .clusters import Clusters, Grouping, Number
     from .duplicates import Duplicates, Kind
     from .enrolment import Enrolment
@@ -77,6 +78,24 @@ def load_run(
             f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
         )
     return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
+
+
+def find_copies(
+    folder: Path,
+    names: Sequence[str],
+    radius: float | None = None,
+    keep: str = "most-pixels",
+    listener: Callable[[int], None] | None = None,
+) -> ChosenCopies:
+    """Return the copies among image files of a folder, for another tool that lets somebody choose what to keep.
+
+    See :func:`pml_ext_search.duplicates.find_duplicates` for the arguments.
+    """
+    from .choices import ChosenCopies
+    from .duplicates import find_duplicates
+    from .image_files import ImageFiles
+
+    return ChosenCopies(find_duplicates(ImageFiles(folder, names), radius, keep, listener=listener))
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
@@ -311,11 +330,11 @@ class TrainedRun(IndexedRun):
 
     # Clusters
 
-    def group(self, images: Embedded, clusters: Number) -> Grouping:
+    def group(self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
         """Return clusters of embedded images, without writing anything; see :func:`pml_ext_search.group`."""
         from .clusters import group
 
-        return group(images, clusters)
+        return group(images, clusters, chosen)
 
     def cluster(self, folder: str | Path, clusters: Number, out: str | Path | None = None) -> Clusters:
         """Cluster a folder's images; write a table, and contact sheets of the 100 largest clusters.
