@@ -65,7 +65,7 @@ def test_a_head_is_fitted_to_kept_features_and_the_collection_follows(flat, tmp_
 
 def test_the_table_has_absolute_paths_of_readable_images(flat):
     place, table = flat
-    copied, _ = labeled_table(place, table, [], "cpu", Lines())
+    copied = labeled_table(place, table, [], "cpu", Lines()).file
     with copied.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted(rows[0]) == ["label", "path"]
@@ -78,7 +78,7 @@ def test_rows_without_a_class_are_left_out(flat):
     place, table = flat
     with table.open("a", newline="") as file:
         file.write("unknown.png,\n")
-    copied, _ = labeled_table(place, table, [], "cpu", Lines())
+    copied = labeled_table(place, table, [], "cpu", Lines()).file
     with copied.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 32
     table.write_text("path,class\nunknown.png,\n")
@@ -107,3 +107,19 @@ def test_tables_of_something_else_are_refused(flat, tmp_path):
         fit(place, labels=table, no_labels=True, device="cpu")
     with pytest.raises(ConfigError, match="--labels fits a head in closed form"):
         fit(place, labels=table, fine_tune=True, device="cpu")
+
+
+def test_errors_are_about_the_table_that_was_given(flat, tmp_path):
+    place, table = flat
+    rows = table.read_text().splitlines()
+    names = [row.rpartition(",")[0] for row in rows[1:4]]
+    other = tmp_path / "my own.csv"
+    lines = ["path,class,split", "unknown.png,,", f"{names[0]},one,train", "", f'{names[1]},"a\nb",train']
+    other.write_text("\n".join([*lines, f"{names[2]},two,trian", ""]))
+    with pytest.raises(DataError, match=r"my own.csv, line 7: found split 'trian'") as raised:
+        fit(place, labels=other, device="cpu")
+    assert "labels-" not in str(raised.value)
+    other.write_text(f"path,class\n{names[0]},one\n{names[1]},one\n")
+    with pytest.raises(DataError, match=r"my own.csv: found 1 classes in 2 rows; wanted two or more") as raised:
+        fit(place, labels=other, device="cpu")
+    assert "labels-" not in str(raised.value)
