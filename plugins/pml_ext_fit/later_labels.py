@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pml_ext.plugin import ConfigError, DataError
 from pml_ext.tool import (
+    CLUSTERS_COLUMNS,
     Override,
     build_dataset,
     choose_device,
@@ -45,6 +46,8 @@ FRAMING = ("data.images.resize", "data.images.crop", "data.images.squash")
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
 Rows = list[tuple[str, dict[str, Any]]]  # with the place of each, such as "line 5"
 _NEW_LINE = re.compile(r"\r\n|\r|\n")
+# Columns of tables that cluster and select write, which say nothing of classes.
+WRITTEN = {"rank", "distance", *CLUSTERS_COLUMNS} - {"path", "class"}
 CLASS = "class"  # the column of classes in tables of clusters; "label" in those of open-metric-learning
 
 
@@ -122,7 +125,7 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
         )
     rows: Rows = []
     for place, line in lines:
-        row = {name: line[name] for name in columns}
+        row = {name: line[name] for name in columns if name not in WRITTEN}
         row["label"] = row.pop(class_column)
         row["path"] = str(folder / str(row["path"]).strip())
         if not is_empty(row["label"]):  # an image that nobody has named yet
@@ -135,7 +138,8 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
             f"{missing[0]}: no such file, though {labels} lists it ({len(missing)} of {len(rows)} are missing); its "
             f"paths are relative to {folder}"
         )
-    return ["label" if name == class_column else name for name in columns], rows
+    copied = ["label" if name == class_column else name for name in columns if name not in WRITTEN]
+    return copied, rows
 
 
 def _framing_of(folder: Path) -> Settings:
