@@ -31,23 +31,31 @@ from pml_ext.tool import (
 )
 
 from . import folder_runs
-from .candidates import TRUNK
+from .framing import CUTS, SQUASH
 from .one_pass import keep_features
 from .settings import Settings
-from .unlabeled import IMAGES
+from .trunk import LITE0, Trunk, trunk_of_table
+from .unlabeled import IMAGES, unlabeled_settings
 
 if TYPE_CHECKING:
     from pml_ext.tool import EmbeddingListener
 
-FRAMING = ("data.images.resize", "data.images.crop", "data.images.squash")
+FRAMING = (*CUTS, SQUASH)
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
 CLASS = "class"  # the column of classes in tables of clusters; "label" in those of open-metric-learning
 
 
 def labeled_table(
-    folder: Path, labels: Path, overrides: Sequence[Override], device: str, listener: EmbeddingListener
-) -> tuple[Path, list[Override]]:
+    folder: Path,
+    labels: Path,
+    trunk: Trunk | None,
+    overrides: Sequence[Override],
+    device: str,
+    listener: EmbeddingListener,
+) -> tuple[Path, list[Override], Trunk]:
     """Return a table of the labelled images that can be read, and the settings under which their features are kept.
+
+    The trunk, which is returned too, is that of the folder's run unless it is given.
 
     Rows without a class are left out. The features of all images of the folder are computed where they are not kept
     yet. DataError for a table without paths and classes, and for paths that the folder does not have.
@@ -56,8 +64,9 @@ def labeled_table(
         raise ConfigError(f"--labels {labels}: it has the classes of a folder of images, and {folder} is none")
     folder = folder.expanduser().resolve()
     columns, rows = _read(folder, labels, overrides)
-    framing = _framing_of(folder)
-    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | framing))
+    trunk, framing = _seen_as(folder, trunk)
+    of_trunk = unlabeled_settings(trunk)
+    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | of_trunk | framing))
     splits = build_dataset(recipe.data, None)
     preprocessing, _ = preprocessing_of(recipe, splits)
     found = keep_features(recipe, splits.train, preprocessing, choose_device(device), listener.step, listener.embedding)
@@ -74,7 +83,7 @@ def labeled_table(
     home.mkdir(parents=True, exist_ok=True)
     table = home / f"labels-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}.csv"
     write_text(table, text)
-    return table, overrides_of(framing | NOTHING_IS_READ)
+    return table, overrides_of(framing | NOTHING_IS_READ), trunk
 
 
 def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -108,18 +117,21 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
     return ["label" if name == class_column else name for name in columns], rows
 
 
-def _framing_of(folder: Path) -> Settings:
-    """Return how the run of a folder sees images, if its features are those of our trunk; else the settings of ours."""
-    wanted = load_recipe(IMAGES).as_dict()
+def _seen_as(folder: Path, trunk: Trunk | None) -> tuple[Trunk, Settings]:
+    """Return the trunk, and how it sees images: as in the run of the folder, if that has the same trunk."""
+    of_run = None
     known = folder_runs.remembered(folder)
     if known is not None:
-        tables = tables_of_run(known)
-        if tables.get("model", {}).get("trunk", {}).get("name") == TRUNK:
-            wanted = tables
+        of_run = tables_of_run(known)
+        trunk_of_run = trunk_of_table(of_run["model"]["trunk"])
+        trunk = trunk or trunk_of_run
+        if trunk != trunk_of_run:
+            of_run = None
+    trunk = trunk or LITE0
+    wanted = of_run or load_recipe(IMAGES, overrides_of(unlabeled_settings(trunk))).as_dict()
     values: Mapping[str, Any] = flat(wanted)
-    return {key: values[key] for key in FRAMING if values.get(key) is not None} | {
-        "data.images.squash": bool(values.get("data.images.squash"))
-    }
+    settings = {key: values[key] for key in FRAMING if values.get(key) is not None}
+    return trunk, settings | {SQUASH: bool(values.get(SQUASH))}
 
 
 def _as_csv(columns: Collection[str], rows: Sequence[Mapping[str, Any]]) -> str:
