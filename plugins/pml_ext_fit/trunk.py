@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch.nn import Module
+
 from pml_ext.plugin import ConfigError
 from pml_ext.tool import (
     HF,
@@ -106,21 +108,27 @@ def trunk_of_table(table: dict[str, Any]) -> Trunk:
         framing = Framing(side, True) if wanted.squash else Framing(side, ratio=side / shown)
     network = build_trunk(known, 3, side)
     features = output_size(network, 3, side)
-    smaller: int | None = round(side * SMALLER / MULTIPLE) * MULTIPLE
-    try:
-        if not 0 < smaller < side or output_size(network, 3, smaller) != features:
-            smaller = None
-    except ConfigError:  # a trunk of a fixed size
-        smaller = None
     cut = last_blocks(network, 3, side)
     return Trunk(
         title=_title(known.name, known.settings.get("weights")),
         settings=settings,
         features=features,
         framing=framing,
-        smaller=smaller,
+        smaller=_smaller_side(network, side, features),
         last_blocks=None if cut is None else cut.first,
     )
+
+
+def _smaller_side(network: Module, side: int, features: int) -> int | None:
+    """Return a side of images that takes half the time; None for a trunk of a fixed size."""
+    smaller = round(side * SMALLER / MULTIPLE) * MULTIPLE
+    if not 0 < smaller < side:
+        return None
+    try:
+        found = output_size(network, 3, smaller)
+    except ConfigError:
+        return None
+    return smaller if found == features else None
 
 
 def _title(name: str, weights: Any) -> str:
