@@ -44,17 +44,16 @@ class LossSettings(RegularizerSettings, total=False):
     embedding_reg_weight: float
 
 
-# Names of modules that losses do without: imported when they are first asked for. Those of ``accuracy_calculator`` and
-# ``inference`` are in PML 3's ``evaluation``; it takes the others away.
-_IMPORTED_LATER = {
-    "EQUALITY": "utils.accuracy_calculator:EQUALITY",
-    "AccuracyCalculator": "utils.accuracy_calculator:AccuracyCalculator",
-    "CustomKNN": "utils.inference:CustomKNN",
-    "FaissKMeans": "utils.inference:FaissKMeans",
-    "FaissKNN": "utils.inference:FaissKNN",
-    "HookContainer": "utils.logging_presets:HookContainer",
-    "MetricLossOnly": "trainers:MetricLossOnly",
-    "common_functions": "utils.common_functions:",
+# Modules that losses do without, which are imported when one of their names is first asked for. Where a name is in
+# PML 2, and in PML 3; None where PML 3 has nothing like it.
+_IMPORTED_LATER: dict[str, tuple[str, str | None]] = {
+    "AccuracyCalculator": ("utils.accuracy_calculator:AccuracyCalculator", "evaluation:AccuracyCalculator"),
+    "CustomKNN": ("utils.inference:CustomKNN", "evaluation:CustomKNN"),
+    "FaissKMeans": ("utils.inference:FaissKMeans", "evaluation:FaissKMeans"),
+    "FaissKNN": ("utils.inference:FaissKNN", "evaluation:FaissKNN"),
+    "HookContainer": ("utils.logging_presets:HookContainer", None),
+    "MetricLossOnly": ("trainers:MetricLossOnly", None),
+    "common_functions": ("utils.common_functions:", None),
 }
 
 
@@ -62,7 +61,11 @@ def __getattr__(name: str) -> Any:
     """Return one of :data:`_IMPORTED_LATER`."""
     if name not in _IMPORTED_LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    origin, _, inner = _IMPORTED_LATER[name].partition(":")
+    in_2, in_3 = _IMPORTED_LATER[name]
+    place = in_2 if MAJOR < 3 else in_3
+    if place is None:
+        raise AttributeError(f"pytorch-metric-learning {MAJOR} has no {name}, which version 2 had")
+    origin, _, inner = place.partition(":")
     module = importlib.import_module(f"pytorch_metric_learning.{origin}")
     return getattr(module, inner) if inner else module
 
@@ -70,7 +73,6 @@ def __getattr__(name: str) -> Any:
 if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
     from pytorch_metric_learning.trainers import MetricLossOnly as MetricLossOnly
     from pytorch_metric_learning.utils import common_functions as common_functions
-    from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY as EQUALITY
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as AccuracyCalculator
     from pytorch_metric_learning.utils.inference import CustomKNN as CustomKNN
     from pytorch_metric_learning.utils.inference import FaissKMeans as FaissKMeans
@@ -122,9 +124,11 @@ else:
     BaseRegularizer = regularizers.BaseRegularizer
     BaseDistance = distances.BaseDistance
 
-per_anchor_mean = reducers.PerAnchorReducer().aggregation_func  # its default
+per_anchor_mean = reducers.PerAnchorReducer().aggregation_func  # its default, which reducers.py knows by identity
 
 # What PML 2.9 has in modules that are private in PML 3, with the same values in the same order.
+
+EQUALITY = torch.eq  # how PML's calculator compares labels by default
 
 
 def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -167,9 +171,10 @@ def convert_to_triplets(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]
     return anchors[positive], positives[positive], negatives[negative]
 
 
-# The base classes that say what kind a class is. A sampler is any of torch's.
+# The base classes that say what kind a class is. A sampler is any of torch's. In PML 3, memory and self-supervision are
+# modules of no base.
 BASES: dict[str, tuple[type, ...]] = {
-    "loss": (BaseMetricLossFunction, BaseLossWrapper, MultipleLosses),
+    "loss": (BaseMetricLossFunction, BaseLossWrapper, MultipleLosses, BaseCrossBatchMemory, SelfSupervisedLoss),
     "miner": (BaseMiner,),
     "regularizer": (BaseRegularizer,),
     "distance": (BaseDistance,),

@@ -19,9 +19,10 @@ from pml_ext.testing.fixtures import isolated_registry  # noqa: F401
 
 from .overrides import typed
 
-threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # of this process and of all that it starts
-torch.set_num_threads(threads)
-os.environ["OMP_NUM_THREADS"] = str(threads)
+# One thread in this process and in all that it starts. Where cores are busy with something else, two threads spend most
+# of their time in loops that wait for one another: eight times as much for a k-means as one thread takes.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Who starts the tests may ignore signals, as nohup and a shell's "&" do; a program that they start would, too.
 for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):

@@ -1,6 +1,8 @@
 """The door to pytorch-metric-learning: bases, their settings, and what PML 3 takes away."""
 
 import inspect
+import sys
+import types
 
 import pytest
 import torch
@@ -62,11 +64,28 @@ def test_lists_of_pairs_and_triplets_are_those_of_pml(with_references):
 
 
 def test_a_name_that_is_imported_later_is_pmls():
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     from pytorch_metric_learning.utils.inference import FaissKNN
 
     assert pml.FaissKNN is FaissKNN
+    assert pml.EQUALITY is AccuracyCalculator().label_comparison_fn
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = pml.Nothing
+
+
+def test_names_that_pml_3_moves_are_taken_from_there(monkeypatch):
+    """A double has the one module of PML 3 whose address and names its documentation gives."""
+    names = ("AccuracyCalculator", "CustomKNN", "FaissKMeans", "FaissKNN")
+    evaluation = types.ModuleType("pytorch_metric_learning.evaluation")
+    for name in names:
+        setattr(evaluation, name, type(name, (), {}))
+    monkeypatch.setitem(sys.modules, evaluation.__name__, evaluation)
+    monkeypatch.setattr(pml, "MAJOR", 3)
+    for name in names:
+        assert getattr(pml, name) is getattr(evaluation, name)
+    for name in ("HookContainer", "MetricLossOnly", "common_functions"):
+        with pytest.raises(AttributeError, match=f"pytorch-metric-learning 3 has no {name}, which version 2 had"):
+            getattr(pml, name)
 
 
 def test_samplers_of_pml_that_a_run_cannot_use():

@@ -36,6 +36,7 @@ from pml_ext.tool import (
     read_json,
     sample_indices,
     service,
+    shortened,
     thumbnail,
     without,
 )
@@ -44,6 +45,16 @@ MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes
 MIN_QUERIES = 1000  # of the leave-one-out search in a large collection
 MAX_PAIRS = 2_000_000_000  # that this search compares
 _READING = threading.BoundedSemaphore(4)  # images decoded concurrently
+
+
+class Part(NamedTuple):
+    """The part of a collection that is shown."""
+
+    unseen: bool = False  # only classes that the run was not trained on
+    folder: str = ""  # only images below this sub-folder
+
+
+ALL = Part()
 
 
 class Neighbor(NamedTuple):
@@ -91,7 +102,8 @@ class BrowsedRun:
         self.class_names = sorted(set(self.classes) - {""})
         self.numbers = {path: number for number, path in enumerate(self.paths)}
         self.clusters = functools.lru_cache(2)(self._clusters)
-        self.projection = functools.cache(self._projection)
+        self.projection = functools.lru_cache(16)(self._projection)
+        self._below = functools.lru_cache(16)(self._below_folder)
         self.leave_one_out = functools.cache(self._leave_one_out)
         self.jpeg = functools.lru_cache(1024)(self._jpeg)
 
@@ -111,39 +123,57 @@ class BrowsedRun:
             trained[name] = name in recorded or _comparable(name) in others
         return trained
 
-    def shown(self, unseen: bool) -> Tensor:
-        """Return the numbers of all images; with ``unseen``, only of classes that the run was not trained on."""
-        if not unseen:
-            return torch.arange(len(self))
-        chosen = [self.trained.get(name) is False for name in self.classes]
-        return torch.tensor(chosen).nonzero().flatten()
+    @functools.cached_property
+    def folders(self) -> list[str]:
+        """The sub-folders that have images, at any depth."""
+        return folders_of(self.paths)
 
-    def nearest(self, image: int | str, k: int) -> list[Neighbor]:
-        """Return the nearest other images of an indexed image, given by number or path; its file may be missing."""
+    def shown(self, part: Part = ALL) -> Tensor:
+        """Return the numbers of the images of a part; ConfigError if there is none below its sub-folder."""
+        below = self._below(part.folder)
+        if not part.unseen:
+            return below
+        chosen = [self.trained.get(self.classes[number]) is False for number in below.tolist()]
+        return below[torch.tensor(chosen, dtype=torch.bool)]
+
+    def _below_folder(self, folder: str) -> Tensor:
+        """Return the numbers of the images below a sub-folder, of all for ""."""
+        if not folder:
+            return torch.arange(len(self))
+        start = f"{folder}/"
+        below = [number for number, path in enumerate(self.paths) if path.startswith(start)]
+        if not below:
+            name = shortened(folder, 80)
+            raise ConfigError(f"folder={name}: no image of {self.folder} is below it; wanted a sub-folder with images")
+        return torch.tensor(below)
+
+    def nearest(self, image: int | str, k: int, folder: str = "") -> list[Neighbor]:
+        """Return the nearest other images of an indexed image, given by number or path; its file may be missing.
+
+        With ``folder``, only images below that sub-folder.
+        """
         if isinstance(image, str):
             number = self.numbers.get(image)
         else:
             number = image
         if number is None:  # indexed by another run only
-            return self.nearest_to_file(self.folder / str(image), k)
-        return self._nearest(self.embeddings[number], number, k)
+            return self.nearest_to_file(self.folder / str(image), k, folder)
+        return self._nearest(self.embeddings[number], number, k, folder)
 
-    def others_of_class(self, path: str) -> int:
+    def others_of_class(self, path: str, folder: str = "") -> int:
         """Return how many other images have the class of an image, given by its path; 0 for one without a class."""
         number = self.numbers.get(path)
         if number is None or not self.classes[number]:
             return 0
-        return self._class_sizes[self.classes[number]] - 1
+        name = self.classes[number]
+        same = [other for other in self._below(folder).tolist() if self.classes[other] == name]
+        return len(same) - (number in same)
 
-    @functools.cached_property
-    def _class_sizes(self) -> Counter[str]:
-        return Counter(self.classes)
-
-    def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
+    def nearest_to_file(self, file: Path, k: int, folder: str = "") -> list[Neighbor]:
         """Return the nearest images of a photograph; raise DataError if it cannot be read."""
         (point,) = self.run.embed(file).cpu()
         path = os.path.relpath(os.path.realpath(file), self.folder.resolve())
-        return self._nearest(point, self.numbers.get(path), k)
+        return self._nearest(point, self.numbers.get(path), k, folder)
 
     def identity(self, file: Path) -> Identity | None:
         """Return whether a photograph shows a class of the index or a new one; None if the images have no classes."""
@@ -158,9 +188,16 @@ class BrowsedRun:
             return Identity(False, None, float("nan"), float("nan"), str(error))
         return Identity(found.known, found.classes[0], found.distances[0], found.threshold, "")
 
-    def _nearest(self, point: Tensor, query: int | None, k: int) -> list[Neighbor]:
-        """Return the nearest images of a point; ``query`` is the number of its own image, which is left out."""
-        if self.store is not None:
+    def _nearest(self, point: Tensor, query: int | None, k: int, folder: str) -> list[Neighbor]:
+        """Return the nearest images of a point; ``query`` is the number of its own image, which is left out.
+
+        A store has no filter for sub-folders: with one, the embeddings are searched.
+        """
+        if folder:
+            below = self._below(folder)
+            similarity = self.embeddings[below] @ point
+            numbers = below[similarity.topk(min(k + 1, len(below))).indices].tolist()
+        elif self.store is not None:
             (found,) = self.store.search(point.numpy()[None], k + 1, SearchFilter())
             numbers = [self.numbers[each.path] for each in found if each.path in self.numbers]
         else:
@@ -179,14 +216,16 @@ class BrowsedRun:
             neighbors.append(Neighbor(number, self.paths[number], name, distance, same))
         return neighbors
 
-    def _clusters(self, clusters: int | str) -> ImageClusters:
-        return self.run.group(self.embedded, clusters)
+    def _clusters(self, clusters: int | str, folder: str = "") -> ImageClusters:
+        if not folder:
+            return self.run.group(self.embedded, clusters)
+        return self.run.group(self.embedded, clusters, self._below(folder).tolist())
 
-    def _projection(self, method: str, unseen: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
+    def _projection(self, method: str, part: Part = ALL) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
-        shown = self.shown(unseen)
+        shown = self.shown(part)
         chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
-        classes = " of unseen classes" if unseen else ""
+        classes = " of unseen classes" if part.unseen else ""
         if len(chosen) < len(shown):
             note = f"{len(chosen):,} of {len(shown):,} images{classes}, drawn at random"
         else:
@@ -223,10 +262,18 @@ class BrowsedRun:
             pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
         return sorted(pairs, key=lambda pair: pair.distance), note
 
-    def recall(self) -> list[tuple[str, int, int]]:
+    def pairs(self, part: Part = ALL) -> list[Pair]:
+        """Return the pairs of :meth:`leave_one_out` whose query is of a part, each with the nearest of all images."""
+        pairs, _ = self.leave_one_out()
+        if part == ALL:
+            return pairs
+        shown = set(self.shown(part).tolist())
+        return [pair for pair in pairs if pair.query in shown]
+
+    def recall(self, part: Part = ALL) -> list[tuple[str, int, int]]:
         """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
         names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
-        pairs, _ = self.leave_one_out()
+        pairs = self.pairs(part)
         rows = []
         for trained, name in names.items():
             right = [pair.right for pair in pairs if pair.trained is trained]
@@ -234,11 +281,10 @@ class BrowsedRun:
                 rows.append((name, sum(right), len(right)))
         return rows
 
-    def confusions(self) -> list[tuple[str, str, int]]:
+    def confusions(self, part: Part = ALL) -> list[tuple[str, str, int]]:
         """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
         counts = Counter[tuple[str, str]]()
-        pairs, _ = self.leave_one_out()
-        for pair in pairs:
+        for pair in self.pairs(part):
             if not pair.right:
                 counts[self.classes[pair.query], self.classes[pair.nearest]] += 1
         return [(*names, count) for names, count in counts.most_common(5)]
@@ -247,6 +293,12 @@ class BrowsedRun:
     def missing(self) -> list[str]:
         """Paths of images that are missing or outside the folder; takes a second for 100,000 images."""
         return [path for path in self.paths if self._inside(path) is None]
+
+    @property
+    def there(self) -> list[str]:
+        """Paths of images whose files are inside of the folder."""
+        gone = set(self.missing)
+        return [path for path in self.paths if path not in gone]
 
     def _inside(self, path: str) -> Path | None:
         """Return a file's path with links resolved; None if it is missing or outside the folder."""
@@ -266,6 +318,17 @@ class BrowsedRun:
             with contextlib.suppress(DataError), _READING:  # a damaged file: keep the placeholder
                 image = thumbnail(file, longest=longest)
         return jpeg(image, longest)
+
+
+def folders_of(paths: Sequence[str]) -> list[str]:
+    """Return the folders of paths and the folders that have those, sorted."""
+    found = set[str]()
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return sorted(found)
 
 
 def _comparable(name: str) -> str:

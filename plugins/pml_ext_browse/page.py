@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import random
 import re
-import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+from urllib.parse import urlencode
 
 import jinja2
 
@@ -23,21 +22,20 @@ from pml_ext.tool import (
     ImageCluster,
     ImageClusters,
     PmlExtError,
-    TooManyPixelsError,
     drawable,
     mark,
-    open_image,
-    thumbnail,
 )
 
-from .collection import BrowsedRun, Pair, jpeg
+from .collection import BrowsedRun, Pair, Part
+from .copies import RULES, SHOWN_OF_GROUP, CopiesSearch
+from .uploads import MOST, Uploads
 
-MAX_PIXELS = 50_000_000  # of an upload
-UPLOADS = 8  # maximum number of stored uploads
 SHOWN = 48  # photographs to click
 PAIRS = 60  # per page
 CARDS = 300  # maximum number of clusters
 SHOWN_OF_CLUSTER = 60  # photographs of an opened cluster
+GROUPS = 30  # of copies, per page
+LISTED = 300  # sub-folders to choose from; more are typed
 GRAY = "#a0aec0", 0  # color and shape of images in no cluster
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -45,7 +43,16 @@ _TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     finalize=lambda value: drawable(value) if type(value) is str else value,  # names may contain any character
 )
-_TEMPLATES.globals |= {"SHOWN_OF_CLUSTER": SHOWN_OF_CLUSTER, "PAIRS": PAIRS, "CARDS": CARDS}
+_TEMPLATES.globals |= {
+    "SHOWN_OF_CLUSTER": SHOWN_OF_CLUSTER,
+    "SHOWN_OF_GROUP": SHOWN_OF_GROUP,
+    "PAIRS": PAIRS,
+    "CARDS": CARDS,
+    "GROUPS": GROUPS,
+    "LISTED": LISTED,
+    "MOST": MOST,
+    "RULES": RULES,
+}
 
 
 class Page:
@@ -53,7 +60,8 @@ class Page:
 
     def __init__(self, collections: Sequence[BrowsedRun], uploads: Path) -> None:
         self.collections = collections
-        self.uploads = uploads
+        self.uploads = Uploads(uploads)
+        self.copies = CopiesSearch(collections[0])
         if len(collections) == 2:
             self.kinds = ["wrong", "right", "disputed"]
         else:
@@ -62,10 +70,8 @@ class Page:
             self.colors = ["class", "cluster"]
         else:
             self.colors = ["cluster"]
-        number_of_clusters = min(len(collections[0].class_names) or 20, 100, len(collections[0]))
-        self.clusters = str(max(1, number_of_clusters))
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
-        self._uploads: dict[str, tuple[Path, str, str]] = {}  # by token, oldest first
+        self._folders = {drawable(folder): folder for folder in collections[0].folders}
 
     def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
         """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
@@ -75,7 +81,10 @@ class Page:
             image = None
             if "image" in options:
                 image = _number(options, "image", 0, 0, last)
-            some_unseen = False in self.collections[run].trained.values()
+            part = self.part(run, options)
+            carried = {"unseen": "1"} if part.unseen else {}
+            if part.folder:
+                carried["folder"] = drawable(part.folder)
             values = {
                 "run": run,
                 "k": _number(options, "k", 12, 1, 50),
@@ -85,9 +94,12 @@ class Page:
                 "method": _choice(options, "method", ["tsne", "pca"]),
                 "color": _choice(options, "color", self.colors),
                 "kind": _choice(options, "kind", self.kinds),
-                "clusters": _clusters(options),
+                "clusters": _clusters(options) or self.number_of_clusters(run, part),
                 "open": options.get("open", ""),
-                "unseen": options.get("unseen") == "1" and some_unseen,
+                "part": part,
+                "carried": urlencode(carried),
+                "up": _up(tab, options, carried),
+                "looks": tab != "clusters" or "clusters" in options,
             }
             return self._render(tab, values), 200
         except PmlExtError as error:
@@ -95,74 +107,57 @@ class Page:
 
     def problem(self, text: str) -> str:
         """Return a page that shows an error message."""
-        return self._render("problem", {"text": text})
+        return self._render("problem", {"text": text, "part": Part(), "carried": "", "up": "/"})
 
     def _render(self, tab: str, values: dict[str, Any]) -> str:
         return _TEMPLATES.get_template("page.html").render(values, tab=tab, page=self, collections=self.collections)
 
-    def keep(self, file: IO[bytes], name: str) -> str:
-        """Save an uploaded photograph and return its token; raise DataError if it is not an image, or too large."""
-        try:
-            with open_image(file, name) as image:
-                pixels = image.width * image.height
-        except TooManyPixelsError:
-            pixels = 2 * MAX_PIXELS
-        if pixels > MAX_PIXELS:
-            raise DataError(f"{name}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller")
-        token = secrets.token_hex(16)
-        path = self.uploads / token
-        file.seek(0)
-        try:
-            path.write_bytes(file.read())
-            picture = base64.b64encode(jpeg(thumbnail(path, longest=480), 480)).decode()
-        except (DataError, OSError) as error:  # damaged, or the disk is full
-            path.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise
-            raise DataError(str(error).replace(str(path), name)) from None
-        self._uploads[token] = path, name, f"data:image/jpeg;base64,{picture}"
-        for old in list(self._uploads)[:-UPLOADS]:
-            old_file, _, _ = self._uploads.pop(old)
-            old_file.unlink()
-        return token
+    def part(self, run: int, options: Mapping[str, str]) -> Part:
+        """Return the part of a collection that is shown; ConfigError if it has no image."""
+        collection = self.collections[run]
+        unseen = options.get("unseen") == "1" and False in collection.trained.values()
+        folder = options.get("folder", "").strip("/")
+        part = Part(unseen, self._folders.get(folder, folder))
+        if not len(collection.shown(part)):
+            raise ConfigError(
+                f"no image below {folder or collection.folder} is of an unseen class; clear the box for it"
+            )
+        return part
 
-    def uploaded(self, token: str) -> tuple[Path, str, str]:
-        """Return an uploaded photograph's file, its name, and a thumbnail as a data URI."""
-        if token not in self._uploads:
-            raise DataError("this photograph is no longer kept; drop it again")
-        return self._uploads[token]
+    def number_of_clusters(self, run: int, part: Part) -> int:
+        """Return how many clusters are looked for by default: as many as there are classes, 20 without."""
+        collection = self.collections[run]
+        below = collection.shown(Part(folder=part.folder)).tolist()
+        names = {collection.classes[number] for number in below} - {""}
+        return min(len(names) or 20, 100, len(below))
 
-    def sample(self, unseen: bool) -> list[int]:
+    def sample(self, part: Part) -> list[int]:
         """Return the numbers of randomly drawn images to click on."""
-        numbers = self.collections[0].shown(unseen).tolist()
+        numbers = self.collections[0].shown(part).tolist()
         return random.sample(numbers, min(SHOWN, len(numbers)))
 
-    def answers(self, run: int, kind: str, unseen: bool) -> list[Pair]:
+    def answers(self, run: int, kind: str, part: Part) -> list[Pair]:
         """Return the right answers, the wrong ones, or the disputed ones (wrong here, right in the other run)."""
         collection = self.collections[run]
         right_in_other_run = set()  # paths
         if kind == "disputed":
             other = self.collections[1 - run]
-            pairs_of_other_run, _ = other.leave_one_out()
-            for pair in pairs_of_other_run:
+            for pair in other.pairs():
                 if pair.right:
                     right_in_other_run.add(other.paths[pair.query])
 
         answers = []
-        pairs, _ = collection.leave_one_out()
-        for pair in pairs:
+        for pair in collection.pairs(part):
             if pair.right != (kind == "right"):
-                continue
-            if unseen and pair.trained is not False:
                 continue
             if kind == "disputed" and collection.paths[pair.query] not in right_in_other_run:
                 continue
             answers.append(pair)
         return answers
 
-    def shown_clusters(self, run: int, grouping: ImageClusters, unseen: bool) -> list[ImageCluster]:
+    def shown_clusters(self, run: int, grouping: ImageClusters, part: Part) -> list[ImageCluster]:
         """Return the clusters with a majority of shown images: all, or with ``unseen`` those of untrained classes."""
-        numbers = set(self.collections[run].shown(unseen).tolist())
+        numbers = set(self.collections[run].shown(part).tolist())
         clusters = []
         for cluster in grouping.clusters:
             shown = numbers.intersection(cluster.members)
@@ -173,12 +168,12 @@ class Page:
     def named(self, options: Mapping[str, str]) -> str:
         """Return a table of the images of named clusters, with the columns ``path`` and ``class``, as CSV.
 
-        ``options`` has the number of the run, the clusters, and the name of cluster N as ``clusterN``. Images whose
-        files are gone are left out. DataError if none has a name.
+        ``options`` has the number of the run, the sub-folder, the clusters, and the name of cluster N as ``clusterN``.
+        Images whose files are gone are left out. DataError if none has a name.
         """
         run = _number(options, "run", 0, 0, len(self.collections) - 1)
         collection = self.collections[run]
-        grouping = collection.clusters(_clusters(options))
+        grouping = collection.clusters(_clusters(options), self.part(run, options).folder)
         gone = set(collection.missing)
         file = io.StringIO()
         table = csv.writer(file, lineterminator="\n")
@@ -195,15 +190,26 @@ class Page:
             raise DataError("no cluster has a name; type one below a cluster")
         return file.getvalue()
 
-    def map(self, run: int, method: str, color: str, clusters: int | str, unseen: bool) -> dict[str, Any]:
+    def begin_copies(self, options: Mapping[str, str]) -> None:
+        """Look for copies in the part of the collection that is shown, as ``options`` say."""
+        radius = None
+        text = options.get("radius", "").strip()
+        if text:
+            if not re.fullmatch(r"[0-9]{0,2}\.?[0-9]{1,9}", text) or not 0 < float(text) <= 2:
+                raise ConfigError(f"radius={text[:20]}: wanted a distance above 0 and at most 2")
+            radius = float(text)
+        folder = self.part(0, options).folder
+        self.copies.begin(folder, _choice(options, "keep", RULES), radius)
+
+    def map(self, run: int, method: str, color: str, clusters: int | str, part: Part) -> dict[str, Any]:
         """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
         collection = self.collections[run]
         names = list(collection.classes)
         if color == "cluster":
-            grouping = collection.clusters(clusters)
+            grouping = collection.clusters(clusters, part.folder)
             titles = {cluster.number: cluster.title for cluster in grouping.clusters}
-            names = [titles[number] for number in grouping.numbers.tolist()]
-        numbers, positions, note = collection.projection(method, unseen)
+            names = [titles.get(number, "") for number in grouping.numbers.tolist()]
+        numbers, positions, note = collection.projection(method, part)
 
         counts = Counter(names[number] for number in numbers.tolist())
         ranks: dict[str, int] = {}
@@ -230,6 +236,16 @@ def _number(options: Mapping[str, str], name: str, default: int, low: int, high:
 def _clusters(options: Mapping[str, str]) -> int | str:
     clusters = options.get("clusters", "").strip()
     return int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters
+
+
+def _up(tab: str, options: Mapping[str, str], carried: Mapping[str, str]) -> str:
+    """Return the address that Escape leads to: of all photographs, or of all clusters; "" if this is it."""
+    if tab == "query" and ("image" in options or "upload" in options):
+        return f"/?{urlencode(carried)}"
+    if tab == "clusters" and "open" in options:
+        kept = {name: options[name] for name in ("run", "clusters") if name in options}
+        return f"/clusters?{urlencode({**kept, **carried})}"
+    return ""
 
 
 def _choice(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:

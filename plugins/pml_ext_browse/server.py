@@ -15,15 +15,16 @@ import socket
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from pml_ext.tool import ConfigError, DataError, PmlExtError, StoppedError, handle_signals, needs_extra
+from pml_ext.tool import ConfigError, DataError, PmlExtError, StoppedError, handle_signals, needs_extra, shortened
 
 from .collection import BrowsedRun
 from .page import CARDS, Page
+from .uploads import MOST
 
 with needs_extra("browse", "pml-ext browse"):
     import python_multipart  # noqa: F401  # Starlette reads forms with it
@@ -31,21 +32,24 @@ with needs_extra("browse", "pml-ext browse"):
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.datastructures import UploadFile
+    from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
 HOST = "127.0.0.1"
 SIZES = (160, 480)  # pixels of a picture's longer side
-MAX_UPLOAD = 64 << 20  # bytes
+MAX_UPLOAD = 64 << 20  # bytes of a photograph
+MAX_UPLOADS = 4 * MAX_UPLOAD  # bytes of those that are dropped together
 MAX_NAMES = 1 << 20  # bytes
+MAX_CHOICES = 8 << 20  # bytes
 _HEADERS = {
     "content-security-policy": "default-src 'none'; img-src 'self' data:; script-src 'self'; style-src 'self'; "
-    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "same-origin",  # with "no-referrer", a browser's uploads would come from the origin "null"
     "x-content-type-options": "nosniff",
@@ -74,35 +78,92 @@ def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
             text, status = await run_in_threadpool(page.draw, tab, request.query_params)
         return HTMLResponse(text, status, {"cache-control": "no-store"})
 
-    async def upload(request: Request) -> Response:
+    def too_long(request: Request, most: int) -> bool:
         length = request.headers.get("content-length", "")
-        if not (length.isdecimal() and len(length) < 12 and int(length) <= MAX_UPLOAD):
-            text = f"A photograph may have at most {MAX_UPLOAD >> 20} MB, by the header Content-Length."
-            return HTMLResponse(page.problem(text), 413 if length else 411)
+        return not (length.isdecimal() and len(length) < 12 and int(length) <= most)
+
+    def refusal(request: Request, text: str) -> Response:
+        return HTMLResponse(page.problem(text), 413 if request.headers.get("content-length") else 411)
+
+    def save(photographs: list[UploadFile]) -> str:
+        """Keep photographs, and return their tokens; a file that is none is told of, among others."""
+        tokens = []
+        problems = []
+        for photograph in photographs:
+            name = Path(photograph.filename or "photograph").name
+            try:
+                if (photograph.size or 0) > MAX_UPLOAD:
+                    raise DataError(f"{shortened(name, 200)}: more than {MAX_UPLOAD >> 20} MB; make it smaller")
+                tokens.append(page.uploads.keep(photograph.file, name))
+            except DataError as error:
+                problems.append(str(error))
+                tokens.append(page.uploads.refuse(name, str(error)))
+        if len(problems) == len(photographs):
+            raise DataError("; ".join(problems) or "no photograph was sent")
+        return ",".join(tokens)
+
+    async def upload(request: Request) -> Response:
+        if too_long(request, MAX_UPLOADS):
+            text = f"A photograph may have at most {MAX_UPLOAD >> 20} MB, and several {MAX_UPLOADS >> 20} MB together"
+            return refusal(request, f"{text}, by the header Content-Length.")
         try:
-            async with request.form(max_files=1, max_fields=1) as form:
-                photo = form.get("photo")
-                k = str(form.get("k", ""))
-                if not isinstance(photo, UploadFile):
-                    raise DataError("no photograph was sent")
+            async with request.form(max_files=MOST, max_fields=2) as form:
+                photographs = [each for each in form.getlist("photo") if isinstance(each, UploadFile)]
+                options = {"k": str(form.get("k", "")), "folder": str(form.get("folder", ""))}
                 async with computing:  # keep() deletes the oldest upload, which a query may be reading
-                    token = await run_in_threadpool(page.keep, photo.file, Path(photo.filename or "photograph").name)
+                    options["upload"] = await run_in_threadpool(save, photographs)
         except (DataError, OSError) as error:  # not an image, or the disk is full
             return HTMLResponse(page.problem(str(error)), 400)
-        return RedirectResponse(f"/?{urlencode({'upload': token, 'k': k})}", 303)
+        except HTTPException as error:  # too many files, or no form
+            return HTMLResponse(page.problem(f"{error.detail} At most {MOST} photographs at once."), 400)
+        given = {name: value for name, value in options.items() if value}
+        return RedirectResponse(f"/?{urlencode(given)}", 303)
 
     async def names(request: Request) -> Response:
-        length = request.headers.get("content-length", "")
-        if not (length.isdecimal() and len(length) < 12 and int(length) <= MAX_NAMES):
-            return HTMLResponse(page.problem("Too many names, or names that are too long."), 413 if length else 411)
+        if too_long(request, MAX_NAMES):
+            return refusal(request, "Too many names, or names that are too long.")
         try:
-            async with request.form(max_files=0, max_fields=CARDS + 2) as form, computing:
+            async with request.form(max_files=0, max_fields=CARDS + 3) as form, computing:
                 options = {name: value for name, value in form.items() if isinstance(value, str)}
                 table = await run_in_threadpool(page.named, options)
         except PmlExtError as error:
             return HTMLResponse(page.problem(str(error)), 400)
-        headers = {"content-disposition": 'attachment; filename="classes.csv"', "cache-control": "no-store"}
-        return Response(table.encode("utf-8", "surrogateescape"), media_type="text/csv", headers=headers)
+        return _file(table, "classes.csv", "text/csv")
+
+    async def copies(request: Request) -> Response:
+        """Begin a search for copies, or end the one that runs; it is seen under the same address."""
+        if too_long(request, MAX_NAMES):
+            return refusal(request, "The form is too long.")
+        try:
+            async with request.form(max_files=0, max_fields=9) as form:
+                options = {name: value for name, value in form.items() if isinstance(value, str)}
+            if "stop" in options:
+                page.copies.stop()
+            else:
+                await run_in_threadpool(page.begin_copies, options)
+        except PmlExtError as error:
+            return HTMLResponse(page.problem(str(error)), 400)
+        folder = options.get("folder")
+        return RedirectResponse(f"/copies?{urlencode({'folder': folder})}" if folder else "/copies", 303)
+
+    async def copies_state(_: Request) -> Response:
+        state = page.copies.state
+        return JSONResponse(
+            {"phase": state.phase, "read": state.read, "images": state.images}, headers={"cache-control": "no-store"}
+        )
+
+    async def choice(request: Request) -> Response:
+        if too_long(request, MAX_CHOICES):
+            return refusal(request, "Too many groups.")
+        try:
+            async with request.form(max_files=0, max_fields=MAX_CHOICES) as form:
+                shown = [str(key) for key in form.getlist("shown")]
+                kept = [str(text) for text in form.getlist("keep")]
+                kind = "json" if form.get("format") == "json" else "csv"
+            text = await run_in_threadpool(page.copies.as_text, shown, kept, kind)
+        except PmlExtError as error:
+            return HTMLResponse(page.problem(str(error)), 400)
+        return _file(text, f"copies.{kind}", {"json": "application/json", "csv": "text/csv"}[kind])
 
     def picture(request: Request) -> Response:
         parts = [request.path_params[name] for name in ("run", "number", "size")]
@@ -119,13 +180,30 @@ def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
         Route("/clusters", view),
         Route("/map", view),
         Route("/answers", view),
+        Route("/copies", view, methods=["GET"]),
+        Route("/copies", copies, methods=["POST"]),
+        Route("/copies/state", copies_state),
+        Route("/copies/choice", choice, methods=["POST"]),
         Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         Route("/upload", upload, methods=["POST"]),
         Route("/names", names, methods=["POST"]),
         Route("/thumbnail/{run}/{number}/{size}", picture),
     ]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        page.copies.stop()
+
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # against DNS rebinding
-    return Starlette(routes=routes, middleware=[hosts, Middleware(BaseHTTPMiddleware, dispatch=refuse_other_sites)])
+    own = Middleware(BaseHTTPMiddleware, dispatch=refuse_other_sites)
+    return Starlette(routes=routes, middleware=[hosts, own], lifespan=lifespan)
+
+
+def _file(text: str, name: str, media_type: str) -> Response:
+    """Return a file that the browser saves; bytes of a path that are no UTF-8 are written as they are."""
+    headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
+    return Response(text.encode("utf-8", "surrogateescape"), media_type=media_type, headers=headers)
 
 
 def listening(port: int) -> socket.socket:

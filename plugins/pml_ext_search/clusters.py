@@ -77,8 +77,8 @@ class Grouping:
 
     embedded: Embedded
     method: str
-    numbers: Numbers  # the cluster of each image
-    distances: Vectors  # distance of each image to its cluster's center
+    numbers: Numbers  # the cluster of each image; -1 for one that is not grouped
+    distances: Vectors  # distance of each image to its cluster's center; NaN for one that is not grouped
     clusters: list[Cluster]
     other_numbers: tuple[int, ...] = ()  # with "auto", of clusters in the finer and the coarser partitions
 
@@ -89,14 +89,18 @@ def check_clusters(clusters: Number) -> None:
         raise ConfigError(f"--clusters {clusters}: wanted 1 or more, or auto")
 
 
-def group(embedded: Embedded, clusters: Number) -> Grouping:
+def group(embedded: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
     """Return the clusters of images, numbered by size; each image is in one.
+
+    With ``chosen``, numbers of images, those are grouped as if there were no others.
 
     A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` takes the second partition of
     :func:`pml_ext_search.first_neighbors.first_neighbor_partitions`, or the first if there is no other. Of more than
     20,000 images, it clusters a random sample of 20,000; each other image gets the cluster of its nearest sampled one.
     """
     check_clusters(clusters)
+    if chosen is not None:
+        return _group_of(embedded, clusters, np.asarray(chosen, dtype=np.int64))
     images = len(embedded.paths)
     if isinstance(clusters, int):
         if images < clusters:
@@ -118,6 +122,24 @@ def group(embedded: Embedded, clusters: Number) -> Grouping:
     others = [*partitions[:2][:-1], *partitions[2:]]
     numbers = tuple(int(partition.max()) + 1 for partition in others)
     return dataclasses.replace(grouping, other_numbers=numbers)
+
+
+def _group_of(embedded: Embedded, clusters: Number, chosen: Numbers) -> Grouping:
+    """Return the clusters of chosen images, by the numbers that the images have among all."""
+    paths = [embedded.paths[number] for number in chosen.tolist()]
+    part = dataclasses.replace(embedded, paths=paths, embeddings=embedded.embeddings[chosen])
+    if embedded.class_names is not None:
+        part = dataclasses.replace(part, class_numbers=embedded.class_numbers[chosen])
+    found = group(part, clusters)
+    numbers = np.full(len(embedded.paths), -1, dtype=np.int64)
+    numbers[chosen] = found.numbers
+    distances = np.full(len(embedded.paths), np.nan, dtype=np.float32)
+    distances[chosen] = found.distances
+    renumbered = []
+    for cluster in found.clusters:
+        members = chosen[cluster.members].tolist()
+        renumbered.append(dataclasses.replace(cluster, members=members))
+    return dataclasses.replace(found, embedded=embedded, numbers=numbers, distances=distances, clusters=renumbered)
 
 
 def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Grouping:

@@ -40,7 +40,7 @@ class Copy:
     height: int | None
     file: Path | None = None
     other_names: tuple[Path, ...] = ()  # hard links to the same file, and symbolic ones
-    is_old: bool = False  # whether it is in the folder that others are compared with
+    stays: bool = False  # whether it is kept too: of the folder that others are compared with, or by choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Group:
 
     @property
     def others(self) -> list[Copy]:
-        """The images that are copies of the one to keep; of two folders, those of the new one."""
-        return [image for image in self.images[1:] if not image.is_old]
+        """The images to spare: copies of the one to keep; of two folders, those of the new one."""
+        return [image for image in self.images[1:] if not image.stays]
 
     @property
     def space(self) -> int:

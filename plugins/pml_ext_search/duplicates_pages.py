@@ -34,15 +34,21 @@ def write_table(found: Duplicates, file: Path) -> None:
 
 
 def _write_table(found: Duplicates, file: Path) -> None:
-    with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for number, group in enumerate(found.groups, start=1):
-            for image in group.images:
-                kept = "yes" if image is group.keep or image.is_old else "no"
-                distance = f"{image.distance:.6f}"
-                row = (number, group.kind, kept, image.path, distance, image.bytes, image.width, image.height)
-                writer.writerow(row)
+    file.write_bytes(table_of(found).encode("utf-8", "surrogateescape"))
+
+
+def table_of(found: Duplicates) -> str:
+    """Return the table that :func:`write_table` writes, as text."""
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for number, group in enumerate(found.groups, start=1):
+        for image in group.images:
+            kept = "yes" if image is group.keep or image.stays else "no"
+            distance = f"{image.distance:.6f}"
+            row = (number, group.kind, kept, image.path, distance, image.bytes, image.width, image.height)
+            writer.writerow(row)
+    return stream.getvalue()
 
 
 def write_sheet(found: Duplicates, file: Path) -> None:

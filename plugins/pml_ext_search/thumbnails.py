@@ -18,8 +18,11 @@ from .near_pairs import LISTS_SEARCHED, MOST_EXACT
 
 STORED = 64  # side of a thumbnail in pixels
 COMPARED = 16  # side of what is compared, of a thumbnail or of a part of it
+DETAILED = 48  # side at which details are compared
 NEIGHBORS = 8  # images of which each part's distance is computed
 NOISE = 2.0  # gray levels: structure below it, of images of one color, does not count
+_DETAIL = 9  # pixels of those 48: what varies more slowly is no detail
+_DETAIL_NOISE = 0.5  # gray levels: detail below it does not count
 _READ = 256  # files that are read at a time
 _READERS = 8  # threads that read, at most
 FITTED = 0.7  # product from which on the best part is fitted, a distance of 0.77
@@ -77,7 +80,7 @@ class Thumbnails:
 
     The vector of a thumbnail, or of a part of it, is its structure at 16 x 16 pixels: luminance without its mean,
     divided by its length, so that brightness and contrast do not count. Of an image without structure, the mean color
-    counts.
+    counts. The detail of a thumbnail is what remains at 48 x 48 pixels without the mean of 9 x 9 pixels around each.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -109,7 +112,12 @@ class Thumbnails:
         return torch.cat(blocks)
 
     def distances(self, wholes: Tensor, first: Numbers, second: Numbers) -> Vectors:
-        """Return the distance of each pair: the smallest of a part of one image from the whole other image.
+        r"""Return the distance of each pair: the smallest of a part of one image from the whole other image.
+
+        .. math:: d = \max(\lVert s - s' \rVert, \tfrac{1}{2} \lVert t - t' \rVert)
+
+        s is the vector of structure of the part that fits best and of the whole image, and t their details, divided by
+        their lengths. The details of pairs whose structures are farther than 0.77 from each other are not looked at.
 
         Args:
             wholes: of :meth:`whole_vectors`.
@@ -142,12 +150,22 @@ class Thumbnails:
             rows = parts_of.reshape(2, count)[of_direction, pairs]
             others = wholes[wholes_of.reshape(2, count)[of_direction, pairs]]
             begun = torch.tensor(PARTS)[best.reshape(2, count)[of_direction, pairs]]
-            nearest[pairs] = self._fitted(rows, others, begun).numpy()
+            products_of_structure, parts = self._fitted(rows, others, begun)
+            wholes_of_pairs = wholes_of.reshape(2, count)[of_direction, pairs]
+            of_details = self._products_of_details(rows, parts, wholes_of_pairs)
+            nearest[pairs] = torch.minimum(products_of_structure, 1 - (1 - of_details) / 4).numpy()
         distances: Vectors = np.sqrt(np.maximum(2 - 2 * nearest, 0))
         return distances
 
-    def _fitted(self, rows: Numbers, others: Tensor, parts: Tensor) -> Tensor:
-        """Return the products of whole images and of those parts of others that fit best, ``[B]``.
+    def _products_of_details(self, rows: Numbers, parts: Tensor, wholes: Numbers) -> Tensor:
+        """Return the products of the details of parts ``[B, 4]`` of some images and of whole others, ``[B]``."""
+        whole = torch.tensor([WHOLE]).expand(len(rows), 1, 4)
+        one = _details_of(_sampled(self.gray[rows].float()[:, None], parts[:, None], DETAILED))
+        other = _details_of(_sampled(self.gray[wholes].float()[:, None], whole, DETAILED))
+        return (one * other).sum(1)
+
+    def _fitted(self, rows: Numbers, others: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the products of whole images and of those parts of others that fit best, ``[B]``, and these parts.
 
         From the parts ``[B, 4]``, each step takes the best of ten small changes of place and size, or halves them.
         """
@@ -163,7 +181,7 @@ class Thumbnails:
             parts = torch.where(is_better[:, None], chosen, parts)
             products = torch.maximum(products, largest.values)
             change = torch.where(is_better[:, None], change, change / 2)
-        return products
+        return products, parts
 
 
 def _inside(parts: Tensor) -> Tensor:
@@ -176,15 +194,29 @@ def _inside(parts: Tensor) -> Tensor:
 def _vectors_of(smooth: Tensor, flat: Tensor, parts: Tensor) -> Tensor:
     """Return vectors of parts ``[B, P, 4]`` of smoothed thumbnails ``[B, 1, 64, 64]``, ``[B, P, D]``."""
     images, count, _ = parts.shape
-    width, height, x, y = parts.unsqueeze(-1).unbind(2)
-    centers = (2 * torch.arange(COMPARED) + 1) / COMPARED - 1
-    across = (centers * width + x)[:, :, None, :].expand(-1, -1, COMPARED, -1)
-    down = (centers * height + y)[:, :, :, None].expand(-1, -1, -1, COMPARED)
-    grid = torch.stack([across, down], -1).flatten(1, 2)
-    shown = nn.functional.grid_sample(smooth, grid, align_corners=False, padding_mode="border")
-    shown = shown.view(images, count, COMPARED**2)
+    shown = _sampled(smooth, parts, COMPARED).view(images, count, COMPARED**2)
     shown = shown - shown.mean(2, keepdim=True)
     return nn.functional.normalize(torch.cat([shown, flat[:, None].expand(-1, count, -1)], 2), dim=2)
+
+
+def _sampled(gray: Tensor, parts: Tensor, side: int) -> Tensor:
+    """Return parts ``[B, P, 4]`` of thumbnails ``[B, 1, 64, 64]`` at another size, ``[B, 1, P * side, side]``."""
+    count = parts.shape[1]
+    width, height, x, y = parts.unsqueeze(-1).unbind(2)
+    centers = (2 * torch.arange(side) + 1) / side - 1
+    across = (centers * width + x)[:, :, None, :].expand(-1, count, side, -1)
+    down = (centers * height + y)[:, :, :, None].expand(-1, count, -1, side)
+    grid = torch.stack([across, down], -1).flatten(1, 2)
+    return nn.functional.grid_sample(gray, grid, align_corners=False, padding_mode="border")
+
+
+def _details_of(shown: Tensor) -> Tensor:
+    """Return the details of images ``[B, 1, 48, 48]`` as vectors of length 1."""
+    margin = _DETAIL // 2
+    padded = nn.functional.pad(shown, (margin, margin, margin, margin), mode="replicate")
+    details = (shown - nn.functional.avg_pool2d(padded, _DETAIL, 1)).flatten(1)
+    none = torch.full((len(details), 1), _DETAIL_NOISE * DETAILED)
+    return nn.functional.normalize(torch.cat([details, none], 1), dim=1)
 
 
 def candidates(thumbnails: Thumbnails, wholes: Tensor, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:

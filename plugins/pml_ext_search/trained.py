@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,11 +38,14 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
 
     from .calibration import Calibration
+    from .choices import ChosenCopies
     from .clusters import Clusters, Grouping, Number
     from .duplicates import Duplicates, Kind
     from .enrolment import Enrolment
     from .identify import Identified, Rate, Scored
     from .open_set import Nearest
+    from .selection import Kind as SelectionKind
+    from .selection import Selection
 
 
 def load_run(
@@ -75,6 +78,24 @@ def load_run(
             f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
         )
     return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
+
+
+def find_copies(
+    folder: Path,
+    names: Sequence[str],
+    radius: float | None = None,
+    keep: str = "most-pixels",
+    listener: Callable[[int], None] | None = None,
+) -> ChosenCopies:
+    """Return the copies among image files of a folder, for another tool that lets somebody choose what to keep.
+
+    See :func:`pml_ext_search.duplicates.find_duplicates` for the arguments.
+    """
+    from .choices import ChosenCopies
+    from .duplicates import find_duplicates
+    from .image_files import ImageFiles
+
+    return ChosenCopies(find_duplicates(ImageFiles(folder, names), radius, keep, listener=listener))
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
@@ -240,6 +261,17 @@ class TrainedRun(IndexedRun):
             return find_equal_vectors(embedded, radius)
         return find_duplicates(ImageFiles(embedded.folder, embedded.paths), radius, keep, kinds)
 
+    def select(self, count: int = 10, kind: SelectionKind = "distinct") -> Selection:
+        """Return the most distinct images, or vectors, of the index, its outliers, or those nearest to class centers.
+
+        Args:
+            count: how many; of ``"central"``, of each class.
+            kind: ``"distinct"``, ``"outliers"`` or ``"central"``; see :mod:`pml_ext_search.selection`.
+        """
+        from .selection import select
+
+        return select(self.indexed_images(), count, kind)
+
     # Known or new
 
     def identify(
@@ -311,11 +343,11 @@ class TrainedRun(IndexedRun):
 
     # Clusters
 
-    def group(self, images: Embedded, clusters: Number) -> Grouping:
+    def group(self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
         """Return clusters of embedded images, without writing anything; see :func:`pml_ext_search.group`."""
         from .clusters import group
 
-        return group(images, clusters)
+        return group(images, clusters, chosen)
 
     def cluster(self, folder: str | Path, clusters: Number, out: str | Path | None = None) -> Clusters:
         """Cluster a folder's images; write a table, and contact sheets of the 100 largest clusters.

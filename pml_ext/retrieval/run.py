@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,8 +40,8 @@ class SearchedRun(Protocol):
     def indexed_images(self) -> EmbeddedImages:
         """Return the images of the index; DataError if there is none."""
 
-    def group(self, images: Any, clusters: int | str) -> ImageClusters:
-        """Return clusters of images that :meth:`embed_folder` or :meth:`indexed_images` gave."""
+    def group(self, images: Any, clusters: int | str, chosen: Sequence[int] | None = None) -> ImageClusters:
+        """Return clusters of images that :meth:`embed_folder` or :meth:`indexed_images` gave; of some of them only."""
 
     def identify(self, images: Any, k: int = 3) -> list[Any]:
         """Return which class of the index each image shows, or that it is new; DataError if that cannot be told."""
@@ -57,3 +58,13 @@ class SearchService(Protocol):
 
     def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
         """Return the run that a path names, and None; of a folder of images, its run, made on the way, and itself."""
+
+    def find_copies(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        radius: float | None = None,
+        keep: str = "most-pixels",
+        listener: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Return the copies among image files of a folder; ``listener`` is called with the number of read ones."""

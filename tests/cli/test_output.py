@@ -20,9 +20,11 @@ QUICK = [argument for key in FEW.split() for argument in ("--set", key)]
 # Each command is a fork of one process that has imported what it needs, which takes most of its time otherwise.
 COMMANDS = """
 import os, sys
-import torchvision.transforms.v2
-import pml_ext.training.launch, pml_ext.training.report
+import record_keeper, sklearn.neighbors, torchvision.transforms.v2
+import pml_ext.training.launch, pml_ext.training.results
 from pml_ext.cli import main
+
+pml_ext.training.results.write_run_report = lambda *_: None  # as the fixture without_report
 
 place, streams, *arguments = sys.argv[1:]
 for stream in streams.split(","):

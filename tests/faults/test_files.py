@@ -1,7 +1,6 @@
 """A selection of :mod:`benchmarks.faults.files`: files of a run, an index and an export, damaged in one way each."""
 
 import pytest
-import torch
 
 from benchmarks.faults import files
 from pml_ext.files.checksums import SUMS, changed_files
@@ -10,10 +9,7 @@ from pml_ext.files.checksums import SUMS, changed_files
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     pytest.importorskip("faiss")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # batches are tiny
-    yield files.Made(tmp_path_factory.mktemp("files"))
-    torch.set_num_threads(threads)
+    return files.Made(tmp_path_factory.mktemp("files"))
 
 
 # What each folder holds, so that this file says what a new kind of file wants.

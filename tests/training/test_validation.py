@@ -24,7 +24,9 @@ SETTINGS = [
     "sampler.iterations=2",
     "model.trunk.width=8",
     "evaluation.baselines=false",
+    "evaluation.training_images=0",
 ]
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def test_validates_every_second_epoch_and_the_last(tmp_path):

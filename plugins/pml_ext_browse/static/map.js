@@ -86,7 +86,7 @@ canvas.addEventListener("pointerdown", (event) => { from = [event.clientX, event
 canvas.addEventListener("pointerleave", () => { near = -1; hover.hidden = true; draw(); });
 canvas.addEventListener("click", (event) => {
   show(event); // after a touch, which leaves before it clicks
-  if (near >= 0 && !moved) location.href = `/?run=${data.run}&image=${data.points[near][2]}`;
+  if (near >= 0 && !moved) location.href = `/?run=${data.run}&image=${data.points[near][2]}${data.part}`;
 });
 canvas.addEventListener("wheel", (event) => {
   event.preventDefault();

@@ -1,15 +1,20 @@
-// Drop or paste a photograph: it goes into the form as if it had been chosen. Selections show at once.
+// Drop or paste photographs: they go into the form as if they had been chosen. Selections show at once.
 const form = document.getElementById("drop");
 if (form) {
   const input = form.querySelector("input[type=file]");
   const send = (files) => {
     if (!files.length) return;
-    const one = new DataTransfer();
-    one.items.add(files[0]);
-    input.files = one.files;
-    form.requestSubmit();
+    input.files = files;
+    submit();
   };
-  input.addEventListener("change", () => form.requestSubmit());
+  const submit = () => {
+    const most = Number(form.dataset.most), told = document.getElementById("too-many");
+    told.hidden = input.files.length <= most;
+    told.textContent = `These are ${input.files.length} files; at most ${most} at once.`;
+    if (told.hidden) form.requestSubmit();
+    else input.value = "";
+  };
+  input.addEventListener("change", submit);
   document.addEventListener("dragover", (event) => { event.preventDefault(); form.classList.add("over"); });
   document.addEventListener("dragleave", () => form.classList.remove("over"));
   document.addEventListener("drop", (event) => {
@@ -26,7 +31,7 @@ for (const input of document.querySelectorAll("form[data-auto] :is(select, [type
 const busy = document.getElementById("busy");
 let waiting = 0;
 const wait = () => { waiting = setTimeout(() => { busy.hidden = false; busy.scrollIntoView({ block: "nearest" }); }, 150); };
-document.addEventListener("submit", (event) => { if (event.target.id !== "names") wait(); });  // a table is saved: the page stays
+document.addEventListener("submit", (event) => { if (!event.target.matches("[data-saves], [method=dialog]")) wait(); });  // a file is saved: the page stays
 document.addEventListener("click", (event) => {
   if (event.target.closest("a[href]") && !(event.ctrlKey || event.metaKey || event.shiftKey)) wait();
 });
@@ -34,7 +39,8 @@ window.addEventListener("pageshow", () => { clearTimeout(waiting); busy.hidden =
 // Names of clusters outlive a look into a cluster, until the tab is closed.
 const names = document.getElementById("names");
 if (names) {
-  const key = `names of ${location.origin} ${document.title} ${names.elements.run.value} ${names.elements.clusters.value}`;
+  const folder = names.elements.folder ? names.elements.folder.value : "";
+  const key = `names of ${location.origin} ${document.title} ${names.elements.run.value} ${names.elements.clusters.value} ${folder}`;
   const given = JSON.parse(sessionStorage.getItem(key) || "{}");
   for (const input of document.querySelectorAll(".named input")) {
     input.value = given[input.name] || "";

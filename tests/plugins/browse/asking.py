@@ -4,6 +4,7 @@ import html
 import http.client
 import io
 import re
+from urllib.parse import urlencode
 
 from PIL import Image
 
@@ -29,9 +30,27 @@ def ask(served, path, method="GET", body=b"", **headers):
 
 
 def upload(served, content, name="mine.png", **headers):
-    lines = ["--b", f'Content-Disposition: form-data; name="photo"; filename="{name}"', "", ""]
-    body = "\r\n".join(lines).encode() + content + b"\r\n--b--\r\n"
-    return ask(served, "/upload", "POST", body, Content_Type="multipart/form-data; boundary=b", **headers)
+    return upload_all(served, [(name, content)], **headers)
+
+
+def upload_all(served, files, fields=(), **headers):
+    """Drop several photographs: their names and contents."""
+    body = b""
+    for name, value in fields:
+        body += f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+    for name, content in files:
+        lines = ["--b", f'Content-Disposition: form-data; name="photo"; filename="{name}"', "", ""]
+        body += "\r\n".join(lines).encode() + content + b"\r\n"
+    return ask(
+        served, "/upload", "POST", body + b"--b--\r\n", Content_Type="multipart/form-data; boundary=b", **headers
+    )
+
+
+def post(served, path, fields, **headers):
+    """Send a form."""
+    return ask(
+        served, path, "POST", urlencode(fields).encode(), Content_Type="application/x-www-form-urlencoded", **headers
+    )
 
 
 def read(served, path):

@@ -14,6 +14,7 @@ from pml_ext import load_run, registry
 from pml_ext.errors import ConfigError, DataError, PluginError
 from pml_ext.files import write_json
 from pml_ext_browse import BrowsedRun, open_collections
+from pml_ext_browse.collection import Part, folders_of
 from pml_ext_search.embedded import Embedded
 
 
@@ -194,3 +195,53 @@ def test_the_others_of_a_class_are_counted(pair):
     wanted = [name for name in one.classes if name == one.classes[0]]
     assert one.others_of_class(path) == len(wanted) - 1
     assert one.others_of_class("no such image") == 0
+
+
+def test_a_sub_folder_is_searched_alone(pair, photos):
+    """As if there were no other images, but that numbers stay."""
+    collection = pair[0]
+    inside = [number for number, path in enumerate(collection.paths) if path.startswith("3/")]
+    assert collection.shown(Part(folder="3")).tolist() == inside
+    points = collection.embeddings.numpy()
+    for query in (0, inside[4]):
+        apart = np.linalg.norm(points - points[query], axis=1)
+        others = sorted((apart[number], number) for number in inside if number != query)
+        nearest = collection.nearest(query, 5, "3")
+        assert [each.number for each in nearest] == [number for _, number in others[:5]]
+        assert collection.nearest_to_file(photos / collection.paths[query], 5, "3") == nearest
+    assert len(collection.nearest(inside[0], 500, "3")) == len(inside) - 1
+    assert collection.others_of_class(collection.paths[inside[0]], "3") == len(inside) - 1
+    assert collection.others_of_class(collection.paths[inside[0]], "4") == 0
+    numbers, _, note = collection.projection("pca", Part(folder="3"))
+    assert numbers.tolist() == inside
+    assert note.startswith("All images")
+    assert all(pair.query in inside for pair in collection.pairs(Part(folder="3")))
+    assert sum(count for _, _, count in collection.recall(Part(folder="3"))) == len(inside)
+    assert collection.pairs() == collection.leave_one_out()[0]
+    with pytest.raises(ConfigError, match="folder=33: no image of .* is below it"):
+        collection.shown(Part(folder="33"))
+
+
+def test_a_sub_folder_is_clustered_alone(pair):
+    collection = pair[0]
+    inside = collection.shown(Part(folder="3"))
+    grouping = collection.clusters(4, "3")
+    embedded = collection.embedded
+    part = Embedded(embedded.folder, [embedded.paths[n] for n in inside], embedded.embeddings[inside])
+    wanted = collection.run.group(part, 4)
+    assert [each.members for each in grouping.clusters] == [inside[each.members].tolist() for each in wanted.clusters]
+    assert (grouping.numbers >= 0).nonzero()[0].tolist() == inside.tolist()
+    assert grouping.numbers[inside].tolist() == wanted.numbers.tolist()
+    assert np.isnan(grouping.distances).sum() == len(collection) - len(inside)
+    assert {each.name for each in grouping.clusters} == {"3"}
+
+
+def test_folders_are_those_of_images_at_any_depth():
+    assert folders_of(["a.png", "b/c/d.png", "b/e.png", "f g/<i>/h.png"]) == ["b", "b/c", "f g", "f g/<i>"]
+    assert folders_of(["a.png"]) == []
+
+
+def test_a_store_is_not_asked_for_a_sub_folder():
+    collection = made(torch.eye(4), ["a/1.png", "a/2.png", "b/3.png", "4.png"])
+    collection.store = SimpleNamespace(search=None)
+    assert [each.path for each in collection.nearest(0, 9, "a")] == ["a/2.png"]

@@ -5,6 +5,7 @@ import html
 import io
 import re
 import shutil
+from urllib.parse import urlencode
 
 import pytest
 from PIL import Image
@@ -16,7 +17,7 @@ from pml_ext_browse import open_collections
 from pml_ext_search.calibration import FILE
 
 from ..search.conftest import full, write_digits
-from .asking import PNG, ask, read, upload
+from .asking import PNG, ask, post, read, upload
 
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
 
@@ -78,9 +79,9 @@ def test_a_query_by_upload(served):
     assert b"&lt;b&gt;mine.png" in content
     picture = base64.b64decode(re.search(rb'src="data:image/jpeg;base64,([^"]+)"', content)[1])
     assert Image.open(io.BytesIO(picture)).size == (480, 480)
-    for _ in range(8):
+    for _ in range(20):
         upload(served, PNG)
-    status, text = read(served, headers["Location"])  # the eight latest are kept
+    status, text = read(served, headers["Location"])  # the twenty latest are kept
     assert (status, "no longer kept" in text) == (400, True)
 
 
@@ -103,17 +104,17 @@ def test_a_refused_upload_leaves_no_file(pair, tmp_path, monkeypatch):
     noise = io.BytesIO()
     Image.effect_noise((64, 64), 90).save(noise, "PNG")
     with pytest.raises(DataError, match="cut.png: not a readable image"):
-        page.keep(io.BytesIO(noise.getvalue()[:3000]), "cut.png")
+        page.uploads.keep(io.BytesIO(noise.getvalue()[:3000]), "cut.png")
     assert [*tmp_path.iterdir()] == []
-    monkeypatch.setattr("pml_ext_browse.page.thumbnail", full)
+    monkeypatch.setattr("pml_ext_browse.uploads.thumbnail", full)
     with pytest.raises(OSError, match="No space left"):
-        page.keep(io.BytesIO(PNG), "mine.png")
+        page.uploads.keep(io.BytesIO(PNG), "mine.png")
     assert [*tmp_path.iterdir()] == []
 
 
 def text_of(page, photograph):
     """The answer of the page to an uploaded photograph, without tags."""
-    token = page.keep(io.BytesIO(photograph.read_bytes()), photograph.name)
+    token = page.uploads.keep(io.BytesIO(photograph.read_bytes()), photograph.name)
     content, status = page.draw("query", {"upload": token})
     assert status == 200
     return " ".join(html.unescape(re.sub(r"<[^>]*>", "", content)).split())
@@ -188,3 +189,71 @@ def test_a_map(served, path):
     assert "<img src=x" not in content
     assert len(re.findall(r'\.png"\]', content)) == 202
     assert 'role="img" aria-label="Map of the embeddings of one: 202 images' in content
+
+
+def test_a_sub_folder_restricts_every_view(served):
+    """Also one whose name has to be escaped; links carry it on."""
+    folder = "price $5_$6"
+    query = urlencode({"folder": folder})
+    for path in ("/?k=4", "/?image=5&k=4", "/clusters?clusters=3", "/map?method=pca", "/answers?kind=right"):
+        content = html.unescape(ask(served, f"{path}{'&' if '?' in path else '?'}{query}")[2].decode())
+        assert f"Only what is below <b>{folder}</b>: " in content, path
+        main = content.split("<main>")[1]
+        shown = re.findall(r'"([^"]+/\d{4}\.png)"\]', main) or re.findall(
+            r'<a class="card[^>]*\n? *title="([^"]+)"', main
+        )
+        if path.startswith("/clusters"):
+            shown = re.findall(r'alt="([^"]+)"', main)
+        if not path.startswith("/answers"):
+            assert len(shown) > 3, path
+            assert all(name.startswith(f"{folder}/") for name in shown), path
+        links = re.findall(r'<a [^>]*href="(/[^"]*)"', content)
+        assert links
+        assert all(query in link for link in links), path
+        assert f"<option selected>{folder}</option>" in content
+    _, text = read(served, f"/answers?kind=right&{query}")
+    of = len([*(served.photos / folder).iterdir()])
+    assert re.search(rf"unseen classes: Recall@1 \d+\.\d%, the nearest other image of \d+ of {of} images", text)
+    assert "classes of training: Recall@1" not in text.split("two ,")[0]
+    status, text = read(served, "/?folder=nowhere")
+    assert (status, "folder=nowhere: no image of" in text) == (400, True)
+    assert read(served, "/?folder=0&unseen=1")[0] == 400  # none of its classes is unseen
+
+
+def test_an_opened_cluster_has_a_name(served):
+    content = ask(served, "/clusters?clusters=3&open=1")[2].decode()
+    fields = re.findall(r'<input form="names" name="(cluster\d)"', content)
+    assert sorted(fields) == ["cluster0", "cluster1", "cluster2"]  # once each
+    assert fields[0] == "cluster1"
+    assert "Its name <input" in content
+    query = {"run": 0, "clusters": 2, "folder": "3", "cluster1": "three"}
+    rows = post(served, "/names", query)[2].decode().splitlines()[1:]
+    wanted = load_run(served.place / "one", "cpu")
+    assert 0 < len(rows) < len([path for path in wanted.indexed_images().paths if path.startswith("3/")])
+    assert all(row.startswith("3/") for row in rows)
+
+
+def test_many_sub_folders_are_typed(trained, tmp_path, monkeypatch):
+    write_digits(tmp_path / "many", range(30))
+    (collection,) = open_collections([trained / "one"], tmp_path / "many", "cpu", lambda _: None)
+    page = server.Page([collection], tmp_path)
+    assert '<select name="folder">' in page.draw("query", {})[0]
+    monkeypatch.setitem(page._render.__globals__["_TEMPLATES"].globals, "LISTED", 3)
+    text, status = page.draw("query", {"folder": "4/"})
+    assert status == 200
+    assert '<input name="folder" value="4"' in text
+
+
+def test_one_image_and_no_classes(trained, tmp_path):
+    write_digits(tmp_path / "some", range(1))
+    (folder,) = (tmp_path / "some").iterdir()
+    (collection,) = open_collections([trained / "one"], folder, "cpu", lambda _: None)
+    page = server.Page([collection], tmp_path)
+    text, status = page.draw("query", {})
+    assert (status, "There is no other image" in text, "Sub-folder" in text) == (200, True, False)
+    for tab in ("clusters", "map", "copies"):
+        assert page.draw(tab, {})[1] == 200, tab
+    page.begin_copies({})
+    page.copies.wait()
+    assert "No image is a copy of another one." in page.draw("copies", {})[0]
+    assert page.draw("answers", {})[1] == 400

@@ -3,8 +3,10 @@
 import asyncio
 import csv
 import io
+import json
 import os
 import re
+import shutil
 import signal
 import tempfile
 import threading
@@ -18,8 +20,9 @@ import pytest
 from PIL import Image
 
 from pml_ext import load_run
+from pml_ext_browse import open_collections
 
-from .asking import PNG, ask, upload
+from .asking import PNG, ask, post, upload, upload_all
 from .conftest import SECRET
 
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
@@ -53,8 +56,9 @@ def test_a_signal_within_a_request_ends_the_page(monkeypatch):
 
 
 def test_an_upload_has_a_limit(served):
-    for length in (str((64 << 20) + 1), "1" * 30, "x"):
-        assert ask(served, "/upload", "POST", Content_Length=length)[0] in (400, 413), length
+    for length in (str((256 << 20) + 1), "1" * 30, "x"):
+        for path in ("/upload", "/names", "/copies", "/copies/choice"):
+            assert ask(served, path, "POST", Content_Length=length)[0] in (400, 413), length
     assert ask(served, "/upload", "POST", Transfer_Encoding="chunked", Content_Length="")[0] in (400, 411)
 
 
@@ -88,6 +92,126 @@ def test_names_of_clusters_are_a_table_of_classes(served):
     assert (status, b"no cluster has a name" in content) == (400, True)
     assert ask(served, "/names", "POST", body.encode(), Origin="http://evil.example", **form)[0] == 403
     assert ask(served, "/names", "POST", b"a" * ((1 << 20) + 1), **form)[0] == 413
+
+
+def test_several_photographs_are_answered_together(served, tmp_path):
+    files = [(name, (served.photos / name).read_bytes()) for name in ("0/0010.png", "2/0002.png")]
+    options = [("k", 3), ("folder", "2")]
+    broken = [("<b>notes.txt", b"no image"), *files]
+    status, headers, _ = upload_all(served, broken, options)
+    assert status == 303
+    assert "k=3&folder=2&" in headers["Location"]
+    content = ask(served, headers["Location"])[2].decode()
+    assert "&lt;b&gt;notes.txt: not a readable image" in content
+    assert "Photograph 2 of 2" in content
+    run = load_run(served.place / "one", "cpu")
+    for section, (name, _) in zip(content.split("<article>")[1:], files, strict=True):
+        assert f'title="{name.rpartition("/")[2]}"' in section
+        shown = re.findall(r'href="/\?run=0&amp;image=(\d+)', section.split("</article>")[0])
+        wanted = run.query(shutil.copy(served.photos / name, tmp_path / "mine.png"), 200)[0].paths
+        below = [path for path in wanted if path.startswith("2/")][:3]
+        paths = run.indexed_images().paths
+        assert [paths[int(number)] for number in shown] == below
+    assert upload_all(served, [("a.txt", b"a"), ("b.txt", b"b")])[0] == 400
+    status, _, content = upload_all(served, [(f"{number}.png", PNG) for number in range(21)])
+    assert (status, b"At most 20 photographs at once." in content) == (400, True)
+    assert upload_all(served, [])[0] == 400
+
+
+def wait_for_copies(served):
+    while (state := json.loads(ask(served, "/copies/state")[2]))["phase"] == "running":
+        time.sleep(0.05)
+    return state
+
+
+def test_copies_are_looked_for_on_demand_and_what_is_kept_is_a_file(served):
+    assert b"Nothing is moved or deleted" in ask(served, "/copies")[2]
+    for fields, text in (
+        ({"radius": "3"}, b"radius=3"),
+        ({"folder": "x"}, b"folder=x"),
+        ({"keep": "all"}, b"keep=all"),
+    ):
+        status, _, content = post(served, "/copies", fields)
+        assert (status, text in content) == (400, True)
+    assert post(served, "/copies/choice", {"shown": "a"})[0] == 400
+    status, headers, _ = post(served, "/copies", {"folder": "2", "radius": "0.01", "keep": "oldest"})
+    assert (status, headers["Location"]) == (303, "/copies?folder=2")
+    assert wait_for_copies(served)["phase"] == "done"
+    page = ask(served, "/copies?folder=2")[2].decode()
+    assert "1 group with 1 of " in page  # of two files of the same bytes
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;.png" in page
+    boxes = re.findall(r'<input type="checkbox" name="keep" value="(\w+\.\d)"( checked)?>(\d) keep', page)
+    assert [(number, checked) for _, checked, number in boxes] == [("1", " checked"), ("2", "")]
+    key = boxes[0][0].split(".")[0]
+    form = [("shown", key), ("keep", boxes[1][0]), ("format", "csv")]
+    status, headers, content = post(served, "/copies/choice", form)
+    assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="copies.csv"')
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    assert [(row["kind"], row["keep"]) for row in rows] == [("exact", "yes"), ("exact", "no")]
+    (group,) = json.loads(post(served, "/copies/choice", [*form[:2], ("format", "json")])[2])["groups"]
+    assert group["keep"] == rows[0]["path"]
+    suggested = list(
+        csv.DictReader(io.StringIO(post(served, "/copies/choice", {"shown": key, "keep": boxes[0][0]})[2].decode()))
+    )
+    assert [row["path"] for row in suggested] == [rows[1]["path"], rows[0]["path"]]
+    status, _, content = post(served, "/copies/choice", {"shown": key})
+    assert (status, b"no image is kept" in content) == (400, True)
+    status, _, content = post(served, "/copies/choice", {"shown": "0123", "keep": boxes[0][0]})
+    assert (status, b"of an earlier search" in content) == (400, True)
+    evil = {"Origin": "http://evil.example"}
+    assert post(served, "/copies", {}, **evil)[0] == post(served, "/copies/choice", form, **evil)[0] == 403
+    post(served, "/copies", {"folder": "3"})
+    assert wait_for_copies(served)["phase"] == "done"
+    assert re.search(r"No image below 3 is a copy of another one|groups? with", ask(served, "/copies")[2].decode())
+
+
+def test_queries_are_answered_while_copies_are_looked_for(few, monkeypatch):
+    """Also the state is, and the end of the server ends the search."""
+    load_run(few.run, "cpu").index(few.photos)
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    def find(folder, names, radius, keep, listener):
+        begun.set()
+        assert go_on.wait(60)
+        for number in range(1000):
+            listener(number + 1)
+        raise AssertionError("not stopped")
+
+    monkeypatch.setattr("pml_ext_search.trained.find_copies", find)
+    collections = open_collections([few.run], None, "cpu")
+    port = []
+    ready = threading.Event()
+
+    class Quick(server.uvicorn.Server):
+        def __init__(self, settings):
+            super().__init__(settings)
+            servers.append(self)
+
+    servers = []
+    monkeypatch.setattr(server.uvicorn, "Server", Quick)
+
+    def serve():
+        with server.listening(0) as bound:
+            port.append(bound.getsockname()[1])
+            server.serve(collections, bound, False, lambda _: ready.set())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert ready.wait(60)
+    here = SimpleNamespace(port=port[0])
+    assert post(here, "/copies", {})[0] == 303
+    assert begun.wait(60)
+    assert ask(here, "/?image=0")[0] == 200
+    assert json.loads(ask(here, "/copies/state")[2]) == {"phase": "running", "read": 0, "images": 20}
+    assert b'<progress max="20" value="0">' in ask(here, "/copies")[2]
+    servers[0].should_exit = True
+    thread.join(60)
+    go_on.set()
+    (search,) = [each for each in threading.enumerate() if each.name == "copies"] or [thread]
+    search.join(60)
+    assert not search.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Fixtures of the tests of this folder."""
 
 import pytest
-import torch
 
 from pml_ext.training.launch import execute
 from pml_ext_compare import runs
@@ -47,18 +46,7 @@ def begun(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def one_thread():
-    """Compute in one thread, as the workers do: sums of other threads round otherwise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def here(one_thread, tmp_path_factory):
+def here(tmp_path_factory):
     """The metrics of two runs that were done one after the other in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)

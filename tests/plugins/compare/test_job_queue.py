@@ -15,8 +15,6 @@ from pml_ext_compare.on_slurm import OnSlurm
 
 from .examples import jobs, silent
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class DyingWorkers(Executor):
     """Workers that a signal ends while they start, before they can handle it."""

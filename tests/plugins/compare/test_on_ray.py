@@ -14,8 +14,6 @@ from pml_ext_compare.runs import RunJob
 
 from .examples import jobs, metrics, silent
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Quick:
     """A job that has nothing to do."""

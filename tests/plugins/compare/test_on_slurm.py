@@ -12,8 +12,6 @@ from pml_ext_compare.on_slurm import OnSlurm, minutes_of
 
 from .examples import jobs, metrics, silent
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Sleeper:
     """A job whose worker tells that it has begun to start, and takes its time."""

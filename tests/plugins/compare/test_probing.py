@@ -18,8 +18,18 @@ TRUNKS = ("convnet=random", "mlp=random")
 QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
 
 
+def write_photos(folder, classes, images):
+    generator = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class {label}").mkdir(parents=True)
+        for number in range(images):
+            pixels = (240 // classes * label + generator.integers(0, 60, (16, 16, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"class {label}" / f"{number}.png")
+
+
 @pytest.mark.usefixtures("without_report")
 def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
+    write_photos(tmp_path / "photos", classes=10, images=5)
     trained = []
     out = tmp_path / "out"
 
@@ -30,7 +40,8 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext.training.launch.train_run", counted)
     for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
-        found = probe("digits", [*TRUNKS], out, "cbml/frozen", seeds, "cpu", overrides=typed(QUICK))
+        photos = f"folder:{tmp_path / 'photos'}"
+        found = probe(photos, [*TRUNKS], out, "cbml/frozen", seeds, "cpu", overrides=typed(QUICK))
         assert len(trained) == new
         assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [(trunk, seeds) for trunk in TRUNKS]
     for each, about in zip(found, json.loads((out / "probe.json").read_text())["trunks"], strict=True):
@@ -91,12 +102,7 @@ def test_a_probe_without_baselines_is_refused(tmp_path, head):
 
 def test_few_classes_are_enough_for_features(tmp_path):
     """Two classes train: fewer than any recipe's batch wants, of which the features as they are need none."""
-    generator = np.random.default_rng(0)
-    for label in range(4):
-        (tmp_path / "photos" / f"class {label}").mkdir(parents=True)
-        for number in range(4):
-            pixels = (60 * label + generator.integers(0, 60, (16, 16, 3))).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / f"class {label}" / f"{number}.png")
+    write_photos(tmp_path / "photos", classes=4, images=4)
     settings = ["data.image_size=16", "model.embedding_size=2"]
     arguments = (f"folder:{tmp_path / 'photos'}", ["mlp=random"], tmp_path / "out")
     (found,) = probe(*arguments, device="cpu", overrides=typed(settings))

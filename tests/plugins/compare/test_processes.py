@@ -18,8 +18,6 @@ from pml_ext_compare.runs import RunJob
 
 from .examples import jobs, metrics, silent
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Stopped(Executor):
     """Jobs elsewhere, one of which a signal ends there before the others, and before this process has it."""

@@ -18,6 +18,7 @@ from .examples import TUNABLE, silent, states
 pytest.importorskip("optuna")
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_journal_share_the_trials(tunable, tmp_path):
     (study,) = studies_of(tunable, tmp_path, trials=3)
     jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many

@@ -91,6 +91,44 @@ def test_images_of_one_color_are_told_apart_by_it():
     assert distance(gray, Image.fromarray(noisy)) < 0.3
 
 
+def details_by_loops(image):
+    """The detail of a whole thumbnail at 48 x 48 pixels, less the mean of 9 x 9 around each, in float64."""
+    gray = thumbnail_of(image)[0].double().numpy()
+    shown = np.empty((48, 48))
+    for row in range(48):
+        for column in range(48):
+            at_x, at_y = (column + 0.5) * 64 / 48 - 0.5, (row + 0.5) * 64 / 48 - 0.5
+            left, top = int(at_x), int(at_y)
+            across, down = at_x - left, at_y - top
+            upper = gray[top, left] * (1 - across) + gray[top, left + 1] * across
+            lower = gray[top + 1, left] * (1 - across) + gray[top + 1, left + 1] * across
+            shown[row, column] = upper * (1 - down) + lower * down
+    padded = np.pad(shown, 4, mode="edge")
+    details = [shown[y, x] - padded[y : y + 9, x : x + 9].mean() for y in range(48) for x in range(48)]
+    vector = np.array([*details, 0.5 * 48])
+    return vector / np.linalg.norm(vector)
+
+
+def test_photographs_of_one_structure_are_told_apart_by_details():
+    rng = np.random.default_rng(3)
+    slow = np.asarray(photograph(6).resize((6, 6)).resize((256, 256)), dtype=np.float64) * 0.6 + 50
+    images = []
+    for _ in range(2):
+        texture = Image.fromarray(rng.integers(0, 256, (48, 48), dtype=np.uint8)).resize((256, 256))
+        images.append(
+            Image.fromarray(np.clip(slow + 0.1 * (np.asarray(texture)[..., None] - 128.0), 0, 255).astype("u1"))
+        )
+    plain = thumbnails_of(images).whole_vectors()
+    assert (plain[0] - plain[1]).norm() < 0.25
+    details = [details_by_loops(image) for image in images]
+    wanted = np.linalg.norm(details[0] - details[1]) / 2
+    assert wanted > 0.5
+    assert distance(*images) == pytest.approx(wanted, abs=0.1)  # of the part that fits best
+    whole = torch.tensor([module.WHOLE])
+    product = thumbnails_of(images)._products_of_details(np.array([0]), whole, np.array([1])).item()
+    assert product == pytest.approx(float(details[0] @ details[1]), abs=1e-5)
+
+
 def test_candidates_are_the_nearest_of_each(monkeypatch):
     monkeypatch.setattr(module, "NEIGHBORS", 2)
     monkeypatch.setattr(module, "_TILE", 7)

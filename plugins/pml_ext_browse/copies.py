@@ -1,0 +1,202 @@
+"""The search for copies among the images of a collection, in a thread of its own, and what somebody keeps of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pml_ext.tool import ConfigError, DataError, PmlExtError, SearchService, counted, path_bytes, service, shortened
+
+from .collection import BrowsedRun
+
+RULES = ("most-pixels", "least-compressed", "oldest")
+SHOWN_OF_GROUP = 60  # images
+
+
+class CopiesState(NamedTuple):
+    """How far the search for copies is: ``phase`` is "none", "running", "done", "failed" or "stopped"."""
+
+    phase: str = "none"
+    read: int = 0  # images so far; of files with the same bytes, one is read
+    images: int = 0  # to read
+    problem: str = ""
+    folder: str = ""  # the sub-folder whose images are compared
+    keep: str = RULES[0]
+    radius: float | None = None
+
+
+class ShownGroup(NamedTuple):
+    """A group of copies, as the page shows it."""
+
+    key: str  # of its kind and paths, in their order: the same for the same group of a later search
+    place: int  # from 0
+    kind: str
+    images: Sequence[Any]  # path, distance, bytes, width, height, stays
+    numbers: Sequence[int]  # of the images, in the collection
+    space: int  # bytes of the images to spare
+
+
+class _StopSearchError(Exception):
+    """Somebody wants the search to end."""
+
+
+class CopiesSearch:
+    """The search for copies of a collection; one at a time, and the groups of the latest are kept.
+
+    Searches for the nearest images go on beside it. The methods may be called by several threads.
+    """
+
+    def __init__(self, collection: BrowsedRun) -> None:
+        self._collection = collection
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state = CopiesState()
+        self._found: Any = None
+        self._places: dict[str, int] = {}  # of groups, by key
+        self._keys: list[str] = []
+
+    @property
+    def state(self) -> CopiesState:
+        """How far the search is."""
+        return self._state
+
+    def begin(self, folder: str = "", keep: str = RULES[0], radius: float | None = None) -> None:
+        """Look for copies below a sub-folder, in a thread; one that runs goes on, and nothing begins."""
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                return
+            self._stop.clear()
+            self._found = None
+            self._state = CopiesState("running", folder=folder, keep=keep, radius=radius)
+            self._thread = threading.Thread(target=self._search, name="copies")
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Let the search end at the next image."""
+        self._stop.set()
+
+    def wait(self) -> None:
+        """Wait until the search is at an end."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _search(self) -> None:
+        try:
+            self._find()
+        except _StopSearchError:
+            self._change(phase="stopped")
+        except (PmlExtError, OSError) as error:
+            self._change(phase="failed", problem=str(error))
+        except BaseException as error:
+            self._change(phase="failed", problem=f"{type(error).__name__}: {shortened(error)}")
+            raise
+
+    def _find(self) -> None:
+        state = self._state
+        collection = self._collection
+        start = f"{state.folder}/" if state.folder else ""
+        names = [path for path in collection.there if path.startswith(start)]
+        if not names:
+            raise DataError(f"no image file of {collection.folder} is below {state.folder or 'it'}")
+        self._change(images=len(names))
+        search: SearchService = service("search", "copies in pml-ext browse")
+        found = search.find_copies(collection.folder, names, state.radius, state.keep, self._listen)
+        self._keys = [_key_of(group) for group in found.groups]
+        self._places = {key: place for place, key in enumerate(self._keys)}
+        self._found = found
+        self._change(phase="done")
+
+    def _listen(self, read: int) -> None:
+        if self._stop.is_set():
+            raise _StopSearchError
+        self._change(read=read)
+
+    def _change(self, **changes: Any) -> None:
+        self._state = self._state._replace(**changes)
+
+    # What was found
+
+    def _done(self) -> Any:
+        if self._found is None:
+            raise DataError("the copies have not been looked for; press Find copies")
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self._done().groups)
+
+    @property
+    def summary(self) -> str:
+        """What was found, in a line."""
+        found = self._done().found
+        copies = sum(len(group.others) for group in found.groups)
+        text = f"{counted(len(found.groups), 'group')} with {copies:,} of {found.images:,} images to spare"
+        if found.groups:
+            text += f", {found.space:,} bytes"
+        text += f"; near is what is within {found.radius:.3g}"
+        if found.nearest_other is not None:
+            text += f", and the nearest other is at {found.nearest_other:.3g}"
+        return text
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Why images were not compared, by path."""
+        skipped: dict[str, str] = self._done().found.skipped
+        return skipped
+
+    def shown(self, start: int, count: int) -> list[ShownGroup]:
+        """Return groups from a place on."""
+        groups = []
+        for place, group in enumerate(self._done().groups[start : start + count], start):
+            numbers = [self._collection.numbers[image.path] for image in group.images]
+            groups.append(ShownGroup(self._keys[place], place, group.kind, group.images, numbers, group.space))
+        return groups
+
+    def chosen(self, shown: Iterable[str], kept: Iterable[str]) -> Any:
+        """Return the copies with what somebody keeps.
+
+        Args:
+            shown: keys of groups that somebody saw; of each, an image is kept.
+            kept: texts ``KEY.PLACE``: a group's key, and the place of an image in it that is kept. A group that is not
+                shown may be of an earlier search, and be found no more. Groups without such a text stay as they were
+                found.
+
+        ConfigError if a shown group is not found, or has no kept image.
+        """
+        found = self._done()
+        seen = set(shown)
+        chosen: dict[int, list[str]] = {}
+        for text in kept:
+            key, _, number = text.partition(".")
+            if key not in self._places:
+                continue
+            place = self._places[key]
+            images = found.groups[place].images
+            if not re.fullmatch("[0-9]{1,9}", number) or int(number) >= len(images):
+                raise ConfigError(f"keep={text[:40]}: wanted the key of a group, and the place of an image in it")
+            chosen.setdefault(place, []).append(images[int(number)].path)
+        for key in sorted(seen):
+            if key not in self._places:
+                raise ConfigError("these groups are of an earlier search for copies; load the page again")
+            if self._places[key] not in chosen:
+                raise ConfigError(f"group {self._places[key] + 1}: no image is kept; wanted one or more")
+        return found.keeping(chosen)
+
+    def as_text(self, shown: Iterable[str], kept: Iterable[str], form: str) -> str:
+        """Return the copies with what somebody keeps, as the table (``"csv"``) or as JSON."""
+        chosen = self.chosen(shown, kept)
+        if form == "csv":
+            table: str = chosen.as_csv()
+            return table
+        return json.dumps(chosen.as_json(), indent=2) + "\n"
+
+
+def _key_of(group: Any) -> str:
+    digest = hashlib.sha256(group.kind.encode())
+    for image in group.images:
+        digest.update(b"\0" + path_bytes(image.path))
+    return digest.hexdigest()[:20]

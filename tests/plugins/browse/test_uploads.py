@@ -1,0 +1,49 @@
+"""Photographs that are dropped on the page."""
+
+import base64
+import io
+
+import pytest
+from PIL import Image
+
+from pml_ext.errors import DataError
+from pml_ext_browse.uploads import MOST, Uploads
+
+from .asking import PNG
+
+
+def test_the_latest_are_kept(tmp_path):
+    uploads = Uploads(tmp_path)
+    first = uploads.keep(io.BytesIO(PNG), "first.png")
+    tokens = [uploads.keep(io.BytesIO(PNG), f"{number}.png") for number in range(MOST - 2)]
+    tokens.append(uploads.refuse("notes.txt", "notes.txt: not a readable image"))
+    assert [each.name for each in uploads.of(f"{first},{tokens[-1]}")] == ["first.png", "notes.txt"]
+    assert uploads.of(first)[0].file.read_bytes() == PNG
+    uploads.keep(io.BytesIO(PNG), "last.png")
+    with pytest.raises(DataError, match="no longer kept; drop it again"):
+        uploads.of(f"{tokens[0]},{first}")
+    assert len([*tmp_path.iterdir()]) == MOST - 1  # one was refused
+    assert uploads.of(tokens[-1])[0].problem == "notes.txt: not a readable image"
+
+
+def test_a_name_of_thousands_of_letters_is_cut(tmp_path):
+    uploads = Uploads(tmp_path)
+    (kept,) = uploads.of(uploads.keep(io.BytesIO(PNG), "a" * 5000 + ".png"))
+    assert len(kept.name) <= 200
+    assert kept.name.endswith(".png")
+    with pytest.raises(DataError) as caught:
+        uploads.keep(io.BytesIO(b"none"), "b" * 5000)
+    assert len(str(caught.value)) < 500
+    assert " object at 0x" not in str(caught.value)
+
+
+def test_the_picture_is_the_photograph(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (900, 300), (200, 30, 40)).save(file, "PNG")
+    uploads = Uploads(tmp_path)
+    (kept,) = uploads.of(uploads.keep(file, "red.png"))
+    start, content = kept.source.split(",")
+    assert start == "data:image/jpeg;base64"
+    picture = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert picture.size == (480, 160)
+    assert all(abs(one - other) < 4 for one, other in zip(picture.getpixel((240, 80)), (200, 30, 40), strict=True))

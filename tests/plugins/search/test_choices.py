@@ -1,0 +1,94 @@
+"""Copies of which somebody chose what to keep."""
+
+import csv
+import io
+
+import pytest
+import torch
+
+from pml_ext.errors import DataError
+from pml_ext_search.choices import ChosenCopies
+from pml_ext_search.duplicates import find_duplicates, find_equal_vectors
+from pml_ext_search.embedded import Embedded
+from pml_ext_search.trained import find_copies
+
+from .photographs import stacked, write_copies
+from .test_duplicates import files_of, write_kinds
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three photographs of eight versions each."""
+    for number in range(3):
+        write_copies(tmp_path / "photos", number)
+    return tmp_path / "photos"
+
+
+def test_distances_are_from_the_image_that_is_kept(folder):
+    """As those that a search finds whose rule keeps that image."""
+    found = find_duplicates(files_of(folder))
+    wanted = find_duplicates(files_of(folder), found.radius, "01-crop.png")
+    place = [group.keep.path for group in found.groups].index("01-doubled.png")
+    chosen = ChosenCopies(found).keeping({place: ["01-crop.png"]})
+    (by_rule,) = [group for group in wanted.groups if group.keep.path == "01-crop.png"]
+    group = chosen.groups[place]
+    assert [image.path for image in group.images] == [image.path for image in by_rule.images]
+    distances = [image.distance for image in by_rule.images]
+    assert [image.distance for image in group.images] == pytest.approx(distances, abs=1e-6)
+    assert group.images[1].distance > 0
+    assert group.space == by_rule.space
+    others = [place for place in range(3) if found.groups[place].keep.path != "01-doubled.png"]
+    assert [chosen.groups[other] for other in others] == [found.groups[other] for other in others]
+    (folder / "01-half.png").unlink()
+    with pytest.raises(DataError, match="01-half.png.*; look for copies anew"):
+        ChosenCopies(found).keeping({place: ["01-crop.png"]})
+
+
+def test_several_images_may_be_kept(tmp_path):
+    found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
+    paths = [[image.path for image in group.images] for group in found.groups]
+    exact = paths.index(["0.png", "exact $1_3.png", "sub/exact.png"])
+    near = paths.index(["2.png", "small.jpg"])
+    same = paths.index(["same.tif", "1.png"])
+    kept = {exact: {"sub/exact.png", "exact $1_3.png"}, near: ["2.png", "small.jpg"], same: ["1.png"]}
+    chosen = ChosenCopies(found).keeping(kept)
+    assert [image.path for image in chosen.groups[exact].images] == ["exact $1_3.png", "0.png", "sub/exact.png"]
+    rows = list(csv.DictReader(io.StringIO(chosen.as_csv())))
+    told = {(int(row["group"]) - 1, row["path"]): row["keep"] for row in rows}
+    for place, names in kept.items():
+        for name in paths[place]:
+            assert told[place, name] == ("yes" if name in names else "no")
+    assert len(rows) == sum(map(len, paths))
+    groups = chosen.as_json()["groups"]
+    assert len(groups) == len(paths) - 1  # all of one are kept
+    (of_exact,) = [group for group in groups if group["kind"] == "exact"]
+    assert of_exact["keep"] == "exact $1_3.png"
+    assert [image["path"] for image in of_exact["images"]] == ["exact $1_3.png", "0.png"]
+    assert {*of_exact} == {"kind", "keep", "images"}
+    stand_in = [["same.bmp", "exact $1_3.png"], ["near.jpg", "same.bmp"]]  # in place of 0.png, an exact copy
+    assert [[image["path"] for image in group["images"]] for group in groups if group["kind"] != "exact"] == [
+        stand_in[0],
+        ["1.png", "same.tif"],
+        stand_in[1],
+    ]
+    assert ["same.bmp", "exact $1_3.png", 0.0] in chosen.as_json()["pairs"]
+    spare = ["0.png", "exact $1_3.png", "same.tif", "same.bmp"]
+    sizes = {image.path: image.bytes for group in found.groups for image in group.images}
+    assert chosen.as_json()["space"] == sum(sizes[name] for name in spare)
+    with pytest.raises(DataError, match="no image is kept"):
+        ChosenCopies(found).keeping({0: ["elsewhere.png"]})
+
+
+def test_another_tool_finds_the_copies_of_the_command(folder):
+    read = []
+    chosen = find_copies(folder, ["00-75.jpg", "00-40.jpg", "01-75.jpg"], 0.3, "01-75.jpg", read.append)
+    assert [[image.path for image in group.images] for group in chosen.groups] == [["00-75.jpg", "00-40.jpg"]]
+    assert chosen.as_json()["groups"][0]["keep"] == "00-75.jpg"
+    assert read == [1, 2, 3]
+
+
+def test_vectors_have_no_files_to_measure():
+    points = stacked([torch.tensor([1.0, 0.0]), torch.tensor([0.999, 0.0447])])
+    found = find_equal_vectors(Embedded("vectors.npz", ["a", "b"], points), 0.1)
+    with pytest.raises(DataError, match="b is a vector, no file"):
+        ChosenCopies(found).keeping({0: ["b"]})
