@@ -103,6 +103,8 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
     from .training.loop import train_run as train_run
+    from .training.measured import Measurement as Measurement
+    from .training.measured import add_measurement as add_measurement
     from .training.opened import open_run as open_run
     from .training.plan import LOCK as LOCK
     from .training.plan import Plan as Plan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from pml_ext.plugin import ConfigError
+from pml_ext.plugin import ConfigError, DataError
 from pml_ext.tool import CHOICE, AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
 
 if TYPE_CHECKING:
@@ -129,10 +129,13 @@ def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Pro
 
     if options.fine_tune or num_processes() > 1:
         raise ConfigError(f"--labels fits a head in closed form; to train, type: pml-ext fit {labels} --data {folder}")
-    table, settings = labeled_table(folder, labels, options.overrides, options.device, bar)
-    options = replace(options, closed_form=True, general=list(QUICK), overrides=[*settings, *options.overrides])
+    table = labeled_table(folder, labels, options.overrides, options.device, bar)
+    options = replace(options, closed_form=True, general=list(QUICK), overrides=[*table.settings, *options.overrides])
     told = Told(bar)
-    results = _train(_what_to_train(table, options, told), options, told)
+    try:
+        results = _train(_what_to_train(table.file, options, told), options, told)
+    except (ConfigError, DataError) as error:
+        raise table.of_given(error) from None
     results[0].pop("verdict", None)  # whose comparison the folds have made
     run = Path(results[0]["folder"])
     index_run(run, folder, options.device)

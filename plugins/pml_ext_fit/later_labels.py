@@ -7,15 +7,18 @@ closed forms are compared on the kept features, and the best one is fitted.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import io
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pml_ext.plugin import ConfigError, DataError
 from pml_ext.tool import (
+    CLUSTERS_COLUMNS,
     Override,
     build_dataset,
     choose_device,
@@ -41,12 +44,32 @@ if TYPE_CHECKING:
 
 FRAMING = ("data.images.resize", "data.images.crop", "data.images.squash")
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
+Rows = list[tuple[str, dict[str, Any]]]  # with the place of each, such as "line 5"
+_NEW_LINE = re.compile(r"\r\n|\r|\n")
+# Columns of tables that cluster and select write, which say nothing of classes.
+WRITTEN = {"rank", "distance", *CLUSTERS_COLUMNS} - {"path", "class"}
 CLASS = "class"  # the column of classes in tables of clusters; "label" in those of open-metric-learning
+
+
+@dataclasses.dataclass(frozen=True)
+class LabeledTable:
+    """A copy of somebody's table of classes, which a run reads, and the settings under which features are kept."""
+
+    file: Path
+    settings: list[Override]
+    given: Path  # the table that was copied
+    places: Mapping[int, str]  # of its rows, such as "line 5", by the lines of the copy
+
+    def of_given(self, error: ConfigError | DataError) -> ConfigError | DataError:
+        """Return an error about the copy as one about the table that was given."""
+        line = re.compile(re.escape(str(self.file)) + r", line (\d+)")
+        text = line.sub(lambda found: f"{self.given}, {self.places[int(found[1])]}", str(error))
+        return type(error)(text.replace(str(self.file), str(self.given)))
 
 
 def labeled_table(
     folder: Path, labels: Path, overrides: Sequence[Override], device: str, listener: EmbeddingListener
-) -> tuple[Path, list[Override]]:
+) -> LabeledTable:
     """Return a table of the labelled images that can be read, and the settings under which their features are kept.
 
     Rows without a class are left out. The features of all images of the folder are computed where they are not kept
@@ -55,7 +78,7 @@ def labeled_table(
     if not folder.is_dir():
         raise ConfigError(f"--labels {labels}: it has the classes of a folder of images, and {folder} is none")
     folder = folder.expanduser().resolve()
-    columns, rows = _read(folder, labels, overrides)
+    columns, placed = _read(folder, labels, overrides)
     framing = _framing_of(folder)
     recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | framing))
     splits = build_dataset(recipe.data, None)
@@ -65,19 +88,29 @@ def labeled_table(
         listener.warn(found.note)
 
     unreadable = {os.path.realpath(path) for path in found.unreadable}
-    readable = [row for row in rows if os.path.realpath(row["path"]) not in unreadable]
+    readable = [(place, row) for place, row in placed if os.path.realpath(row["path"]) not in unreadable]
     if not readable:
-        raise DataError(f"{labels}: none of its {len(rows)} images can be read")
+        raise DataError(f"{labels}: none of its {len(placed)} images can be read")
     listener.step(f"{labels}: classes of {len(readable):,} of {len(found.readable):,} images")
-    text = _as_csv(columns, readable)
+    text = _as_csv(columns, [row for _, row in readable])
     home = folder_runs.home_of(folder)
     home.mkdir(parents=True, exist_ok=True)
     table = home / f"labels-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}.csv"
     write_text(table, text)
-    return table, overrides_of(framing | NOTHING_IS_READ)
+    return LabeledTable(table, overrides_of(framing | NOTHING_IS_READ), labels, _by_lines(readable))
 
 
-def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[list[str], list[dict[str, Any]]]:
+def _by_lines(rows: Rows) -> dict[int, str]:
+    """Return the places of rows by the line of the copy in which each ends, after that of the columns."""
+    places = {}
+    line = 1
+    for place, row in rows:
+        line += 1 + sum(len(_NEW_LINE.findall(str(cell))) for cell in row.values())
+        places[line] = place
+    return places
+
+
+def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[list[str], Rows]:
     """Return the columns and rows of a table, with the column ``label`` and absolute paths."""
     if not labels.is_file():
         raise DataError(f"{labels}: no such file; wanted a .csv or .parquet table with the columns path and class")
@@ -90,22 +123,23 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
         raise DataError(
             f"{labels}: found the columns {', '.join(columns) or 'none'}; wanted path, relative to {folder}, and class"
         )
-    rows = []
-    for _, line in lines:
-        row = {name: line[name] for name in columns}
+    rows: Rows = []
+    for place, line in lines:
+        row = {name: line[name] for name in columns if name not in WRITTEN}
         row["label"] = row.pop(class_column)
         row["path"] = str(folder / str(row["path"]).strip())
         if not is_empty(row["label"]):  # an image that nobody has named yet
-            rows.append(row)
+            rows.append((place, row))
     if not rows:
         raise DataError(f"{labels}: found no class in its {len(lines):,} rows; fill the column {class_column}")
-    missing = [row["path"] for row in rows if not os.path.isfile(row["path"])]
+    missing = [row["path"] for _, row in rows if not os.path.isfile(row["path"])]
     if missing:
         raise DataError(
             f"{missing[0]}: no such file, though {labels} lists it ({len(missing)} of {len(rows)} are missing); its "
             f"paths are relative to {folder}"
         )
-    return ["label" if name == class_column else name for name in columns], rows
+    copied = ["label" if name == class_column else name for name in columns if name not in WRITTEN]
+    return copied, rows
 
 
 def _framing_of(folder: Path) -> Settings:

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from .problems import RetrievalWarning as RetrievalWarning
     from .problems import StoreWarning as StoreWarning
     from .query import Answer as Answer
+    from .selection import Selection as Selection
+    from .selection import most_distinct as most_distinct
+    from .selection import nearest_to_centers as nearest_to_centers
+    from .selection import outliers as outliers
+    from .selection import select as select
     from .trained import TrainedRun as TrainedRun
     from .trained import load_run as load_run
 
@@ -53,6 +58,9 @@ def pml_ext_commands() -> dict[str, Command]:
             "pml_ext_search.commands.cluster:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),
         "duplicates": Command("pml_ext_search.commands.duplicates:duplicates", "Find copies among images."),
+        "select": Command(
+            "pml_ext_search.commands.select:select", "Select images that represent a folder, or are rare in it."
+        ),
     }
 
 

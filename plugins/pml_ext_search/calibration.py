@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,15 @@ from pml_ext.tool import (
     write_json,
 )
 
-from .open_set import Classes, Distances, Nearest, rate_with_one_less, threshold_at, without_own_class
+from .open_set import (
+    Classes,
+    Distances,
+    Nearest,
+    metrics_of_nearest,
+    rate_with_one_less,
+    threshold_at,
+    without_own_class,
+)
 
 with needs_extra("train", "known or new"):
     from pydantic import BaseModel, ValidationError
@@ -66,6 +74,7 @@ class Calibration(BaseModel, frozen=True):
     false_acceptances: float  # share of these within the threshold
     own: int  # enrolled images, each left out, that have another one of their class
     true_acceptances: float | None  # share of these that find their class within the threshold; None for none of them
+    metrics: dict[str, float] = {}  # of both kinds of images at this threshold, by the names of open_set
 
     def __str__(self) -> str:
         if self.far is None:
@@ -150,6 +159,23 @@ class Enrolled:
         return Classes(self.embedded.embeddings[self.rows], self.numbers, len(self.names), nearest)
 
 
+class _Known(NamedTuple):
+    """Enrolled images, each left out of its class, as photographs of known individuals."""
+
+    smallest: Distances  # to the nearest class
+    right: NDArray[np.bool_]  # whether it is the image's own
+    numbers: NDArray[np.int64]  # their classes
+
+
+class _New(NamedTuple):
+    """Images that stand for photographs of new individuals."""
+
+    smallest: Distances  # to the nearest class that is not their own
+    numbers: NDArray[np.int64]  # their classes, by numbers of their own
+    classes: int
+    on: str  # what they are, for texts
+
+
 def calibrated(
     enrolled: Enrolled,
     identity: str,
@@ -176,30 +202,38 @@ def calibrated(
     """
     classes = enrolled.classes(nearest)
     if others is None:
-        new, of_new, on = _left_out(enrolled, nearest, trained, refit)
+        new = _left_out(enrolled, nearest, trained, refit)
         wanted = None if far is None else rate_with_one_less(far, len(enrolled.names))
         folder = None
     else:
-        new, of_new = _of_others(others, enrolled, classes, trained)
+        new = _of_others(others, enrolled, classes, trained)
         wanted = far
         folder = str(others.folder.resolve())
-        on = f"of {others.folder}"
-    right = _of_own_class(enrolled, classes)
+    known = _left_out_of_own_class(enrolled, classes)
     if far is None or wanted is None:
-        found = right[np.isfinite(right)]
+        found = known.smallest[known.right]
         if not len(found):
             raise DataError("the best accuracy needs a class of two images or more; type --far 0.05 instead")
-        scores = -np.concatenate([found, new])
+        scores = -np.concatenate([found, new.smallest])
         threshold = float(np.clip(-best_threshold(scores, np.arange(len(scores)) < len(found)), 0, 2))
     else:
-        at = threshold_at(wanted, new)
+        at = threshold_at(wanted, new.smallest)
         if at is None:
-            least = 1 / (len(new) + 1)
+            count = len(new.smallest)
+            least = 1 / (count + 1)
             raise DataError(
-                f"--far {far:g}: {counted(len(new), 'image')} of other classes tell rates of {least:.2g} and more; "
+                f"--far {far:g}: {counted(count, 'image')} of other classes tell rates of {least:.2g} and more; "
                 f"type --far {_rounded_up(least * 1.05):g}, --radius, or --on FOLDER with photographs of others"
             )
         threshold = at
+    own = len(known.smallest)
+    metrics = metrics_of_nearest(
+        np.concatenate([known.smallest, new.smallest]),
+        np.concatenate([known.right, np.zeros(len(new.smallest), dtype=np.bool_)]),
+        np.concatenate([known.numbers, np.full(len(new.smallest), -1)]),
+        np.concatenate([known.numbers, new.numbers]),
+        threshold,
+    )
     return Calibration(
         threshold=threshold,
         far=far,
@@ -209,13 +243,14 @@ def calibrated(
         gallery=digest_of(enrolled.embedded),
         images=len(enrolled.rows),
         classes=len(enrolled.names),
-        on=on,
+        on=new.on,
         folder=folder,
-        others=len(new),
-        other_classes=of_new,
-        false_acceptances=float((new <= threshold).mean()),
-        own=len(right),
-        true_acceptances=float((right <= threshold).mean()) if len(right) else None,
+        others=len(new.smallest),
+        other_classes=new.classes,
+        false_acceptances=float((new.smallest <= threshold).mean()),
+        own=own,
+        true_acceptances=float((known.right & (known.smallest <= threshold)).mean()) if own else None,
+        metrics=metrics,
     )
 
 
@@ -234,8 +269,8 @@ def _left_out(
     nearest: Nearest,
     trained: Callable[[Sequence[str]], set[str]],
     refit: Refit | None,
-) -> tuple[Distances, int, str]:
-    """Return the distances of enrolled images to the nearest class of the others, the number of classes, and a text."""
+) -> _New:
+    """Return enrolled images, each compared with the classes of the others."""
     if len(enrolled.names) < 2:
         raise DataError(
             f"{_classes(len(enrolled.names))} enrolled: what is new is calibrated on two or more; "
@@ -257,16 +292,18 @@ def _left_out(
     on = "left out one by one"
     if learned:
         on += ", which by their names the run was not trained on"
-    return without_own_class(enrolled.classes(nearest).distances(points), numbers), len(np.unique(numbers)), on
+    smallest = without_own_class(enrolled.classes(nearest).distances(points), numbers)
+    return _New(smallest, numbers, len(np.unique(numbers)), on)
 
 
-def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> tuple[Distances, int, str]:
+def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
     """Return what :func:`_left_out` does, by heads that are fitted without the classes that are left out."""
     features = refit.features()[enrolled.rows]
     count = len(enrolled.names)
     folds = min(FOLDS, count // 2)
     fold_of_class = np.random.default_rng(0).permutation(np.arange(count) % folds)
     new = []
+    numbers = []
     for fold in range(folds):
         held_out = fold_of_class[enrolled.numbers] == fold
         layer = refit.fit(features[~held_out], enrolled.numbers[~held_out])
@@ -276,14 +313,15 @@ def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> tuple[D
         rows = np.flatnonzero(held_out)
         rows = rows[sample_indices(len(rows), MOST_QUERIES // folds, seed=0).numpy()]
         new.append(without_own_class(classes.distances(embeddings[rows]), enrolled.numbers[rows]))
+        numbers.append(enrolled.numbers[rows])
     on = f"left out in {folds} folds, with a head that is fitted to the other classes of each"
-    return np.concatenate(new), count, on
+    return _New(np.concatenate(new), np.concatenate(numbers), count, on)
 
 
 def _of_others(
     others: Embedded, enrolled: Enrolled, classes: Classes, trained: Callable[[Sequence[str]], set[str]]
-) -> tuple[Distances, int]:
-    """Return the distances of photographs of other individuals to the nearest class, and the number of individuals."""
+) -> _New:
+    """Return photographs of other individuals, compared with all classes."""
     names = others.classes
     seen = set(enrolled.names) | trained(sorted(set(names)))
     rows = np.array([row for row, name in enumerate(names) if name not in seen], dtype=np.int64)
@@ -294,20 +332,17 @@ def _of_others(
         )
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=0).numpy()]
     distances = classes.distances(others.embeddings[rows])
-    return distances.min(axis=1), len({names[row] for row in rows})
+    own_names, numbers = np.unique([names[row] for row in rows], return_inverse=True)
+    return _New(distances.min(axis=1), numbers, len(own_names), f"of {others.folder}")
 
 
-def _of_own_class(enrolled: Enrolled, classes: Classes) -> Distances:
-    """Return the distance of enrolled images, each left out of its class, to it; infinite where another is nearer.
-
-    Images that are alone in their class are none of them.
-    """
+def _left_out_of_own_class(enrolled: Enrolled, classes: Classes) -> _Known:
+    """Return enrolled images, each left out of its class; those that are alone in their class are none of them."""
     counts = np.bincount(enrolled.numbers)
     rows = np.flatnonzero(counts[enrolled.numbers] > 1)
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=1).numpy()]
-    if not len(rows):
-        return np.empty(0)
     numbers = enrolled.numbers[rows]
+    if not len(rows):
+        return _Known(np.empty(0), np.empty(0, dtype=np.bool_), numbers)
     distances = classes.distances(enrolled.embedded.embeddings[enrolled.rows[rows]], rows.tolist())
-    own = distances[np.arange(len(rows)), numbers]
-    return np.where(distances.argmin(axis=1) == numbers, own, np.inf)
+    return _Known(distances.min(axis=1), distances.argmin(axis=1) == numbers, numbers)

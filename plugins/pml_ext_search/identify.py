@@ -16,6 +16,7 @@ from torch import Tensor
 from pml_ext.tool import ConfigError, DataError, is_vector_file
 
 from .calibration import FAR, Calibration, Enrolled, calibrated, read_calibration, why_stale, write_calibration
+from .measured_threshold import record
 from .open_set import NEAREST, Nearest, metrics_of
 from .problems import RetrievalWarning
 from .queries import names_in_index
@@ -122,6 +123,7 @@ class Identifier:
             refit_of(self._run),
         )
         write_calibration(self._run.place, found)
+        record(self._run, found, self._say)
         self._say(str(found))
         return found
 

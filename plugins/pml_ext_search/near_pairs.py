@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,14 +87,8 @@ def _candidates(points: Tensor, radius: float) -> Iterator[Tensor]:
 
 def _of_lists(points: Tensor, radius: float) -> Iterator[Tensor]:
     """Yield pairs as :func:`_candidates` does, of vectors in the same or near lists of a faiss index."""
-    import faiss
-
     rows = points.numpy()
-    index = faiss.index_factory(rows.shape[1], f"IVF{math.isqrt(len(rows))},Flat")
-    faiss.extract_index_ivf(index).cp.max_points_per_centroid = 64  # more take longer than the search
-    index.train(rows)
-    index.add(rows)
-    faiss.extract_index_ivf(index).nprobe = LISTS_SEARCHED
+    index = lists_of(rows, LISTS_SEARCHED)
     for start in range(0, len(rows), _BLOCK):
         limits, _, numbers = index.range_search(rows[start : start + _BLOCK], radius**2 + 2e-5)
         ends = limits.astype(np.int64)
@@ -101,6 +96,19 @@ def _of_lists(points: Tensor, radius: float) -> Iterator[Tensor]:
         firsts = start + np.arange(len(found)).repeat(found)
         are_others = numbers != firsts
         yield torch.from_numpy(np.stack([firsts[are_others], numbers[are_others]]))
+
+
+def lists_of(rows: Vectors, searched: int) -> Any:
+    """Return a faiss index of vectors, in as many lists as the square root of their number; a search sees some."""
+    import faiss
+
+    index = faiss.index_factory(rows.shape[1], f"IVF{math.isqrt(len(rows))},Flat")
+    inverted: Any = faiss.extract_index_ivf(index)
+    inverted.cp.max_points_per_centroid = 64  # more take longer than the search
+    index.train(rows)
+    index.add(rows)
+    inverted.nprobe = searched
+    return index
 
 
 def _within(points: Tensor, candidates: Tensor, radius: float) -> Iterator[Pairs]:

@@ -19,13 +19,22 @@ enrolled (known) and queries of other classes (unknown), with :math:`d` the dist
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+TITLES = {
+    "accuracy": "Accuracy, with new as an answer",
+    "recall_at_1": "Recall@1 of known ones, without new",
+    "detection_and_identification_rate": "Known ones that get their class",
+    "false_acceptance_rate": "New ones that are taken for known",
+    "balanced_accuracy_known": "Balanced accuracy of known classes",
+    "balanced_accuracy_new": "Balanced accuracy of new classes",
+    "balanced_accuracy": "Geometric mean of both",
+}
 Nearest = Literal["center", "image"]
 NEAREST: tuple[Nearest, ...] = ("center", "image")
 RATES = (0.1, 0.05, 0.01)  # false acceptance rates of dir_at_far_X
@@ -33,6 +42,11 @@ Distances = NDArray[np.float64]
 
 _AT_A_TIME = 1 << 24  # distances that are held at a time
 _ROWS = 8192  # embeddings that are converted to float64 at a time
+
+
+def title_of(name: str) -> str:
+    """Return what a metric of this module is, for a table."""
+    return TITLES.get(name) or f"Known ones that get their class, at {name.rpartition('_')[2]} false acceptances"
 
 
 class Classes:
@@ -159,13 +173,27 @@ def metrics_of(
         labels: the class of each query by name, ``[Q]``, of those that are not enrolled; without it, they are of one.
     """
     truth = np.array([-1 if number is None else number for number in classes], dtype=np.int64)
-    nearest = distances.argmin(axis=1)
-    smallest = distances.min(axis=1)
-    accepted = smallest <= threshold
-    known = truth >= 0
-    right = known & (nearest == truth)
-    correct = np.where(known, right & accepted, ~accepted)
     names = np.array(["" if labels is None else name for name in (labels or [""] * len(truth))])
+    known = truth >= 0
+    right = known & (distances.argmin(axis=1) == truth)
+    return metrics_of_nearest(distances.min(axis=1), right, truth, names, threshold)
+
+
+def metrics_of_nearest(
+    smallest: Distances, right: NDArray[np.bool_], truth: NDArray[np.int64], names: NDArray[Any], threshold: float
+) -> dict[str, float]:
+    """Return the open-set metrics of queries, as :func:`metrics_of`, from the distance of each to its nearest class.
+
+    Args:
+        smallest: these distances, ``[Q]``.
+        right: whether the nearest class is the query's own, ``[Q]``.
+        truth: the enrolled class of each query, ``[Q]``, -1 for one whose class is not enrolled.
+        names: a name or number of each query's class, ``[Q]``, which is used for classes that are not enrolled.
+        threshold: the greatest distance of a known query.
+    """
+    known = truth >= 0
+    accepted = smallest <= threshold
+    correct = np.where(known, right & accepted, ~accepted)
     metrics = {"accuracy": float(correct.mean())}
     if known.any():
         metrics["recall_at_1"] = float(right[known].mean())
@@ -182,7 +210,7 @@ def metrics_of(
     return metrics
 
 
-def _mean_over(groups: NDArray[np.int64] | NDArray[np.str_], correct: NDArray[np.bool_]) -> float:
+def _mean_over(groups: NDArray[Any], correct: NDArray[np.bool_]) -> float:
     """Return the mean over groups of the share of correct answers in each."""
     return float(np.mean([correct[groups == group].mean() for group in np.unique(groups)]))
 

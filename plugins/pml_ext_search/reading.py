@@ -36,6 +36,7 @@ from pml_ext.tool import (
 
 MOST_WORKERS = 8
 FEW = 1_000
+NAMED = 5  # of the files that are not read, in an error
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these
 Listed = str | Path | Sequence[str | Path]  # a folder, an address, a table, shards, or paths of images
 Item = tuple[Tensor | None, int, str]
@@ -79,6 +80,15 @@ def list_folder(folder: Path) -> Listing:
             if error.errno not in GONE:
                 listing.unlisted.append(name)
     return listing
+
+
+def found_instead(listing: Listing) -> str:
+    """Return what a folder without images has instead, for the end of an error."""
+    if not listing.others:
+        return ", and found nothing"
+    reasons = [shortened(reason, 200) for reason in sorted(listing.others.values())]
+    more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
+    return f"; found {'; '.join(reasons[:NAMED])}{more}"
 
 
 def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listing:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pml_ext.tool import EmbeddingListener, FitService, service
+from pml_ext.tool import DataError, EmbeddingListener, FitService, service
 
-from .reading import list_folder
+from .reading import found_instead, list_folder
 
 _OF_RUNS = ("recipe.toml", "choice.json", "trials", "checkpoints")
+_LEFT_OF_RUNS = ("metrics.json", "network.json", "collection")  # without the others, and without images
 
 
 def run_of(place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
     """Return the run that a path names, and None; of a folder of images, its run and the folder.
 
-    A folder of images without a run gets one, without labels and without training.
+    A folder of images without a run gets one, without labels and without training. DataError for a folder that has
+    neither the files of a run nor images.
     """
-    if not place.is_dir() or any((place / name).exists() for name in _OF_RUNS) or not list_folder(place).names:
+    if not place.is_dir() or any((place / name).exists() for name in _OF_RUNS):
         return place, None
+    listing = list_folder(place)
+    if not listing.names:
+        if any((place / name).exists() for name in _LEFT_OF_RUNS):
+            return place, None
+        raise DataError(
+            f"{place}: no finished run, and no image by its name; wanted the folder of a run, or of .jpg, .png, ... "
+            f"files{found_instead(listing)}"
+        )
     fits: FitService = service("fit", f"{place}, a folder of images in place of a run,")
     return fits.run_of_folder(place, device, listener), place

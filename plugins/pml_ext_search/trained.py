@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from .enrolment import Enrolment
     from .identify import Identified, Rate, Scored
     from .open_set import Nearest
+    from .selection import Kind as SelectionKind
+    from .selection import Selection
 
 
 def load_run(
@@ -245,6 +247,17 @@ class TrainedRun(IndexedRun):
         if self.takes_vectors or not any((embedded.folder / name).is_file() for name in embedded.paths):
             return find_equal_vectors(embedded, radius)
         return find_duplicates(ImageFiles(embedded.folder, embedded.paths), radius, keep, kinds)
+
+    def select(self, count: int = 10, kind: SelectionKind = "distinct") -> Selection:
+        """Return the most distinct images, or vectors, of the index, its outliers, or those nearest to class centers.
+
+        Args:
+            count: how many; of ``"central"``, of each class.
+            kind: ``"distinct"``, ``"outliers"`` or ``"central"``; see :mod:`pml_ext_search.selection`.
+        """
+        from .selection import select
+
+        return select(self.indexed_images(), count, kind)
 
     # Known or new
 

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 
 from pml_ext.plugin import DataError, DataSplits, LabeledImages
-from pml_ext.tool import is_vector_file, read_vectors, shortened
+from pml_ext.tool import is_vector_file, read_vectors
 
-from .reading import Listing, list_folder
-
-NAMED = 5  # of the files that are not read, in a note
+from .reading import found_instead, list_folder
 
 
 def unlabeled(
@@ -40,18 +38,9 @@ def unlabeled(
         return DataSplits(vectors, labeled=False)
     listing = list_folder(place)
     if not listing.names:
-        raise DataError(f"{place}: no image by its name; wanted .jpg, .png, ... files{_others(listing)}")
+        raise DataError(f"{place}: no image by its name; wanted .jpg, .png, ... files{found_instead(listing)}")
     if len(listing.names) < 2:
         raise DataError(f"{place}: one image, {listing.names[0]}; wanted two or more, of which one can find another")
     files = [place / name for name in listing.names]
     images = LabeledImages(files, np.zeros(len(files), dtype=np.int64), [""], channels=channels)
     return DataSplits(images, image_size=image_size, channels=channels, crop=True, labeled=False)
-
-
-def _others(listing: Listing) -> str:
-    """Return what a folder without images has instead, for an error."""
-    if not listing.others:
-        return ", and found nothing"
-    reasons = [shortened(reason, 200) for reason in sorted(listing.others.values())]
-    more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
-    return f"; found {'; '.join(reasons[:NAMED])}{more}"

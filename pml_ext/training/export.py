@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.pretrained import is_file, is_pretrained, merged_lora
 from ..recipe import Recipe
 from ..recipe.schema import Freeze, cut_of, frozen_patterns
+from .finished import read_metrics
+from .folder import METRICS
+from .measured import Measurement, measurements_of, shown_values
 
 WEIGHTS = "model.safetensors"
 ONNX = "model.onnx"
@@ -82,6 +85,9 @@ def write_export(
     whole = Normalized(merged_lora(network.trunk), network.embedder)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.state_dict().items()}
     replace_file(folder, WEIGHTS, lambda path: save_file(tensors, path))
+    measured = _measured(run, by)
+    if measured:
+        about["measured"] = {name: each.values for name, each in measured.items()}
     about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
     written = [WEIGHTS]
     if onnx:
@@ -99,10 +105,18 @@ def write_export(
         text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
         warnings.warn(text, UserWarning, stacklevel=3)
     else:
-        text = card(run, recipe, about)
+        text = card(run, recipe, about, [*measured.values()])
         replace_file(folder, CARD, lambda path: path.write_text(text, "utf-8"))
         written.append(CARD)
     write_sums(folder, sorted([ABOUT, *written]))
+
+
+def _measured(run: Path, by: By) -> dict[str, Measurement]:
+    """Return what tools have measured on a run, of the vectors that its export gives."""
+    metrics: dict[str, Any] = {}
+    if (run / METRICS).exists():
+        metrics = read_metrics(run / METRICS)
+    return {name: each for name, each in measurements_of(metrics).items() if each.by == by}
 
 
 def _input_name(seen: Preprocessing | VectorInput) -> str:
@@ -187,11 +201,11 @@ def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str 
     return largest
 
 
-def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
+def card(run: Path, recipe: Recipe, about: Mapping[str, Any], measurements: Sequence[Measurement] = ()) -> str:
     """Return a model card for the content of ``preprocess.json``: Markdown with YAML metadata, as in model hubs."""
     measured: dict[str, Any] = {}
     with contextlib.suppress(OSError, DamagedError):
-        measured = read_json(run / "metrics.json")
+        measured = read_json(run / METRICS)
     text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
     template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     phases = {"after": "after", "before": "before"}
@@ -210,7 +224,9 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
         values["weights"] = Path(str(weights)).name
     else:
         values["weights"] = weights
-    return str(template.render(values, about={"onnx": None, **about}, recipe=recipe, title_of=title_of))
+    tables = [(each.title, each.text, [*shown_values(each)]) for each in measurements]
+    about = {"onnx": None, **about}
+    return str(template.render(values, about=about, recipe=recipe, title_of=title_of, tables=tables))
 
 
 def _trains_trunk(recipe: Recipe) -> bool:

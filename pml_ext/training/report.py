@@ -25,6 +25,7 @@ from ..recipe.papers import Quoted
 from ..report import ReportFigure, ReportTable, percent, render
 from .evaluation import nearest
 from .findings import confusions, counts, recall_by_class
+from .measured import tables_of
 from .report_figures import figures_of_components, figures_of_run
 from .stages import Stages
 from .verdict import (
@@ -110,6 +111,7 @@ def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "data": data_of(view.recipe),
         "noun": view.data.noun,
         "settings": tomli_w.dumps(view.recipe.as_dict()),
+        "measured": tables_of(metrics),
     }
 
 

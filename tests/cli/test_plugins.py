@@ -12,7 +12,7 @@ def test_check_names_what_fails_and_where(pml_ext_command):
     assert done.returncode == 1
     assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at others.py:\d+\)", done.stdout)
     assert re.search(r'File ".*others.py", line \d+, in <lambda>\n +images=lambda self, rows: 1 / 0', done.stdout)
-    done = pml_ext_command("check", "hard-pair", "--json")
+    done = pml_ext_command("check", "hard-pair", "--fast", "--json")
     results = json.loads(done.stdout)
     assert [entry for entry in results if entry["status"] not in ("passed", "skipped")] == []
     assert done.returncode == 0

@@ -30,7 +30,18 @@ def test_train_writes_a_table_on_stdout_alone(pml_ext_command, tmp_path):
 
 @pytest.mark.usefixtures("without_report")
 def test_train_writes_json_on_stdout_alone(pml_ext_command, tmp_path):
-    done = pml_ext_command("train", "cbml/digits", "--out", str(tmp_path / "b"), "--json", "--seeds", "2", *QUICK)
+    done = pml_ext_command(
+        "train",
+        "cbml/digits",
+        "--out",
+        str(tmp_path / "b"),
+        "--json",
+        "--seeds",
+        "2",
+        *QUICK,
+        "--set",
+        "evaluation.baselines=false",
+    )
     value = json.loads(done.stdout)
     assert value["summary"]["cbml/digits"]["after"]["nmi"]["mean"] > 0
     assert len(value["runs"]) == 2

@@ -127,24 +127,59 @@ def test_a_third_partys_package(environment, tmp_path):
     assert "spread-out" not in environment.run("pml-ext plugins", tmp_path)
 
 
-def test_what_is_released(tmp_path):
-    """The wheel has code, recipes and templates; the sdist also has what its tests need."""
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """The wheel and the sdist."""
     pytest.importorskip("build")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
+    place = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", place, ROOT]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("*.whl")
-    (sdist,) = tmp_path.glob("*.tar.gz")
+    (wheel,) = place.glob("*.whl")
+    (sdist,) = place.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def test_what_is_released(released):
+    """The wheel has every file of the packages and nothing else; the sdist also has what its tests need."""
+    wheel, sdist = released
     with zipfile.ZipFile(wheel) as archive:
-        names = [Path(name) for name in archive.namelist() if ".dist-info/" not in name]
-    assert {path.parts[0] for path in names} == {
-        "pml_ext",
-        *(path.name for path in (ROOT / "plugins").glob("pml_ext_*")),
-    }
-    kinds = {path.suffix or path.name for path in names if path.name != "py.typed"}
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    wanted = set()
+    for package in (ROOT / "pml_ext", *(ROOT / "plugins").glob("pml_ext_*")):
+        for path in package.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                wanted.add(path.relative_to(package.parent).as_posix())
+    assert names == wanted
+    kinds = {Path(name).suffix for name in names if not name.endswith("py.typed")}
     assert kinds == {".py", ".pyi", ".toml", ".jinja", ".html", ".js", ".css", ".md"}
     assert wheel.stat().st_size < 2 * 2**20
     with tarfile.open(sdist) as archive:
         contained = {path.parts[1] for path in map(Path, archive.getnames()) if len(path.parts) > 1}
     assert {"pml_ext", "plugins", "tests", "benchmarks", "examples", "docs", "CITATION.cff"} <= contained
     assert sdist.stat().st_size < 5 * 2**20
+
+
+@pytest.mark.timeout(1800)
+def test_the_wheel_outside_of_a_checkout(released, tmp_path):
+    """What it needs of itself: recipes, templates of reports and of a plugin, plugins by their entry points."""
+    environment = Environment(tmp_path / "venv")
+    packages = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    with zipfile.ZipFile(released[0]) as archive:
+        archive.extractall(packages)
+    environment.variables.pop("PYTHONPATH", None)
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    for module in ("pml_ext", "pml_ext_cbml", "pml_ext_fit"):
+        printed = environment.run(f'python -c "import {module}; print({module}.__file__)"', place)
+        assert Path(printed.strip()).is_relative_to(packages)
+    plugins = json.loads(environment.run("pml-ext plugins --json", place))
+    assert {each["status"] for each in plugins} == {"ok"}
+    assert len(plugins) >= len([*(ROOT / "plugins").glob("pml_ext_*")])
+    environment.run(f"pml-ext train cbml/digits --out run{SHORTER['pml-ext train']}", place)
+    assert (place / "run" / "report.html").stat().st_size > 50_000
+    assert json.loads((place / "run" / "metrics.json").read_text())["after"]["map_at_r"] > 0.4
+    environment.run("pml-ext new-plugin my-loss", place)
+    environment.run("pip install -e my-loss", place)
+    checked = environment.run("pml-ext check my-loss --fast", place)
+    assert "0 failed" in checked

@@ -7,6 +7,7 @@ const photographs = (inside = document) => [...inside.querySelectorAll("main a.c
 const middle = (element) => { const box = element.getBoundingClientRect(); return (box.left + box.right) / 2; };
 const top_of = (element) => Math.round(element.getBoundingClientRect().top);
 const in_view = (element) => { const box = element.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
+const first_in_view = () => photographs().find(in_view) || photographs()[0];
 
 // The one to the left or right, or the nearest one of the row above or below.
 function next_to(one, key) {
@@ -40,12 +41,12 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key.startsWith("Arrow")) {
     const sideways = event.key === "ArrowLeft" || event.key === "ArrowRight";
     if (!one && !sideways) return;  // the page scrolls
-    const to = one ? next_to(one, event.key) : photographs().find(in_view) || photographs()[0];
+    const to = one ? next_to(one, event.key) : first_in_view();
     if (!to) return;
     event.preventDefault();
     go(to);
   } else if (/^[1-9]$/.test(event.key)) {
-    const first = one || photographs().find(in_view);
+    const first = one || first_in_view();
     const section = first && first.closest("section, fieldset");
     const chosen = section && photographs(section)[event.key - 1];
     if (!chosen) return;

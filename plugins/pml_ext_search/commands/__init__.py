@@ -1,1 +1,1 @@
-"""The commands ``embed``, ``index``, ``query`` and ``cluster``, a module each."""
+"""The commands ``embed``, ``index``, ``query``, ``cluster`` and others, a module each."""

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from ..identify import Identified, Scored
     from ..trained import TrainedRun
 
-_TITLES = {
-    "accuracy": "Accuracy, with new as an answer",
-    "recall_at_1": "Recall@1 of known ones, without new",
-    "detection_and_identification_rate": "Known ones that get their class",
-    "false_acceptance_rate": "New ones that are taken for known",
-    "balanced_accuracy_known": "Balanced accuracy of known classes",
-    "balanced_accuracy_new": "Balanced accuracy of new classes",
-    "balanced_accuracy": "Geometric mean of both",
-}
-
 
 def identify(
     run: RunOrImages,
@@ -132,10 +122,11 @@ def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
 
 def _print_scored(scored: Scored, as_json: bool) -> None:
     """Print the open-set metrics."""
+    from ..open_set import title_of
+
     rows = []
     for name, value in scored.metrics.items():
-        title = _TITLES.get(name) or f"Known ones that get their class, at {name.rpartition('_')[2]} false acceptances"
-        rows.append([title, str(percent(value))])
+        rows.append([title_of(name), str(percent(value))])
     line = f"{scored.known} photographs of enrolled classes, {scored.new} of others, within {scored.threshold:.4g}"
     print_result(as_json, dataclasses.asdict(scored), line, columns=["metric", "%"], rows=rows, right=[1])
     if not as_json and not scored.new:

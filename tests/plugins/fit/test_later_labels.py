@@ -65,7 +65,7 @@ def test_a_head_is_fitted_to_kept_features_and_the_collection_follows(flat, tmp_
 
 def test_the_table_has_absolute_paths_of_readable_images(flat):
     place, table = flat
-    copied, _ = labeled_table(place, table, [], "cpu", Lines())
+    copied = labeled_table(place, table, [], "cpu", Lines()).file
     with copied.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted(rows[0]) == ["label", "path"]
@@ -78,7 +78,7 @@ def test_rows_without_a_class_are_left_out(flat):
     place, table = flat
     with table.open("a", newline="") as file:
         file.write("unknown.png,\n")
-    copied, _ = labeled_table(place, table, [], "cpu", Lines())
+    copied = labeled_table(place, table, [], "cpu", Lines()).file
     with copied.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 32
     table.write_text("path,class\nunknown.png,\n")
@@ -107,3 +107,65 @@ def test_tables_of_something_else_are_refused(flat, tmp_path):
         fit(place, labels=table, no_labels=True, device="cpu")
     with pytest.raises(ConfigError, match="--labels fits a head in closed form"):
         fit(place, labels=table, fine_tune=True, device="cpu")
+
+
+def test_errors_are_about_the_table_that_was_given(flat, tmp_path):
+    place, table = flat
+    rows = table.read_text().splitlines()
+    names = [row.rpartition(",")[0] for row in rows[1:4]]
+    other = tmp_path / "my own.csv"
+    lines = ["path,class,split", "unknown.png,,", f"{names[0]},one,train", "", f'{names[1]},"a\nb",train']
+    other.write_text("\n".join([*lines, f"{names[2]},two,trian", ""]))
+    with pytest.raises(DataError, match=r"my own.csv, line 7: found split 'trian'") as raised:
+        fit(place, labels=other, device="cpu")
+    assert "labels-" not in str(raised.value)
+    other.write_text(f"path,class\n{names[0]},one\n{names[1]},one\n")
+    with pytest.raises(DataError, match=r"my own.csv: found 1 classes in 2 rows; wanted two or more") as raised:
+        fit(place, labels=other, device="cpu")
+    assert "labels-" not in str(raised.value)
+
+
+def test_named_clusters_of_the_page_are_labels(flat, tmp_path, capsys):
+    pytest.importorskip("starlette", reason="the extra [browse] is not installed")
+    from pml_ext_browse import open_collections
+    from pml_ext_browse.page import Page
+
+    place, _ = flat
+    (place / "broken.png").unlink()
+    fit(place, out=tmp_path / "before", device="cpu")
+    page = Page(open_collections([tmp_path / "before"], place, "cpu", lambda _: None), tmp_path / "uploads")
+    table = tmp_path / "classes.csv"
+    table.write_text(page.named({"clusters": "3", "cluster0": " a  man's, best ", "cluster1": "Zürich"}))
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["class"] for row in rows} == {"a man's, best", "Zürich"}
+    assert 4 <= len(rows) < 33
+    capsys.readouterr()
+    fit(place, labels=table, out=tmp_path / "after", device="cpu")
+    assert f"{table}: classes of {len(rows)} of 33 images" in capsys.readouterr().err
+    assert {*load_run(tmp_path / "after", "cpu").class_names} == {"a man's, best", "Zürich"}
+    assert len(load_run(tmp_path / "after", "cpu").gallery().embedded.paths) == 33
+
+
+def test_tables_of_cluster_and_select_are_labels_once_they_are_filled(flat, tmp_path, pml_ext_command):
+    place, _ = flat
+    table = tmp_path / "selected.csv"
+    fit(place, out=tmp_path / "run", device="cpu")
+    assert pml_ext_command("select", tmp_path / "run", "-n", 12, "--csv", table).returncode == 0
+    assert pml_ext_command("cluster", tmp_path / "run", place, "-o", tmp_path / "clusters").returncode == 0
+    for written in (table, tmp_path / "clusters" / "clusters.csv"):
+        with written.open(newline="") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+            columns = reader.fieldnames
+        for number, row in enumerate(rows):
+            row["class"] = "even" if number % 2 == 0 else "odd"
+        with written.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        copied = labeled_table(place, written, [], "cpu", Lines()).file
+        with copied.open(newline="") as file:
+            copies = csv.DictReader(file)
+            assert sum(1 for _ in copies) == len(rows)
+            assert sorted(copies.fieldnames) == ["label", "path"]

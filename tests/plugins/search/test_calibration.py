@@ -80,3 +80,44 @@ def test_images_without_a_class_are_not_enrolled(made_up, tmp_path):
     enrolled = Enrolled(embedded)
     assert (enrolled.names, len(enrolled.rows)) == (["other", "seal"], 9)
     assert enrolled.numbers.tolist() == [1] * 5 + [0] * 4
+
+
+@pytest.mark.parametrize("nearest", ["center", "image"])
+@pytest.mark.parametrize("far", [0.1, None])
+def test_metrics_of_a_calibration_equal_slow_loops(nearest, far, made_up, tmp_path):
+    points = normalize(made_up[0][:60]).double()
+    owners = [number // 4 for number in range(60)]
+    owners[-3:] = [15, 16, 17]  # alone in their classes
+    enrolled = Enrolled(embedded_of(points, [f"seal {owner:02d}" for owner in owners], tmp_path))
+    found = calibrated(enrolled, "id", "embeddings", far, nearest, lambda _: set())
+
+    def to_class(query, members):
+        if not members:
+            return float("inf")
+        if nearest == "image":
+            return min(float((points[query] - points[other]).norm()) for other in members)
+        return float((points[query] - normalize(points[members].sum(0), dim=0)).norm())
+
+    threshold = found.threshold + 1e-9  # it is the distance of an image, to rounding errors
+    groups = sorted(set(owners))
+    answers = {True: {}, False: {}}  # by known or new and the query's class: whether each answer is right
+    accepted = []
+    for query, owner in enumerate(owners):
+        members = {name: [row for row in range(60) if owners[row] == name and row != query] for name in groups}
+        distances = {name: to_class(query, rows) for name, rows in members.items()}
+        if owners.count(owner) > 1:
+            best = min(distances, key=distances.__getitem__)
+            right = best == owner and distances[best] <= threshold
+            answers[True].setdefault(owner, []).append(right)
+        rest = min(distance for name, distance in distances.items() if name != owner)
+        answers[False].setdefault(owner, []).append(rest > threshold)
+        accepted.append(rest <= threshold)
+    all_answers = [right for of_kind in answers.values() for rights in of_kind.values() for right in rights]
+    known, new = (float(np.mean([np.mean(rights) for rights in answers[kind].values()])) for kind in (True, False))
+    assert found.metrics["accuracy"] == pytest.approx(np.mean(all_answers))
+    assert found.metrics["false_acceptance_rate"] == pytest.approx(np.mean(accepted)) == found.false_acceptances
+    assert found.metrics["detection_and_identification_rate"] == pytest.approx(found.true_acceptances)
+    assert found.metrics["balanced_accuracy_known"] == pytest.approx(known)
+    assert found.metrics["balanced_accuracy_new"] == pytest.approx(new)
+    assert found.metrics["balanced_accuracy"] == pytest.approx((known * new) ** 0.5)
+    assert {"dir_at_far_0.1", "dir_at_far_0.05", "dir_at_far_0.01", "recall_at_1"} < found.metrics.keys()

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from pml_ext.errors import PluginError
+from pml_ext.errors import DataError, PluginError
 from pml_ext_search import run_of_folder
 from pml_ext_search.commands.cluster import cluster
 from pml_ext_search.commands.index import index
@@ -51,9 +51,23 @@ def test_only_a_folder_of_images_gets_a_run(photos, fits, tmp_path):
     assert run_of(photos, "cpu", None) == (fits.run, photos)
     for place in (fits.run, tmp_path / "missing", photos / "inner" / "0.png"):
         assert run_of(place, "cpu", None) == (place, None)
-    (tmp_path / "empty").mkdir()
-    assert run_of(tmp_path / "empty", "cpu", None) == (tmp_path / "empty", None)
     assert fits.asked == [photos]
+
+
+def test_a_folder_without_images_says_what_it_has(tmp_path, command):
+    place = tmp_path / "empty"
+    place.mkdir()
+    wanted = "no finished run, and no image by its name; wanted the folder of a run, or of .jpg, .png, ... files"
+    with pytest.raises(DataError, match=f"empty: {wanted}, and found nothing"):
+        run_of(place, "cpu", None)
+    (place / "notes.txt").write_text("")
+    for arguments in (["index"], ["query", "x.jpg"], ["identify", "x.jpg"], ["cluster"], ["select"]):
+        done = command(arguments[0], place, *arguments[1:])
+        assert done.returncode == 2, arguments
+        assert f"empty: {wanted}; found" in " ".join(done.stderr.split())
+        assert "notes.txt: no image by its name" in " ".join(done.stderr.split())
+    (place / "metrics.json").write_text("{}")  # what is left of a run
+    assert run_of(place, "cpu", None) == (place, None)
 
 
 def test_without_the_plugin_the_error_names_it(photos, monkeypatch):

@@ -1,0 +1,124 @@
+"""``pml-ext select``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from pml_ext.tool import (
+    AsJson,
+    ComparedBy,
+    ConfigError,
+    OnDevice,
+    Progress,
+    StoreFolder,
+    check_writable,
+    counted,
+    print_result,
+    printable,
+)
+
+from .loading import load_for_command, run_for_command, update_index
+
+if TYPE_CHECKING:
+    from ..selection import Selection
+
+_SHOWN = 200  # rows of the table in a terminal
+
+
+def select(
+    run: Annotated[
+        Path,
+        Argument(
+            metavar="FOLDER|RUN",
+            help="A folder of images, which gets a run of its own; or the folder of a finished run, whose index is "
+            "selected from.",
+        ),
+    ],
+    count: Annotated[int, Option("-n", metavar="N", help="Number of images; of central ones, of each class.")] = 10,
+    kind: Annotated[
+        Literal["distinct", "outliers", "central"],
+        Option(
+            help="distinct: each the farthest from those before it; outliers: the farthest from their fifth nearest "
+            "image; central: the nearest to the center of their class, or of all."
+        ),
+    ] = "distinct",
+    csv: Annotated[Path | None, Option("--csv", metavar="FILE", help="Write a table, a row for each image.")] = None,
+    sheet: Annotated[Path | None, Option(metavar="FILE", help="Draw a contact sheet, a PNG file.")] = None,
+    by: ComparedBy = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Select images that represent a folder, or are rare in it: distinct ones, outliers, or centers of classes."""
+    for option, file in (("--csv", csv), ("--sheet", sheet)):
+        if file is not None:
+            check_writable(option, file, file=True)
+    if count < 1:
+        raise ConfigError(f"-n {count}: wanted 1 or more")
+    run, images = run_for_command(run, device)
+    with Progress() as bar:
+        trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
+        update_index(trained, images)
+    noun = "vector" if trained.takes_vectors else "image"
+    if sheet is not None and trained.takes_vectors:
+        raise ConfigError(f"--sheet: {run} has vectors, no image files; leave it out")
+    found = trained.select(count, kind)
+    summary = _summary(found, noun)
+    if csv is not None or sheet is not None:
+        from .. import selection_pages as pages
+
+        if csv is not None:
+            pages.write_table(found, csv)
+        if sheet is not None:
+            pages.write_sheet(found, sheet, summary.partition(":")[0])
+    lines = [summary]
+    columns, rows = _table(found, noun)
+    if len(rows) > _SHOWN:
+        lines.insert(0, f"the first {_SHOWN} of {len(rows)} rows; --csv FILE and --json have all")
+    print_result(
+        as_json,
+        found.as_json(),
+        *lines,
+        columns=columns,
+        rows=rows[:_SHOWN],
+        right=[0, 1],
+    )
+
+
+def _summary(found: Selection, noun: str) -> str:
+    """Return a line that says what was selected."""
+    of_all = f"{len(found.rows)} of {counted(len(found.embedded.paths), noun)}"
+    if found.kind == "distinct":
+        copies = found.distances[1:].count(0)
+        text = f"{of_all}, the most distinct: each of all is within {found.covered:.3g} (--radius) of one of them"
+        if copies:
+            text += f"; the last {copies}, at a distance of 0, are copies of others"
+        return text
+    if found.kind == "outliers":
+        return f"{of_all}, the farthest from the others: distances are to the fifth nearest {noun} (--radius)"
+    classes = {name for name in found.classes if name}
+    if not classes:
+        return f"{of_all}, the nearest to the center of all: no {noun} has a class"
+    centers = "center of 1 class" if len(classes) == 1 else f"centers of {len(classes)} classes"
+    text = f"{of_all}, the nearest to the {centers}"
+    if found.without_class:
+        text += f": {counted(found.without_class, noun)} without a class are left out"
+    return text
+
+
+def _table(found: Selection, noun: str) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of the printed table."""
+    columns = ["", "distance", "id" if noun == "vector" else "path"]
+    with_classes = any(found.classes)
+    if with_classes:
+        columns.insert(2, "class")
+    rows = []
+    for path, name, rank, distance in zip(found.paths, found.classes, found.ranks, found.distances, strict=True):
+        row = [str(rank), "" if distance is None else f"{distance:.3f}", printable(path)]
+        if with_classes:
+            row.insert(2, printable(name))
+        rows.append(row)
+    return columns, rows

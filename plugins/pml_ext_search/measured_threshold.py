@@ -1,0 +1,70 @@
+"""The threshold of known or new among the measurements of its run: in metrics, report and export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pml_ext.tool import ConfigError, DataError, Measurement, UnwritableError, add_measurement, counted
+
+from .database import COLLECTION
+from .open_set import title_of
+
+if TYPE_CHECKING:
+    from .calibration import Calibration
+    from .indexed_run import IndexedRun
+
+NAME = "known_or_new"
+_TITLES = {
+    "threshold": "Threshold: the greatest distance of a known one (--radius)",
+    "false_acceptances_asked_for": "False acceptances that were asked for",
+    "false_acceptances": "False acceptances of the images that it was calibrated on",
+    "classes": "Enrolled classes",
+    "images": "Enrolled images",
+}
+
+
+def measurement_of(calibration: Calibration) -> Measurement:
+    """Return a threshold with its metrics and what another program needs to say "new" by it, without paths."""
+    if calibration.nearest == "center":
+        place = "center, the mean of the embeddings of its images scaled to length 1"
+    else:
+        place = "nearest image"
+    wanted = "the best accuracy" if calibration.far is None else f"a share of {calibration.far:g} of false acceptances"
+    if calibration.folder is None:
+        new = f"{counted(calibration.others, 'enrolled image')}, each compared with the other classes"
+    else:
+        new = f"{counted(calibration.others, 'photograph')} of other individuals"
+    text = (
+        "A photograph is known if its embedding is at most the threshold from the nearest class, and else it is new. "
+        f"The distance is Euclidean, between embeddings of length 1, to the class's {place}. "
+        f"The threshold was calibrated for {wanted}, and measured: on {new}, and on "
+        f"{counted(calibration.own, 'enrolled image')}, each left out of its class. It belongs to the enrolled images "
+        "of then, and is calibrated again by pml-ext identify when they change. Metrics are shares, from 0 to 1."
+    )
+    values: dict[str, float | int | str | None] = {
+        "threshold": calibration.threshold,
+        "distance": "euclidean",
+        "nearest": calibration.nearest,
+        "false_acceptances_asked_for": calibration.far,
+        "false_acceptances": calibration.false_acceptances,
+        "classes": calibration.classes,
+        "images": calibration.images,
+        "gallery": calibration.gallery,
+        "identity": calibration.identity,
+    }
+    titles = {name: title for name, title in _TITLES.items() if values[name] is not None}
+    for name, value in calibration.metrics.items():
+        values[name] = value
+        titles[name] = title_of(name)
+    return Measurement(title="Known or new", text=text, by=calibration.by, titles=titles, values=values)
+
+
+def record(run: IndexedRun, calibration: Calibration, say: Callable[[str], None]) -> None:
+    """Write the threshold of a run's own collection into its metrics and report; say why if they cannot be written."""
+    if run.place.resolve() != (run.folder / COLLECTION).resolve():
+        return
+    try:
+        add_measurement(run.folder, NAME, measurement_of(calibration))
+    except (ConfigError, DataError, UnwritableError) as error:
+        say(f"the threshold is kept with the collection, and is not in metrics and report: {error}")

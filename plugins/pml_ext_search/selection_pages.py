@@ -1,0 +1,53 @@
+"""Selected images for other programs and for the eye: a table and a contact sheet."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from pathlib import Path
+
+from PIL import Image
+
+from pml_ext.tool import write_atomically
+
+from .clusters import CELL, contact_sheet
+from .pictures import PictureReader
+from .selection import Selection
+
+COLUMNS = ("path", "class", "rank", "distance")
+ON_SHEET = 300  # images of a contact sheet
+
+
+def write_table(found: Selection, file: Path) -> None:
+    """Write a CSV table with a row for each selected image.
+
+    With its column ``class`` filled, it is a table of labels for ``fit``. Bytes of a path that are no UTF-8 are written
+    as they are.
+    """
+    write_atomically(file, functools.partial(_write_table, found))
+
+
+def _write_table(found: Selection, file: Path) -> None:
+    with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for path, name, rank, distance in zip(found.paths, found.classes, found.ranks, found.distances, strict=True):
+            writer.writerow((path, name, rank, "" if distance is None else f"{distance:.6f}"))
+
+
+def write_sheet(found: Selection, file: Path, title: str) -> None:
+    """Write a contact sheet of the selected images in their order, with their distances, or names of classes."""
+    reader = PictureReader(channels=3)
+    images: list[Image.Image] = []
+    captions = []
+    columns = zip(found.paths, found.classes, found.ranks, found.distances, strict=True)
+    for path, name, rank, distance in columns:
+        if len(images) == ON_SHEET:
+            title += f"; the first {ON_SHEET} of {len(found.rows)} images"
+            break
+        images.append(reader.image(found.embedded.folder / path, CELL))
+        caption = f"{rank}" if distance is None else f"{rank}: {distance:.2f}"
+        captions.append(name if found.kind == "central" and name else caption)
+    sheet = contact_sheet(title, images, captions)
+    write_atomically(file, functools.partial(sheet.save, format="PNG"))
+    reader.warn("the contact sheet has")

@@ -1,0 +1,81 @@
+"""The threshold of known or new in the metrics, report and export of its run."""
+
+import json
+import shutil
+
+from pml_ext import load_run
+from pml_ext_search.calibration import Calibration
+from pml_ext_search.measured_threshold import measurement_of
+
+from .conftest import write_digits
+
+CALIBRATION = Calibration(
+    threshold=0.75,
+    far=0.05,
+    nearest="center",
+    by="features",
+    identity="id",
+    gallery="digest",
+    images=40,
+    classes=10,
+    on="of /home/me/private",
+    folder="/home/me/private",
+    others=20,
+    other_classes=5,
+    false_acceptances=0.05,
+    own=40,
+    true_acceptances=0.5,
+    metrics={"accuracy": 0.7, "dir_at_far_0.01": 0.1},
+)
+
+
+def test_a_measurement_has_the_threshold_and_no_path():
+    found = measurement_of(CALIBRATION)
+    assert found.by == "features"
+    assert found.values["threshold"] == 0.75
+    assert found.values["false_acceptances_asked_for"] == 0.05
+    assert found.values["dir_at_far_0.01"] == 0.1
+    assert found.titles["dir_at_far_0.01"] == "Known ones that get their class, at 0.01 false acceptances"
+    assert "20 photographs of other individuals" in found.text
+    assert "private" not in found.model_dump_json()
+    best = measurement_of(CALIBRATION.model_copy(update={"far": None, "nearest": "image", "folder": None}))
+    assert "calibrated for the best accuracy" in best.text
+    assert "to the class's nearest image." in best.text
+    assert "false_acceptances_asked_for" not in best.titles
+
+
+def test_a_threshold_goes_with_the_run_and_another_collection_keeps_its_own(runs, tmp_path):
+    run_folder = shutil.copytree(runs[0], tmp_path / "run", ignore=lambda *_: ["collection"])
+    write_digits(tmp_path / "digits", range(100))
+    for digit in range(6):
+        shutil.copytree(tmp_path / "digits" / str(digit), tmp_path / "enrolled" / f"séal {digit}")
+    run = load_run(run_folder, "cpu")
+    run.index(tmp_path / "enrolled")
+    calibration = run.calibrate(0.1)
+    measured = json.loads((run_folder / "metrics.json").read_text())["measured"]["known_or_new"]["values"]
+    assert measured["threshold"] == calibration.threshold
+    assert measured["false_acceptances_asked_for"] == 0.1
+    assert measured["accuracy"] == calibration.metrics["accuracy"]
+    run.export(tmp_path / "exported")
+    exported = json.loads((tmp_path / "exported" / "preprocess.json").read_text())["measured"]["known_or_new"]
+    assert exported == measured
+    other = load_run(run_folder, "cpu", store=tmp_path / "store")
+    other.index(tmp_path / "enrolled")
+    assert other.calibrate(0.2).threshold > calibration.threshold
+    after = json.loads((run_folder / "metrics.json").read_text())["measured"]["known_or_new"]["values"]
+    assert after == measured
+
+
+def test_a_run_whose_metrics_cannot_be_written_keeps_its_threshold(runs, tmp_path):
+    run_folder = shutil.copytree(runs[0], tmp_path / "run", ignore=lambda *_: ["collection"])
+    write_digits(tmp_path / "digits", range(100))
+    shutil.move(tmp_path / "digits" / "0", tmp_path / "digits" / "zero")
+    run = load_run(run_folder, "cpu")
+    run.index(tmp_path / "digits")
+    (run_folder / "metrics.json").write_text((run_folder / "metrics.json").read_text() + " ")
+    told = []
+    from pml_ext_search.identify import Identifier
+
+    threshold = Identifier(run, told.append).calibration(0.2).threshold
+    assert "is not in metrics and report: " in told[-2] + told[-1]
+    assert Identifier(run, told.append).calibration().threshold == threshold

@@ -1,0 +1,47 @@
+"""The table and the contact sheet of selected images."""
+
+import csv
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pml_ext_search import selection_pages
+from pml_ext_search.clusters import CELL
+from pml_ext_search.embedded import Embedded
+from pml_ext_search.selection import select
+
+
+def photos(place):
+    place.mkdir()
+    names = ["a b.png", "ü/,\"'.png", "ü/\udcff.png"]
+    for number, name in enumerate(names):
+        (place / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 20), (80 * number, 0, 0)).save(place / name)
+    return Embedded(place, names, torch.eye(3)[[0, 1, 2]])
+
+
+def test_a_table_has_every_image_whatever_its_name(tmp_path):
+    found = select(photos(tmp_path / "photos"), 3)
+    selection_pages.write_table(found, tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [
+        {"path": "a b.png", "class": "", "rank": "1", "distance": ""},
+        {"path": "ü/,\"'.png", "class": "ü", "rank": "2", "distance": "1.414214"},
+        {"path": "ü/\udcff.png", "class": "ü", "rank": "3", "distance": "1.414214"},
+    ]
+
+
+def test_a_sheet_has_the_images_in_order(tmp_path, monkeypatch):
+    found = select(photos(tmp_path / "photos"), 3, "outliers")
+    assert found.rows == [0, 1, 2]
+    selection_pages.write_sheet(found, tmp_path / "s.png", "title")
+    sheet = np.asarray(Image.open(tmp_path / "s.png"))
+    row = sheet[30 + (CELL - 6) // 2]
+    reds = [int(row[6 + CELL * place + (CELL - 6) // 2][0]) for place in range(4)]
+    assert reds == [0, 80, 160, 255]
+    monkeypatch.setattr(selection_pages, "ON_SHEET", 1)
+    selection_pages.write_sheet(found, tmp_path / "s.png", "title")
+    row = np.asarray(Image.open(tmp_path / "s.png"))[30 + (CELL - 6) // 2]
+    assert [int(row[6 + CELL * place + (CELL - 6) // 2][0]) for place in range(2)] == [0, 255]
