@@ -15,10 +15,10 @@ from .query import Answer, QueryOptions
 
 if TYPE_CHECKING:
     from .gallery import Gallery
-    from .trained import TrainedRun
+    from .indexed_run import IndexedRun
 
 
-def answers_to_texts(run: TrainedRun, texts: Sequence[str], options: QueryOptions) -> list[Answer]:
+def answers_to_texts(run: IndexedRun, texts: Sequence[str], options: QueryOptions) -> list[Answer]:
     """Return the indexed images nearest to each text, in the space that the encoders of a pair share.
 
     Distances are those of features of length 1. They are larger than between images, since texts lie apart from images
@@ -31,7 +31,7 @@ def answers_to_texts(run: TrainedRun, texts: Sequence[str], options: QueryOption
     return [dataclasses.replace(answer, query=text) for answer, text in zip(answers, texts, strict=True)]
 
 
-def features_gallery(run: TrainedRun) -> Gallery:
+def features_gallery(run: IndexedRun) -> Gallery:
     """Return an index of the features of the images that a run has indexed.
 
     It is the run's own where images are compared by features. Else it is a second collection beside it, which is made
