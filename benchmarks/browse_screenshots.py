@@ -1,21 +1,28 @@
 """Draw the pictures of docs/browse.md: two runs on Omniglot's small sets, and the page in headless Chromium.
 
+Copies are shown of squares of the two photographs that scikit-learn brings along.
+
 python -m benchmarks.browse_screenshots DATA [--work FOLDER], DATA having images_background_small1.zip and
 images_background_small2.zip; five minutes, or seconds with the runs of an earlier --work FOLDER.
 """
 
 import argparse
+import contextlib
 import io
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 RUNS = {"cbml": ["cbml/omniglot-small"], "triplets": ["triplets/omniglot-small", "--set", "schedule.epochs=3"]}
@@ -38,6 +45,34 @@ def prepare(data: Path, work: Path) -> None:
                         ImageOps.invert(drawing.convert("L")).save(place / file)
 
 
+def write_copies(place: Path) -> None:
+    """Write squares of two photographs, and copies of some."""
+    (place / "from phone").mkdir(parents=True, exist_ok=True)
+    for number, pixels in enumerate(load_sample_images().images):
+        photograph = Image.fromarray(pixels)
+        for square in range(6):
+            left, top = square % 3 * 213, square // 3 * 213
+            image = photograph.crop((left, top, left + 213, top + 213))
+            file = place / f"{'china' if number == 0 else 'flower'}-{square}.png"
+            image.save(file)
+            if square % 2 == 0:
+                copies = place / "from phone" / file.stem
+                image.save(f"{copies}.jpg", quality=60)
+                image.resize((106, 106)).save(f"{copies} small.webp")
+                image.crop((6, 6, 207, 207)).save(f"{copies} cropped.jpg", quality=90)
+
+
+@contextlib.contextmanager
+def served(work: Path, *options: str) -> Iterator[str]:
+    """Serve a page, and yield its address."""
+    command = [*PROGRAM, "browse", *options, "--port", "0", "--no-open"]
+    with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield server.stdout.readline().split()[0]
+        finally:
+            server.terminate()
+
+
 def take(name: str, address: str, width: int, height: int) -> None:
     """Save what Chromium shows of an address."""
     with tempfile.TemporaryDirectory() as profile:
@@ -55,18 +90,19 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("screenshots"))
     options = parser.parse_args()
     prepare(options.data, options.work)
-    command = [*PROGRAM, "browse", "cbml", "omniglot", "--beside", "triplets", "--port", "0", "--no-open"]
-    with subprocess.Popen(command, cwd=options.work, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            address = server.stdout.readline().split()[0]
-            wrong = urllib.request.urlopen(f"{address}/answers").read().decode()
-            image = re.search(r"\?run=0&amp;image=(\d+)", wrong)[1]
-            take("wrong", f"{address}/answers", 1280, 820)
-            take("query", f"{address}/?run=0&image={image}&k=9", 1280, 900)
-            take("clusters", f"{address}/clusters?clusters=40", 1280, 820)
-            take("map", f"{address}/map", 1280, 960)
-        finally:
-            server.terminate()
+    write_copies(options.work / "scenes")
+    with served(options.work, "cbml", "omniglot", "--beside", "triplets") as address:
+        wrong = urllib.request.urlopen(f"{address}/answers").read().decode()
+        image = re.search(r"\?run=0&amp;image=(\d+)", wrong)[1]
+        take("wrong", f"{address}/answers", 1280, 820)
+        take("query", f"{address}/?run=0&image={image}&k=9", 1280, 900)
+        take("clusters", f"{address}/clusters?clusters=40", 1280, 820)
+        take("map", f"{address}/map", 1280, 960)
+    with served(options.work, "cbml", "scenes") as address:
+        urllib.request.urlopen(f"{address}/copies", data=b"")
+        while json.load(urllib.request.urlopen(f"{address}/copies/state"))["phase"] == "running":
+            time.sleep(0.2)
+        take("copies", f"{address}/copies", 1280, 1000)
 
 
 if __name__ == "__main__":

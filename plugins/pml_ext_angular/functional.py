@@ -59,7 +59,7 @@ class _LogSumsOfPairs(torch.autograd.Function):
         similarity, anchors, partners, shares = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input, where there are shares
             shares = torch.softmax(fill_outside(similarity, shares != 0, _lowest(similarity)), 1)
-        by_anchor = grad.new_zeros(len(similarity)).index_put((anchors,), grad, accumulate=True)
+        by_anchor = grad.new_zeros(len(similarity)).index_put_((anchors,), grad, accumulate=True)
         gradient = shares * by_anchor[:, None]
         gradient.index_put_((anchors, partners), -grad, accumulate=True)
         return gradient, None, None, None
@@ -179,7 +179,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
             rows = _by_class((4 * ctx.t * similarity).exp(), members) * (rows != 0)
             sums = (rows @ rows.mT)[ctx.places]
         shares = grad / sums.clamp(min=_BELOW_PRODUCTS)
-        weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(ctx.places, shares)
+        weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put_(ctx.places, shares)
         gradient = scaled_product((weights + weights.mT) @ rows, rows, 4 * ctx.t)
         if members is not None:
             gradient = gradient[ctx.rows_of]

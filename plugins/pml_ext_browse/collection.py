@@ -36,6 +36,7 @@ from pml_ext.tool import (
     read_json,
     sample_indices,
     service,
+    shortened,
     thumbnail,
     without,
 )
@@ -142,9 +143,8 @@ class BrowsedRun:
         start = f"{folder}/"
         below = [number for number, path in enumerate(self.paths) if path.startswith(start)]
         if not below:
-            raise ConfigError(
-                f"folder={folder}: no image of {self.folder} is below it; wanted a sub-folder with images"
-            )
+            name = shortened(folder, 80)
+            raise ConfigError(f"folder={name}: no image of {self.folder} is below it; wanted a sub-folder with images")
         return torch.tensor(below)
 
     def nearest(self, image: int | str, k: int, folder: str = "") -> list[Neighbor]:

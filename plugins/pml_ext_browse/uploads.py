@@ -39,6 +39,8 @@ class Uploads:
                 pixels = image.width * image.height
         except TooManyPixelsError:
             pixels = 2 * MAX_PIXELS
+        except DataError as error:
+            raise DataError(str(error).replace(repr(file), "this file")) from None
         if pixels > MAX_PIXELS:
             raise DataError(f"{name}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller")
         token = secrets.token_hex(16)

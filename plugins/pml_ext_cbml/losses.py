@@ -294,9 +294,10 @@ class CBMLLoss(Float64Buffers, PairLoss):
             detach_target=self.detach_target,
         )
 
-        counted = torch.logical_and(*counts.unbind())  # anchors with positives and negatives
+        counted = torch.empty_like(variance)  # 1 for anchors with positives and negatives, else 0
+        torch.logical_and(*counts.unbind(), out=counted)
         if self.skip_unmined:
-            counted = counted & hard.any(2).any(0)
+            counted = counted * hard.any(2).any(0)
         if self.collect_stats:
             positive, negative = terms * counted
             self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance * counted)

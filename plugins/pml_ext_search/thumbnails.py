@@ -85,7 +85,7 @@ class Thumbnails:
 
     def __init__(self, images: Tensor) -> None:
         self.gray = images[:, 0].contiguous()
-        self.colors = images.flatten(2).float().mean(2)
+        self.colors = torch.cat([block.flatten(2).float().mean(2) for block in images.split(_TILE)])
 
     def __len__(self) -> int:
         return len(self.gray)

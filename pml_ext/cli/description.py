@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import registry
 from ..errors import UnknownNameError, unknown
-from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, printed, quoted, tables_of_papers, texts
+from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, papers, quoted, tables_of_papers, texts
 from ..recipe.papers import names_of_tables
 from ..recipe.sweep import without_variant
 from ..registry.components import KINDS, capabilities
@@ -188,11 +188,12 @@ def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
 
 def _tables(name: str) -> list[dict[str, Any]]:
     """Describe a table of a paper as printed, with the recipes of its rows; return [] for an unknown table."""
-    listed = {table["name"]: table for table in tables_of_papers()}
-    found = printed(name) if name in listed else None
-    if found is None:
+    paper_name, _, number = name.partition("/")
+    paper = papers().get(paper_name)
+    if paper is None or number not in paper.tables:
         return []
-    paper, table = found
+    table = paper.tables[number]
+    listed = {each["name"]: each for each in tables_of_papers()}  # which reads every recipe
 
     columns = list(table.heads)
     for heading, names in table.columns.items():

@@ -235,7 +235,9 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
 
         ``indices_tuple`` may be a :class:`Related`, which carries a relation, or an :class:`AllPairsExceptSelf`.
         """
-        if len(embeddings) == 0 or len(ref_emb) == 0:
+        num_rows = embeddings.shape[0]
+        num_columns = ref_emb.shape[0]
+        if num_rows == 0 or num_columns == 0:
             return self.zero_losses()  # type: ignore[no-any-return]
         relation = None
         if isinstance(indices_tuple, Related):
@@ -259,8 +261,8 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         )
 
         size = None
-        if self.tiles is not None and (self.tile_size is not None or len(embeddings) * len(ref_emb) > _ALWAYS_DENSE):
-            size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
+        if self.tiles is not None and (self.tile_size is not None or num_rows * num_columns > _ALWAYS_DENSE):
+            size = rows_per_tile(self.tile_size, num_rows, num_columns, embeddings.device)
         if size is None:
             terms = self._whole(inputs)
         else:

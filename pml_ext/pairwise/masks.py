@@ -245,11 +245,15 @@ def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> 
     counts as hard, so that no NaN is left out.
     """
     similarity = similarity.detach()
-    positives, negatives = torch.where(masks, similarity, constant((torch.inf, -torch.inf), similarity))
-    farthest_positive = positives.amin(1, keepdim=True)
-    nearest_negative = negatives.amax(1, keepdim=True)
+    of_pairs = torch.where(masks, similarity, constant((torch.inf, -torch.inf), similarity))
+    positives, negatives = of_pairs.unbind()
+    limits = similarity.new_empty(2, similarity.shape[0], 1)
+    limit_of_positives, limit_of_negatives = limits.unbind()
+    torch.amax(negatives, 1, keepdim=True, out=limit_of_positives)  # the nearest negative
+    torch.amin(positives, 1, keepdim=True, out=limit_of_negatives)  # the farthest positive
+    limits += constant((epsilon, -epsilon), similarity)
     easy = torch.empty_like(masks)
     easy_positives, easy_negatives = easy.unbind()
-    torch.ge(similarity, nearest_negative + epsilon, out=easy_positives)
-    torch.le(similarity, farthest_positive - epsilon, out=easy_negatives)
+    torch.ge(similarity, limit_of_positives, out=easy_positives)
+    torch.le(similarity, limit_of_negatives, out=easy_negatives)
     return masks > easy  # in the mask and not easy; no pair of a row with NaN is easy

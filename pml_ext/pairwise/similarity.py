@@ -135,12 +135,13 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         near_length = _NEAR**2
     else:
         near_length = _NEAR**2 / 2 * (squares + others)
-    near = squared < near_length  # also catches negative rounding errors
+    near_themselves = 0
     if y is x:
         squared.fill_diagonal_(0)
-        near.fill_diagonal_(False)
-    pairs = near.nonzero()
-    if len(pairs):
+        if normalized:
+            near_themselves = x.shape[0]  # all rows, even of NaN; their differences are 0
+    pairs = (squared <= near_length).nonzero()  # also negative rounding errors
+    if pairs.shape[0] > near_themselves:
         rows, columns = pairs.unbind(1)
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):

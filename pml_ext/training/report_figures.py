@@ -22,7 +22,7 @@ from .evaluation import nearest
 from .findings import has_answer, recall_by_class
 from .series import Series, loss_series, metric_series
 from .stages import Stages
-from .verdict import phase_titles
+from .verdict import is_trained, phase_titles, shown_phases
 from .view import NoLabelsError, View
 
 with needs_extra("train", "a report"):
@@ -40,7 +40,7 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         return
     if not few:
         title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
-        yield draw(title, lambda: _projections(view), "Colored by class.")
+        yield draw(title, lambda: _projections(view, is_trained(metrics)), "Colored by class.")
     if view.data.has_vectors:  # nothing to look at
         return
     if view.queries == "test":
@@ -106,15 +106,22 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     if view.data.listed is not None:
         return
 
+    title = "Recall@K before and after training"
+    titles = phase_titles(view.data.noun)
+    phases = ["raw", "before", "after", "training"]
+    if not is_trained(metrics):
+        title = "Recall@K"
+        titles = shown_phases(metrics)
+        phases = list(titles)
     by_phase: dict[str, dict[int, float]] = {}
-    for phase in ("raw", "before", "after", "training"):
+    for phase in phases:
         if phase in metrics:
             recalls = {}
             for k in table.recall_at:
                 recalls[k] = metrics[phase][f"recall_at_{k}"]
-            by_phase[phase_titles(view.data.noun)[phase]] = recalls
+            by_phase[titles[phase]] = recalls
     caption = f"The share of {tested} with another of their class among the K nearest."
-    yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_phase), caption)
+    yield draw(title, lambda: figures.recall_curve(by_phase), caption)
 
 
 def _similarity_figure(view: View) -> ReportFigure:
@@ -146,9 +153,12 @@ def _listed_scores(view: View, split: str) -> tuple[Any, Any]:
     return scores[same], scores[~same]
 
 
-def _projections(view: View) -> Figure:
-    """Draw the embeddings of the tested images before and after training in two dimensions."""
+def _projections(view: View, is_trained: bool) -> Figure:
+    """Draw the embeddings of the tested images before and after training, if there was any, in two dimensions."""
     labels = view.true_labels(view.queries)
+    if not is_trained:
+        parts = {_tested_images(view): (view.embeddings(view.queries), labels)}
+        return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.data.noun)
     parts = {}
     if view.recipe.evaluation.baselines:
         before = load(view.checkpoint("before"), view.device, view.identity)

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
+# Each command is a fork of one process that has imported what it needs, which takes most of its time otherwise.
 ELSEWHERE = """
-    import multiprocessing.shared_memory, os, shutil, signal, socket, sqlite3, subprocess, sys, tempfile
+    import json, multiprocessing.shared_memory, os, shutil, signal, socket, sqlite3, subprocess, sys, tempfile
     import filelock, matplotlib.pyplot, scipy.optimize, sklearn.cluster, sklearn.datasets, sklearn.manifold
     import tensorboard, torch, torchvision.transforms.v2, typer, rich.console, rich.progress
     import torch.utils.tensorboard, PIL.Image, pytorch_metric_learning.losses, pydantic
 
+    fork = os.fork
     for name in ("SIGHUP", "SIGCHLD", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGALRM", "pthread_kill", "pthread_sigmask"):
         delattr(signal, name)
     for name in ("sched_getaffinity", "confstr", "fork", "killpg", "setsid", "getuid", "geteuid", "mkfifo", "symlink"):
@@ -34,44 +34,46 @@ ELSEWHERE = """
     shutil._use_fd_functions = False  # as where folders cannot be opened
     sys.platform = "win32"
 
+    import pml_ext.training.launch, pml_ext.training.report
     from pml_ext.cli import main
 
-    main()
+    for number, (program, *arguments) in enumerate(json.loads(sys.argv[1])):
+        if program == "rm":
+            os.unlink(*arguments)
+            continue
+        child = fork()
+        if child == 0:
+            os.dup2(opened(f"{number}.out", os.O_WRONLY | os.O_CREAT), 1)
+            sys.argv = [program, *arguments]
+            main()
+            sys.exit()
+        if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.exit(f"{arguments} ended with {code}")
 """
 
 
-@pytest.fixture
-def elsewhere(tmp_path):
-    """A function that runs a command in a process of that kind, and returns the output."""
-    script = tmp_path / "elsewhere.py"
-    script.write_text(textwrap.dedent(ELSEWHERE))
-
-    def run(*arguments, code=0):
-        given = [sys.executable, str(script), *map(str, arguments)]
-        done = subprocess.run(given, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == code, done.stderr
-        return done.stdout
-
-    return run
-
-
-def test_commands_run_without_what_posix_alone_has(elsewhere, tmp_path):
+def test_commands_run_without_what_posix_alone_has(tmp_path):
     from PIL import Image
     from sklearn.datasets import load_digits
-
-    train = ["train", "cbml/digits", "--out", "run", "--device", "cpu", "--set", "schedule.epochs=2"]
-    train += ["--set", "schedule.milestones=[1]", "--set", "sampler.iterations=3", "--set", "evaluation.figures=few"]
-    elsewhere(*train)
-    (tmp_path / "run" / "metrics.json").unlink()
-    elsewhere(*train, "--resume")
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["epochs"] == 2
-    assert b"\r" not in (tmp_path / "run" / "SHA256SUMS").read_bytes()
 
     photos = tmp_path / "photos"
     photos.mkdir()
     for number, image in enumerate(load_digits().images[:12]):
         Image.fromarray((image * 255 / 16).astype("uint8")).save(photos / f"{number}.png")
-    elsewhere("index", "run", "photos", "--device", "cpu")
-    (answer,) = json.loads(elsewhere("query", "run", "photos/3.png", "-k", "1", "--device", "cpu", "--json"))
+    train = "pml-ext train cbml/digits --out run --device cpu --set schedule.epochs=2 --set schedule.milestones=[1]"
+    train += " --set sampler.iterations=3 --set evaluation.figures=few --set model.trunk.width=8"
+    lines = [
+        train,
+        "rm run/metrics.json",
+        f"{train} --resume",
+        "pml-ext index run photos --device cpu",
+        "pml-ext query run photos/3.png -k 1 --device cpu --json",
+        "pml-ext doctor",  # whose self test passes
+    ]
+    script = [sys.executable, "-c", textwrap.dedent(ELSEWHERE), json.dumps([line.split() for line in lines])]
+    done = subprocess.run(script, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["epochs"] == 2
+    assert b"\r" not in (tmp_path / "run" / "SHA256SUMS").read_bytes()
+    (answer,) = json.loads((tmp_path / "4.out").read_text())
     assert "3.png" in json.dumps(answer)
-    elsewhere("doctor")  # whose self test passes

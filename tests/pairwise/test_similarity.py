@@ -58,3 +58,14 @@ class TestEuclideanDistances:
         torch.testing.assert_close(pairwise.euclidean_distances(x, y), expected, rtol=1e-12, atol=1e-15)
         assert pairwise.euclidean_distances(x, y)[4, 1] == 0
         assert torch.equal(pairwise.euclidean_distances(x).diagonal(), torch.zeros(7, dtype=torch.float64))
+
+    @pytest.mark.parametrize("normalized", [True, False])
+    def test_a_single_near_pair_among_rows_of_nan(self, normalized):
+        x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x = pairwise.normalize(x)
+        x[1] = x[0]
+        x[3:] = torch.nan
+        x = x.to(torch.float32 if normalized else torch.float64)
+        x[1, 1] += 1e-5
+        found = pairwise.euclidean_distances(x, normalized=normalized)[0, 1]
+        torch.testing.assert_close(found, (x[0] - x[1]).norm(), rtol=1e-6, atol=0)

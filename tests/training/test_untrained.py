@@ -4,6 +4,7 @@ import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext.training.launch import train
+from pml_ext.training.verdict import shown_phases
 
 from ..overrides import typed
 from .whole_runs import Ear
@@ -45,3 +46,22 @@ def test_it_is_not_called_trained(tmp_path):
     assert again["after"] == metrics["after"]
     with pytest.raises(ConfigError, match="run: there is nothing to train in the run there, .*; choose another --out"):
         train("cbml/digits", tmp_path / "run", overrides={"schedule.epochs": 16}, device="cpu", resume=True)
+
+
+def test_its_figures_do_not_tell_of_training(tmp_path, monkeypatch):
+    """What is drawn: each of the table's phases once, and the embeddings once."""
+    curves = []
+    maps = []
+    monkeypatch.setattr("pml_ext.evaluation.figures.recall_curve", lambda phases: curves.append(phases))
+    monkeypatch.setattr("pml_ext.evaluation.figures.projections", lambda parts, *_, **__: maps.append(parts))
+    metrics, _ = run(tmp_path / "run", "schedule.epochs=8", "evaluation.figures=all")
+    (phases,) = curves
+    assert [*phases] == [*shown_phases(metrics).values()]
+    assert phases["raw pixels"][1] == metrics["raw"]["recall_at_1"]
+    assert not any(title.startswith("trained") for title in phases)
+    (parts,) = maps
+    assert [*parts] == ["test images"]
+    page = (tmp_path / "run" / "report.html").read_text().partition("The recipe with all its settings")[0]
+    assert "before and after training" not in page
+    assert "Recall@K" in page
+    assert " 0.0 s" not in page

@@ -129,13 +129,17 @@ class Chromium:
         self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         self._session = session
 
+    def close(self):
+        self._session = None
+        self.call("Browser.close")
+
 
 @contextlib.contextmanager
 def chromium():
     """A page in Chromium, with a profile of its own."""
     from_us, to_it = os.pipe()
     from_it, to_us = os.pipe()
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [PROGRAM, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
         call = [sys.executable, "-c", _WITH_PIPES, str(from_us), str(to_us), *command]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -143,8 +147,9 @@ def chromium():
         os.close(from_us)
         os.close(to_us)
         with os.fdopen(to_it, "wb") as commands, os.fdopen(from_it, "rb") as answers:
+            page = Chromium(commands, answers)
             try:
-                yield Chromium(commands, answers)
+                yield page
             finally:
-                process.terminate()
-                process.wait()
+                page.close()
+                process.wait(60)

@@ -64,6 +64,13 @@ def browser(site, tmp_path):
         assert page.run("document.title") == "run: browse"  # no name became an element
 
 
+def find_copies(browser):
+    browser.run("window.old = true")
+    browser.click("form.options button")
+    browser.settle()
+    browser.wait("!window.old && document.getElementById('copies')")
+
+
 def rows_of(browser, file):
     browser.wait("true")
     for _ in range(100):
@@ -78,9 +85,7 @@ def rows_of(browser, file):
 
 def test_copies_are_walked_through_by_keys_and_clicks(browser, site, tmp_path):
     browser.open(f"{site.address}/copies")
-    browser.run("window.old = true")
-    browser.click("form.options button")
-    browser.wait("document.getElementById('copies')")
+    find_copies(browser)
     assert browser.run("document.querySelectorAll('.group').length") == 2
     assert browser.run(KEPT) == "0,0"
     browser.press("ArrowRight", "ArrowRight", "ArrowRight")
@@ -131,9 +136,7 @@ def site_groups(rows):
 def test_choices_on_other_pages_are_saved_too(browser, site, tmp_path, monkeypatch):
     monkeypatch.setitem(server.Page._render.__globals__["_TEMPLATES"].globals, "GROUPS", 1)
     browser.open(f"{site.address}/copies")
-    browser.run("window.old = true")
-    browser.click("form.options button")
-    browser.wait("document.getElementById('copies')")
+    find_copies(browser)
     browser.press("3")
     first = browser.run("document.querySelectorAll('.pick')[2].title")
     browser.run("window.old = true")

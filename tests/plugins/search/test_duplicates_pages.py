@@ -48,6 +48,20 @@ def test_the_page_has_the_pairs_side_by_side_and_needs_no_network(found, tmp_pat
     assert len(text) < 100_000
 
 
+def test_a_page_without_copies_says_so(tmp_path):
+    photograph(0).save(tmp_path / "0.png")
+    pages.write_page(find_duplicates(files_of(tmp_path)), tmp_path / "copies.html", "", "")
+    text = (tmp_path / "copies.html").read_text("utf-8")
+    assert "No image is a copy of another one." in text
+    assert "On the left" not in text
+
+
+def test_every_picture_of_a_page_has_a_text(found, tmp_path):
+    pages.write_page(found, tmp_path / "copies.html", "", "")
+    text = (tmp_path / "copies.html").read_text("utf-8")
+    assert text.count('alt="the image to keep"') == text.count('alt="a copy of it"') == 2
+
+
 def test_a_page_of_many_pairs_says_so(found, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "PAIRS", 1)
     pages.write_page(found, tmp_path / "copies.html", "", "")
