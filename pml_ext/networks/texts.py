@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -120,7 +121,7 @@ def _check_same_weights(name: str, trunk: nn.Module, pair: nn.Module) -> None:
         raise ConfigError(
             f"the trunk's weights are not those of {name}: it was trained further, or the pair is another one now, and "
             "texts and images are no longer in one space; wanted a frozen trunk of the same pair: pml-ext fit FOLDER "
-            f"--closed-form --trunk {name}"
+            f"--closed-form --trunk {shlex.quote(name)}"
         )
 
 

@@ -2,11 +2,12 @@
 
 import json
 import os
+import sys
 
 import pytest
 import torch
 
-from pml_ext.errors import ConfigError
+from pml_ext.errors import ConfigError, MissingExtraError
 from pml_ext.networks.naming import named_trunk
 from pml_ext.networks.pretrained import load_weights, pretrained_images
 from pml_ext.networks.trunks import timm_trunk, torchvision_models
@@ -46,6 +47,20 @@ def test_a_wrong_name_is_told_the_nearest(text, problem):
     pytest.importorskip("timm", reason="the extra timm is not installed")
     with pytest.raises(ConfigError, match=problem):
         images_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "extra"),
+    [
+        ("timm/resnet10t", "timm", "timm"),
+        ("timm/resnet10t=x.pth", "timm", "timm"),
+        ("hf/some/model", "transformers", "hf"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, text, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"needs the package '{package}'.*pip install \"pml-ext\[{extra}\]\""):
+        named_trunk(text)
 
 
 def images_of(text):
