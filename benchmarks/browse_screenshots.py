@@ -60,7 +60,6 @@ def write_copies(place: Path) -> None:
                 image.save(f"{copies}.jpg", quality=60)
                 image.resize((106, 106)).save(f"{copies} small.webp")
                 image.crop((6, 6, 207, 207)).save(f"{copies} cropped.jpg", quality=90)
-        shutil.copy(file, place / "from phone" / f"{file.stem} (1).png")
 
 
 @contextlib.contextmanager

@@ -77,6 +77,16 @@ if TYPE_CHECKING:  # recipes and their overrides
     from .recipe.schema import problem_of as problem_of
     from .recipe.tables import name_or_value as name_or_value
 
+if TYPE_CHECKING:  # trunks: by the names of options, and what they are like
+    from .networks.hf import HF as HF
+    from .networks.hf import image_size_of as image_size_of
+    from .networks.last_blocks import last_blocks as last_blocks
+    from .networks.naming import named_trunk as named_trunk
+    from .networks.pretrained import pretrained_images as pretrained_images
+    from .networks.texts import text_encoder as text_encoder
+    from .networks.trunks import output_size as output_size
+    from .recipe.build import build_trunk as build_trunk
+
 if TYPE_CHECKING:  # runs: started, followed, opened again
     from .training import activations as activations
     from .training import signals as signals

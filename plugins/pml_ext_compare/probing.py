@@ -21,6 +21,7 @@ from pml_ext.tool import (
     build_network,
     choose_device,
     load_recipe,
+    named_trunk,
     open_run,
     overrides_of,
     percent,
@@ -90,9 +91,10 @@ def probe(
     """Test frozen trunks on the test classes of a data set, and heads that are trained on their features.
 
     Finished runs in ``out`` are reused, and features of earlier comparisons come from the cache. ``data_set`` is
-    ``folder:PATH``, ``table:FILE.csv`` or a data set's name; a trunk may have a file of weights, or the library's name
-    of them, as in ``NAME=WEIGHTS``; ``head`` is the recipe of a head to train ``seeds`` times on each trunk. The other
-    arguments are those of :func:`pml_ext.tool.train`. ``out`` gets the runs, ``probe.json``, ``.csv`` and ``.html``.
+    ``folder:PATH``, ``table:FILE.csv`` or a data set's name; trunks are ``NAME``, ``NAME=WEIGHTS`` and all else that
+    :func:`pml_ext.tool.named_trunk` reads; ``head`` is the recipe of a head to train ``seeds`` times on
+    each trunk. The other arguments are those of :func:`pml_ext.tool.train`. ``out`` gets the runs, ``probe.json``,
+    ``.csv`` and ``.html``.
 
     ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.
     """
@@ -141,7 +143,7 @@ class _Prober:
         self.device = device
         self.data = data
         self.listener = listener
-        own = {"data.name": data_set, "model.trunk": _trunk_table(trunk), "model.freeze": "trunk"}
+        own = {"data.name": data_set, "model.trunk": named_trunk(trunk), "model.freeze": "trunk"}
         self.settings = [*overrides_of(own), *overrides]
         self.settings_of_features = [each for each in self.settings if not each.key.startswith(_OF_HEADS)]
 
@@ -191,14 +193,6 @@ class _Prober:
         if has_run:  # a finished run is returned without a look at the data
             open_run(folder, seed, choose_device(self.device), self.data)
         return runs
-
-
-def _trunk_table(trunk: str) -> dict[str, str]:
-    """Return the table of a trunk that is given as ``NAME`` or ``NAME=WEIGHTS``."""
-    name, _, weights = trunk.partition("=")
-    if weights:
-        return {"name": name, "weights": weights}
-    return {"name": name}
 
 
 def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[str, float | None]]:

@@ -12,12 +12,9 @@ from .framing import DEFAULT, Framing
 from .images import OwnImages
 from .scores import Scores
 from .settings import Settings
+from .trunk import LITE0, PRETRAINED, Trunk
 
 SMALL = "fit/photographs"
-PRETRAINED = "fit/photographs-pretrained"
-BLOCKS_FIRST = "fit/photographs-fine-tuned"
-TRUNK = "efficientnet-lite0"
-FEATURES = 1280  # of the trunk
 SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
 CHANNELS = 32  # of the last feature maps of the small network
 SHRINKS = 16  # times the side of an image over that of these maps
@@ -85,6 +82,7 @@ class FeaturesOfImages(InClosedForm):
     images: OwnImages
     framing: Framing = DEFAULT
     form: ClosedForm = AS_THEY_ARE
+    trunk: Trunk = LITE0
 
     recipe: ClassVar[str] = PRETRAINED
 
@@ -98,12 +96,13 @@ class FeaturesOfImages(InClosedForm):
         """The settings of the recipe."""
         frozen: Settings = {"model.freeze": "trunk", "model.start": "random", "model.refit": "none"}
         rate: Settings = {"optimizer.head_lr_factor": 1.0}  # which is of a head that is trained
-        return self.images.settings_of(self.recipe, self.framing) | frozen | rate | self.form.settings(FEATURES)
+        of_images = self.images.settings_of(self.recipe, self.framing)
+        return of_images | self.trunk.settings | frozen | rate | self.form.settings(self.trunk.features)
 
     @property
     def description(self) -> str:
         """A line for the report where nothing was tried."""
-        return f"{self.title.capitalize()} of {TRUNK} with ImageNet weights"
+        return f"{self.title.capitalize()} of {self.trunk.title}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,7 @@ class LastBlocks(Trained):
 
     images: OwnImages
     framing: Framing = DEFAULT
+    trunk: Trunk = LITE0
 
     title: ClassVar[str] = "last blocks"
     recipe: ClassVar[str] = PRETRAINED
@@ -122,7 +122,7 @@ class LastBlocks(Trained):
     @property
     def settings(self) -> Settings:
         """The settings of the recipe."""
-        return self.images.settings_of(self.recipe, self.framing)
+        return self.images.settings_of(self.recipe, self.framing) | self.trunk.settings_of_blocks
 
     def trial_settings(self, classes: int, share: float) -> Settings:
         """Return other settings for a trial on a share of the images, of so many classes."""
@@ -164,14 +164,16 @@ class UntrainedNetwork(SmallNetwork):
         }
 
 
-def closed_forms(images: OwnImages, framing: Framing) -> list[FeaturesOfImages]:
+def closed_forms(images: OwnImages, framing: Framing, trunk: Trunk) -> list[FeaturesOfImages]:
     """Return what costs nothing beside the features, the simplest first."""
-    return [FeaturesOfImages(images, framing, form) for form in CLOSED_FORMS]
+    return [FeaturesOfImages(images, framing, form, trunk) for form in CLOSED_FORMS]
 
 
-def trained(images: OwnImages, framing: Framing) -> list[Trained]:
-    """Return what is trained: last blocks, and a network from scratch where images are small."""
-    found: list[Trained] = [LastBlocks(images, framing)]
+def trained(images: OwnImages, framing: Framing, trunk: Trunk) -> list[Trained]:
+    """Return what is trained: last blocks of a trunk that can be cut, and a network from scratch for small images."""
+    found: list[Trained] = []
+    if trunk.last_blocks is not None:
+        found.append(LastBlocks(images, framing, trunk))
     if images.side < SMALL_SIDE:
         found.append(SmallNetwork(images))
     return found
@@ -186,8 +188,13 @@ class Choice:
     settings: Settings
 
 
-def features_as_they_are(images: OwnImages, pretrained: bool, framing: Framing) -> Choice:
-    """Return the features of a trunk, where its training would have nothing to learn."""
-    candidate = FeaturesOfImages(images, framing) if pretrained else UntrainedNetwork(images)
+def features_as_they_are(images: OwnImages, framing: Framing, trunk: Trunk | None) -> Choice:
+    """Return the features of a trunk, where its training would have nothing to learn; without one, of a small network.
+
+    The small network has random weights.
+    """
+    candidate: Candidate = UntrainedNetwork(images)
+    if trunk is not None:
+        candidate = FeaturesOfImages(images, framing, trunk=trunk)
     description = f"{candidate.title.capitalize()}: {NOTHING_TO_LEARN}"
     return Choice(candidate.title, candidate.recipe, candidate.settings | {"description": description})

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from pml_ext.plugin import ConfigError, DataError
-from pml_ext.tool import CHOICE, AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
+from pml_ext.tool import AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
+
+from .fitting import FitOptions, Fitting, Told, what_to_train
 
 if TYPE_CHECKING:
     from pml_ext.tool import Override
 
-    from .candidates import Choice
-    from .trials import Workplace
-
-_CHOOSING = ("model", "loss", "stages", "sweep")  # tables of a recipe that say what is trained
+    from .trunk import Trunk
 
 
 def fit(
@@ -51,6 +48,15 @@ def fit(
             "1,000 images.",
         ),
     ] = False,
+    trunk: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="The pretrained trunk (backbone) of images in place of EfficientNet-Lite0: timm/NAME, "
+            "torchvision/NAME, hf/NAME, the folder of a model, NAME=FILE, or a file of weights that tells its "
+            "architecture.",
+        ),
+    ] = None,
     no_labels: Annotated[
         bool,
         Option(
@@ -96,10 +102,12 @@ def fit(
         fine_tune=fine_tune,
         closed_form=closed_form,
     )
+    if labels is not None and no_labels:
+        raise ConfigError("--labels and --no-labels contradict each other; leave one out")
     with Progress() as bar:
         told = Told(bar)
-        if labels is not None and no_labels:
-            raise ConfigError("--labels and --no-labels contradict each other; leave one out")
+        if trunk is not None:
+            options = replace(options, trunk=_named_trunk(trunk, data_path, told))
         if labels is not None:
             results = _with_later_labels(data_path, labels, options, bar)
             print_results(results, None, as_json, quick=True)
@@ -108,7 +116,7 @@ def fit(
             results = _without_labels(data_path, options, bar)
             print_results(results, None, as_json, quick)
             return
-        fitting = _what_to_train(data_path, options, told)
+        fitting = what_to_train(data_path, options, told)
         try:
             results = _train(fitting, options, told)
         except NothingToLearnError as error:
@@ -117,6 +125,20 @@ def fit(
             results = _train(_delivered_as_they_are(fitting, error.folder, told), options, told)
     if process_number() == 0:
         print_results(results, None, as_json, quick)
+
+
+def _named_trunk(text: str, place: Path, told: Told) -> Trunk:
+    """Return the trunk that ``--trunk`` names, and say in a line what is known of it."""
+    from pml_ext.tool import is_vector_file
+
+    from .images import is_table
+    from .trunk import trunk_named
+
+    if place.is_file() and is_vector_file(place) and not is_table(place):
+        raise ConfigError(f"--trunk is for images, and {place} has vectors, without a network; leave it out")
+    trunk = trunk_named(text)
+    told(f"trunk: {trunk.title}, {trunk.features:,} features, images: {trunk.framing.title}")
+    return trunk
 
 
 def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Progress) -> list[dict[str, Any]]:
@@ -129,11 +151,12 @@ def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Pro
 
     if options.fine_tune or num_processes() > 1:
         raise ConfigError(f"--labels fits a head in closed form; to train, type: pml-ext fit {labels} --data {folder}")
-    table = labeled_table(folder, labels, options.overrides, options.device, bar)
-    options = replace(options, closed_form=True, general=list(QUICK), overrides=[*table.settings, *options.overrides])
+    table = labeled_table(folder, labels, options.trunk, options.overrides, options.device, bar)
+    options = replace(options, closed_form=True, general=list(QUICK), trunk=table.trunk)
+    options = replace(options, overrides=[*table.settings, *options.overrides])
     told = Told(bar)
     try:
-        results = _train(_what_to_train(table.file, options, told), options, told)
+        results = _train(what_to_train(table.file, options, told), options, told)
     except (ConfigError, DataError) as error:
         raise table.of_given(error) from None
     results[0].pop("verdict", None)  # whose comparison the folds have made
@@ -158,50 +181,11 @@ def _without_labels(place: Path, options: FitOptions, bar: Progress) -> list[dic
         device=options.device,
         resume=options.resume,
         listener=bar,
+        trunk=options.trunk,
     )
     results = fit_unlabeled(asked)
     bar.step(next_commands(Path(results[0]["folder"]), place))
     return results
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """The options that say how something is trained."""
-
-    overrides: list[Override]
-    general: list[Override]  # settings of other options than --set
-    out: Path | None
-    resume: bool
-    seed: int
-    device: str
-    data: Path | None
-    fine_tune: bool
-    closed_form: bool
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """What is trained, and where."""
-
-    recipe: str
-    settings: list[Override]  # that fit somebody's data, below the user's
-    out: Path | None
-    resume: bool  # whether the run's folder exists by now
-    name: str  # of the data set
-    as_they_are: Choice | None  # what is delivered if there is nothing to learn; None if this is it
-
-
-class Told:
-    """The progress of the command, which the first process alone shows."""
-
-    def __init__(self, bar: Progress) -> None:
-        self.bar = bar
-        self.listener = bar if process_number() == 0 else None
-
-    def __call__(self, line: str) -> None:
-        """Write a line about somebody's data on stderr."""
-        if self.listener is not None:
-            self.listener.step(line)
 
 
 def _train(fitting: Fitting, options: FitOptions, told: Told) -> list[dict[str, Any]]:
@@ -225,11 +209,6 @@ def _sets_model(overrides: list[Override]) -> bool:
     return any(override.key.partition(".")[0] == "model" for override in overrides)
 
 
-def _sets_what_is_trained(overrides: list[Override]) -> bool:
-    """Return whether the user says what is trained, so that nothing is chosen."""
-    return any(override.key.partition(".")[0] in _CHOOSING for override in overrides)
-
-
 def _delivered_as_they_are(fitting: Fitting, folder: Path, told: Told) -> Fitting:
     """Return what is delivered where there was nothing to learn, in place of the run that has found that out.
 
@@ -248,155 +227,3 @@ def _delivered_as_they_are(fitting: Fitting, folder: Path, told: Told) -> Fittin
             begun.keep_choice(folder, chosen, fitting.name)
     settings = overrides_of(chosen.settings)
     return Fitting(chosen.recipe, settings, folder, True, fitting.name, as_they_are=None)
-
-
-def _what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
-    """Return the recipe that somebody's data get, and the settings that fit the data."""
-    from pml_ext.tool import is_vector_file
-
-    from .images import is_table
-
-    if is_vector_file(place) and not is_table(place):
-        return _fitting_for_vectors(place, options, told)
-    return _fitting_for_images(place, options, told)
-
-
-def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fitting:
-    """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
-    from pml_ext.tool import load_recipe, num_processes, overrides_of
-
-    from . import begun, selection
-    from .vectors import RECIPE, describe_vectors
-
-    if options.fine_tune:
-        raise ConfigError(f"--fine-tune is for images, and {place} has vectors, without a network; leave it out")
-    found = describe_vectors(place, options.overrides, options.data)
-    for line in found.description:
-        told(line)
-    trains_as_told = _sets_what_is_trained(options.overrides)
-    if trains_as_told or num_processes() > 1:
-        kept = begun.kept_choice(options.out, found.name) if options.resume and options.out is not None else None
-        if kept is not None:
-            told(f"goes on with what was chosen before: {kept.title}")
-            return Fitting(kept.recipe, overrides_of(kept.settings), options.out, True, found.name, None)
-        for line in found.of_training:
-            told(line)
-        settings = overrides_of(found.settings)
-        return Fitting(RECIPE, settings, options.out, options.resume, found.name, found.as_they_are)
-
-    def choose(place: Workplace) -> Choice:
-        return selection.choose_for_vectors(found, place, options.data, options.closed_form).choice()
-
-    check = partial(load_recipe, RECIPE, [*overrides_of(found.settings), *options.general, *options.overrides])
-    out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
-    return Fitting(chosen.recipe, overrides_of(chosen.settings), out, True, found.name, found.as_they_are)
-
-
-def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting:
-    """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
-    from pml_ext.tool import RECIPE, flat, load_recipe, overrides_of
-
-    from . import begun, fine_tuning, selection
-    from .candidates import SmallNetwork, features_as_they_are
-    from .framing import DEFAULT, framing_of
-    from .images import describe_images
-
-    _check_nothing_is_chosen(place, options.overrides)
-    if options.fine_tune and options.closed_form:
-        raise ConfigError("--closed-form trains nothing, and --fine-tune the whole network; leave one out")
-    if options.fine_tune:
-        fine_tuning.check_possible()
-    found = describe_images(place, options.overrides, options.data)
-    for line in found.description:
-        told(line)
-    reason = selection.why_not()
-    if options.resume and options.out is not None:
-        tables = begun.begun_run(options.out, found.name, told)
-        if tables is not None:
-            file = str(options.out / RECIPE)
-            if options.fine_tune:
-                fine_tuning.check_resumed(options.out, tables["run"].get("recipe", ""), load_recipe(file))
-            framing = framing_of(flat(tables))
-            features = features_as_they_are(found, pretrained=not reason, framing=framing)
-            return Fitting(file, [], options.out, True, found.name, features)
-    if reason:
-        told(reason)
-        told(found.last_line)
-        small = SmallNetwork(found)
-        features = features_as_they_are(found, pretrained=False, framing=DEFAULT)
-        of_small = overrides_of(small.settings)
-        return Fitting(small.recipe, of_small, options.out, options.resume, found.name, features)
-    settings = [*options.general, *options.overrides]
-
-    def check() -> None:
-        selection.check_overrides(found, settings)
-        if options.fine_tune:
-            fine_tuning.check_overrides(found, settings)
-
-    def choose(place: Workplace) -> Choice:
-        if not options.fine_tune:
-            return selection.choose(found, place, options.data, options.closed_form).choice()
-        tried = replace(place, overrides=fine_tuning.without_epochs(place.overrides))
-        decision = selection.choose(found, tried, options.data, options.closed_form)
-        return fine_tuning.continued(decision, found, place.overrides, options.device, options.data, told)
-
-    out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
-    features = features_as_they_are(found, pretrained=True, framing=framing_of(chosen.settings))
-    return Fitting(chosen.recipe, overrides_of(chosen.settings), out, True, found.name, features)
-
-
-def _check_nothing_is_chosen(place: Path, overrides: list[Override]) -> None:
-    """Refuse settings of what is trained, which the command chooses; ConfigError."""
-    from .candidates import PRETRAINED
-    from .images import name_of
-
-    for override in overrides:
-        if override.key.partition(".")[0] in _CHOOSING:
-            raise ConfigError(
-                f"{override}: fit chooses the model and the loss for images; to choose them yourself, type: "
-                f"pml-ext train {PRETRAINED} --set data.name={name_of(place)} {override}"
-            )
-
-
-def _chosen_by_trials(
-    name: str,
-    options: FitOptions,
-    told: Told,
-    check: Callable[[], object],
-    choose: Callable[[Workplace], Choice],
-) -> tuple[Path, Choice]:
-    """Return the run's folder, and what trials choose for a data set, or have chosen before an interruption.
-
-    ``check`` refuses before the trials whatever would be refused after them.
-    """
-    from pml_ext.tool import check_folder, default_folder, load_recipe, overrides_of
-
-    from . import begun, fine_tuning
-    from .trials import Workplace
-
-    check_folder(options.out, options.resume)
-    out = options.out
-    if out is None:
-        stem = Path(name.partition(":")[2]).resolve().stem
-        out = default_folder(stem, options.seed)
-    elif options.resume:
-        kept = begun.kept_choice(out, name)
-        if kept is not None:
-            if options.fine_tune:
-                recipe = load_recipe(kept.recipe, overrides_of(kept.settings))
-                fine_tuning.check_resumed(out, kept.recipe, recipe)
-            told(f"goes on with what was chosen before: {kept.title}")
-            return out, kept
-    check()
-
-    def stopped(again: str) -> str:
-        if (out / CHOICE).is_file():
-            return f"after the choice; {again}"
-        return f"in the trials, before anything was chosen; {again}, which makes them again"
-
-    with begun.begun_folder(out, stopped):
-        with begun.folder_of_trials(out) as folder:
-            place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told)
-            chosen = choose(place)
-        begun.keep_choice(out, chosen, name)
-    return out, chosen

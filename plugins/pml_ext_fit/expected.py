@@ -8,34 +8,42 @@ from pml_ext.plugin import DataSplits
 
 from .candidates import FeaturesOfImages, LastBlocks
 from .folds import Folds
-from .framing import SIDE, framings_to_compare
+from .framing import framings_to_compare
 from .images import OwnImages
 from .timing import PerImage, TimeLeft, in_minutes, seconds_of_training, seconds_per_image
 from .trials import Workplace
+from .trunk import Trunk
 
 FRAMING, FEATURES, TRIAL, TRAINING, TESTS = "framing", "features", "trial", "training", "tests"  # the steps
 REPORT = 15.0  # seconds of the figures and the metrics of a few thousand images
 
 
 def expected(
-    images: OwnImages, splits: DataSplits, folds: Folds, sample: int, place: Workplace, data: Path | None, trains: bool
+    images: OwnImages,
+    trunk: Trunk,
+    splits: DataSplits,
+    folds: Folds,
+    sample: int,
+    place: Workplace,
+    data: Path | None,
+    trains: bool,
 ) -> TimeLeft | None:
     """Return the seconds of each step, by those of 32 images and of one batch; None where no image can be read.
 
     Ways to frame images are compared on a ``sample``; the larger size counts, and one fold. ``trains`` says whether
     last blocks are tried.
     """
-    each = seconds_per_image(FeaturesOfImages(images), place.overrides, place.device, data)
+    each = seconds_per_image(FeaturesOfImages(images, trunk.framing, trunk=trunk), place.overrides, place.device, data)
     if each is None:
         return None
     training = images.training_images
     seconds = {
-        FRAMING: _seconds_of_framings(images, each, sample, place),
+        FRAMING: _seconds_of_framings(images, trunk, each, sample, place),
         FEATURES: training * (each.reading + each.passing),
         TESTS: (training + images.tested_images) * each.reading + images.tested_images * each.passing + REPORT,
     }
     if trains:
-        run = place.run_of(LastBlocks(images), splits, splits.train, splits.train.subset([0]), {})
+        run = place.run_of(LastBlocks(images, trunk.framing, trunk), splits, splits.train, splits.train.subset([0]), {})
         whole = seconds_of_training(run) or 0.0
         share = len(folds.parts[0].fitted) / len(splits.train)
         seconds[TRIAL] = whole * images.iterations(share) / images.iterations()
@@ -43,14 +51,14 @@ def expected(
     return TimeLeft(seconds)
 
 
-def _seconds_of_framings(images: OwnImages, each: PerImage, sample: int, place: Workplace) -> float:
+def _seconds_of_framings(images: OwnImages, trunk: Trunk, each: PerImage, sample: int, place: Workplace) -> float:
     """Return the seconds of comparing ways to frame images, which take time by their number of pixels."""
-    compared = framings_to_compare(place.set_keys, images.chosen_size, images.aspect)
+    compared = framings_to_compare(trunk.framing, trunk.smaller, place.set_keys, images.chosen_size, images.aspect)
     smallest, *larger = compared.sides
     sides = [smallest] * len(compared.squash) + larger
     if len(sides) == 1:
         return 0.0
-    measured = images.chosen_size or SIDE
+    measured = images.chosen_size or trunk.framing.side
     passes = sum((side / measured) ** 2 for side in sides)
     return sample * (each.reading + passes * each.passing)
 

@@ -13,24 +13,26 @@ from pathlib import Path
 from pml_ext.plugin import ConfigError
 from pml_ext.tool import Override, Recipe, load_recipe, overrides_of
 
-from .candidates import BLOCKS_FIRST, PRETRAINED, SMALL, Choice, SmallNetwork
+from .candidates import SMALL, Choice, SmallNetwork
 from .framing import framing_of
 from .images import OwnImages
 from .selection import Decision
 from .timing import seconds_per_image
+from .trunk import BLOCKS_FIRST, PRETRAINED, Trunk
 
 # seconds of a step of the whole network, over those of embedding the images of its batch
 WHOLE_STEP = 3.0
 
 
-def check_possible() -> None:
-    """Refuse what cannot be fine-tuned: ConfigError for several processes, MissingExtraError without the weights."""
+def check_possible(trunk_is_named: bool) -> None:
+    """Refuse what cannot be fine-tuned: ConfigError for several processes, MissingExtraError without our weights."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"--fine-tune begins with trials, which several processes do not make; leave out torchrun, or type: "
             f"pml-ext train {BLOCKS_FIRST} --set data.name=folder:FOLDER"
         )
-    load_recipe(PRETRAINED)
+    if not trunk_is_named:
+        load_recipe(PRETRAINED)
 
 
 def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
@@ -42,9 +44,10 @@ def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
         raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
 
 
-def check_overrides(images: OwnImages, overrides: Iterable[Override]) -> None:
+def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
     """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
-    load_recipe(BLOCKS_FIRST, [*overrides_of(images.settings_of(BLOCKS_FIRST)), *overrides])
+    settings = images.settings_of(BLOCKS_FIRST) | trunk.settings_of_fine_tuning
+    load_recipe(BLOCKS_FIRST, [*overrides_of(settings), *overrides])
 
 
 def without_epochs(overrides: Iterable[Override]) -> list[Override]:
@@ -55,6 +58,7 @@ def without_epochs(overrides: Iterable[Override]) -> list[Override]:
 def continued(
     decision: Decision,
     images: OwnImages,
+    trunk: Trunk,
     overrides: Iterable[Override],
     device: str,
     data: Path | None,
@@ -66,7 +70,7 @@ def continued(
         say("the small network is trained whole as it is: --fine-tune changes nothing here")
         return decision.choice()
     overrides = [*overrides]
-    settings = images.settings_of(BLOCKS_FIRST, framing_of(candidate.settings))
+    settings = images.settings_of(BLOCKS_FIRST, framing_of(candidate.settings)) | trunk.settings_of_fine_tuning
     for key, value in candidate.settings.items():
         if key.startswith(("data.images.", "sampler.")):
             settings[key] = value
@@ -75,7 +79,8 @@ def continued(
     assert last.sampler is not None
     assert last.sampler.iterations is not None
     seen = last.epochs * last.sampler.iterations * last.sampler.batch_size
-    then = f"first the last blocks for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
+    first = "last blocks" if trunk.last_blocks is not None else "head"
+    then = f"first the {first} for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
     line = f"fine-tunes: {then}"
     per_image = seconds_per_image(candidate, overrides, device, data)
     if per_image is not None:

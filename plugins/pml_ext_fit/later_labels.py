@@ -34,15 +34,16 @@ from pml_ext.tool import (
 )
 
 from . import folder_runs
-from .candidates import TRUNK
+from .framing import CUTS, SQUASH
 from .one_pass import keep_features
 from .settings import Settings
-from .unlabeled import IMAGES
+from .trunk import LITE0, SMALL_NETWORK, Trunk, trunk_of_table
+from .unlabeled import IMAGES, unlabeled_settings
 
 if TYPE_CHECKING:
     from pml_ext.tool import EmbeddingListener
 
-FRAMING = ("data.images.resize", "data.images.crop", "data.images.squash")
+FRAMING = (*CUTS, SQUASH)
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
 Rows = list[tuple[str, dict[str, Any]]]  # with the place of each, such as "line 5"
 _NEW_LINE = re.compile(r"\r\n|\r|\n")
@@ -57,6 +58,7 @@ class LabeledTable:
 
     file: Path
     settings: list[Override]
+    trunk: Trunk  # of the features
     given: Path  # the table that was copied
     places: Mapping[int, str]  # of its rows, such as "line 5", by the lines of the copy
 
@@ -68,9 +70,16 @@ class LabeledTable:
 
 
 def labeled_table(
-    folder: Path, labels: Path, overrides: Sequence[Override], device: str, listener: EmbeddingListener
+    folder: Path,
+    labels: Path,
+    trunk: Trunk | None,
+    overrides: Sequence[Override],
+    device: str,
+    listener: EmbeddingListener,
 ) -> LabeledTable:
     """Return a table of the labelled images that can be read, and the settings under which their features are kept.
+
+    The trunk is that of the folder's run unless it is given.
 
     Rows without a class are left out. The features of all images of the folder are computed where they are not kept
     yet. DataError for a table without paths and classes, and for paths that the folder does not have.
@@ -79,8 +88,9 @@ def labeled_table(
         raise ConfigError(f"--labels {labels}: it has the classes of a folder of images, and {folder} is none")
     folder = folder.expanduser().resolve()
     columns, placed = _read(folder, labels, overrides)
-    framing = _framing_of(folder)
-    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | framing))
+    trunk, framing = _seen_as(folder, trunk)
+    of_trunk = unlabeled_settings(trunk)
+    recipe = load_recipe(IMAGES, overrides_of({"data.path": str(folder)} | of_trunk | framing))
     splits = build_dataset(recipe.data, None)
     preprocessing, _ = preprocessing_of(recipe, splits)
     found = keep_features(recipe, splits.train, preprocessing, choose_device(device), listener.step, listener.embedding)
@@ -97,7 +107,7 @@ def labeled_table(
     home.mkdir(parents=True, exist_ok=True)
     table = home / f"labels-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}.csv"
     write_text(table, text)
-    return LabeledTable(table, overrides_of(framing | NOTHING_IS_READ), labels, _by_lines(readable))
+    return LabeledTable(table, overrides_of(framing | NOTHING_IS_READ), trunk, labels, _by_lines(readable))
 
 
 def _by_lines(rows: Rows) -> dict[int, str]:
@@ -142,18 +152,23 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
     return copied, rows
 
 
-def _framing_of(folder: Path) -> Settings:
-    """Return how the run of a folder sees images, if its features are those of our trunk; else the settings of ours."""
-    wanted = load_recipe(IMAGES).as_dict()
+def _seen_as(folder: Path, trunk: Trunk | None) -> tuple[Trunk, Settings]:
+    """Return the trunk, and how it sees images: as in the run of the folder, if that has the same trunk."""
     known = folder_runs.remembered(folder)
+    wanted = None
     if known is not None:
         tables = tables_of_run(known)
-        if tables.get("model", {}).get("trunk", {}).get("name") == TRUNK:
-            wanted = tables
+        table = tables["model"]["trunk"]
+        if table.get("name") != SMALL_NETWORK:
+            of_run = trunk_of_table(table)
+            trunk = trunk or of_run
+            wanted = tables if trunk == of_run else None
+    trunk = trunk or LITE0
+    if wanted is None:
+        wanted = load_recipe(IMAGES, overrides_of(unlabeled_settings(trunk))).as_dict()
     values: Mapping[str, Any] = flat(wanted)
-    return {key: values[key] for key in FRAMING if values.get(key) is not None} | {
-        "data.images.squash": bool(values.get("data.images.squash"))
-    }
+    settings = {key: values[key] for key in FRAMING if values.get(key) is not None}
+    return trunk, settings | {SQUASH: bool(values.get(SQUASH))}
 
 
 def _as_csv(columns: Collection[str], rows: Sequence[Mapping[str, Any]]) -> str:

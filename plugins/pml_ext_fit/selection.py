@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pml_ext.plugin import DataSplits, LabeledImages
+from pml_ext.plugin import ConfigError, DataSplits, LabeledImages
 from pml_ext.tool import (
     MissingExtraError,
     Override,
@@ -33,8 +33,6 @@ from pml_ext.tool import (
 
 from . import vector_candidates
 from .candidates import (
-    PRETRAINED,
-    TRUNK,
     Candidate,
     Choice,
     FeaturesOfImages,
@@ -53,6 +51,7 @@ from .images import OwnImages
 from .scores import Scores, joined, scores_of
 from .timing import TimeLeft
 from .trials import Trials, Workplace
+from .trunk import FROZEN, LITE0, PRETRAINED, Trunk
 from .vectors import OwnVectors
 
 SAMPLE = 300  # training images on which ways to frame them are compared
@@ -77,32 +76,42 @@ class Decision:
         return Choice(self.candidate.title, self.candidate.recipe, settings)
 
 
-def why_not() -> str:
-    """Return why pretrained candidates cannot be tried here; empty if they can."""
+def why_not(trunk_is_named: bool = False) -> str:
+    """Return why pretrained candidates cannot be tried here; empty if they can.
+
+    For a trunk that is named, it is an error if they cannot.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and trunk_is_named:
+        raise ConfigError(
+            "--trunk begins with trials, which several processes do not make; leave out torchrun, or type: "
+            f"pml-ext train {PRETRAINED} --set data.name=folder:FOLDER --set model.trunk=NAME"
+        )
+    if trunk_is_named:
+        return ""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return f"several processes try nothing, and train a small network from scratch; or name a recipe: {PRETRAINED}"
     try:
         load_recipe(PRETRAINED)
     except MissingExtraError as error:
         return (
-            f"trains a small network from scratch; with ImageNet weights it would first try the features of {TRUNK} "
-            f"({error})"
+            "trains a small network from scratch; with ImageNet weights it would first try the features of "
+            f"{LITE0.name} ({error})"
         )
     return ""
 
 
-def check_overrides(images: OwnImages, overrides: Iterable[Override]) -> None:
+def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
     """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
-    frozen = FeaturesOfImages(images)
+    frozen = FeaturesOfImages(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])
     for tracker in recipe.track:
         import_tracker(tracker.name)
 
 
-def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: bool = False) -> Decision:
+def choose(images: OwnImages, trunk: Trunk, place: Workplace, data: Path | None, closed_form: bool = False) -> Decision:
     """Try the candidates and return what to deliver; with ``closed_form``, without those that are trained."""
     started = time.perf_counter()
-    first = FeaturesOfImages(images)
+    first = FeaturesOfImages(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
     splits = build_dataset(recipe.data, data)
     folds = folds_of(splits.train.labels, not images.splits_by_class, place.seed)
@@ -110,14 +119,18 @@ def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: 
         return _untried(first, place)
 
     sample = len(sample_of(splits.train.labels, place.seed))
-    left = expected(images, splits, folds, sample, place, data, trains=not closed_form)
+    cannot_be_cut = trunk.last_blocks is None and not closed_form
+    if cannot_be_cut:
+        place.say(f"{trunk.name} has no blocks to train from kept activations: {FROZEN}")
+    trains = not closed_form and not cannot_be_cut
+    left = expected(images, trunk, splits, folds, sample, place, data, trains)
     if left is None:
         left = TimeLeft({})  # what cannot be read is told below
     else:
         place.say(expected_in_all(left))
-    framing = choose_framing(images, splits, place)
+    framing = choose_framing(images, trunk, splits, place)
     left.end(FRAMING)
-    whole = FeaturesOfImages(images, framing)
+    whole = FeaturesOfImages(images, framing, trunk=trunk)
     training = readable(whole, splits, splits.train, place)
     images = images.with_training_images(training)
     splits = replace(splits, train=training)
@@ -125,13 +138,13 @@ def choose(images: OwnImages, place: Workplace, data: Path | None, closed_form: 
     if folds is None:
         return _untried(whole, place)
 
-    computing = whole if closed_form else LastBlocks(images, framing)
+    computing = LastBlocks(images, framing, trunk) if trains else whole
     place.say(f"computes features of {len(training):,} images{left}")
     features, relation = place.features_of(computing, splits, training, images.batches_of(images.training_classes))
     left.end(FEATURES)
     trials = Trials(place, splits, folds, features, relation)
-    candidates: list[Trained] = [] if closed_form else trained(images, framing)
-    best, scored = try_all(closed_forms(images, framing), candidates, trials, place, started)
+    candidates: list[Trained] = [] if closed_form else trained(images, framing, trunk)
+    best, scored = try_all(closed_forms(images, framing, trunk), candidates, trials, place, started)
     left.end(TRIAL)
     if not isinstance(best.candidate, Trained):
         left.leave_out(TRAINING)
@@ -165,9 +178,9 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, data: Path | None,
 def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
     """Return the frozen features without a trial."""
     place.say(
-        f"takes frozen features of {TRUNK}: whether whitening or training makes them better can be tried on four "
-        "training classes of two images, or on images of the tested classes, four of one; to train anyway, name a "
-        f"recipe: {PRETRAINED}"
+        f"takes frozen features of {frozen.trunk.name}: whether whitening or training makes them better can be tried "
+        "on four training classes of two images, or on images of the tested classes, four of one; to train anyway, "
+        f"name a recipe: {PRETRAINED}"
     )
     return Decision(frozen)
 
@@ -175,28 +188,28 @@ def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
 # Ways to frame images
 
 
-def choose_framing(images: OwnImages, splits: DataSplits, place: Workplace) -> Framing:
+def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: Workplace) -> Framing:
     """Return how the trunk sees images, by closed forms of its features of a sample of the training images.
 
     Whole images and their middle take the same time, so that the better is taken; of two sizes, too, where the larger
     one takes at most ten minutes for all images, and otherwise the larger one if it is significantly better.
     """
-    compared = framings_to_compare(place.set_keys, images.chosen_size, images.aspect)
+    compared = framings_to_compare(trunk.framing, trunk.smaller, place.set_keys, images.chosen_size, images.aspect)
     given = flat(tables_of(place.overrides))
-    framings = [as_given(Framing(compared.sides[0], squash), given) for squash in compared.squash]
+    framings = [as_given(trunk.framed(compared.sides[0], squash), given) for squash in compared.squash]
     if len(framings) == 1 and len(compared.sides) == 1:
         return framings[0]
 
     sample = splits.train.subset(sample_of(splits.train.labels, place.seed))
-    sample = readable(FeaturesOfImages(images, framings[0]), splits, sample, place)
+    sample = readable(FeaturesOfImages(images, framings[0], trunk=trunk), splits, sample, place)
     place.say(f"compares ways to see images, by features of {len(sample)} of them (Recall@1 / MAP@R)")
     found: dict[Framing, list[Scores]] = {}
     for framing in framings:
-        found[framing], _ = _scores_of_framing(images, framing, splits, sample, place)
+        found[framing], _ = _scores_of_framing(images, trunk, framing, splits, sample, place)
     best = max(framings, key=lambda framing: _mean(found[framing]))
     for side in compared.sides[1:]:
         larger = replace(best, side=side)
-        found[larger], seconds = _scores_of_framing(images, larger, splits, sample, place)
+        found[larger], seconds = _scores_of_framing(images, trunk, larger, splits, sample, place)
         seconds_in_all = seconds / len(sample) * (images.training_images + images.tested_images)
         is_better = _mean(found[larger]) > _mean(found[best])
         if is_better and (seconds_in_all <= MOST_SECONDS_OF_SIZE or is_significant(found[larger], found[best])):
@@ -222,19 +235,19 @@ def sample_of(labels: Any, seed: int) -> Any:
 
 
 def _scores_of_framing(
-    images: OwnImages, framing: Framing, splits: DataSplits, sample: LabeledImages, place: Workplace
+    images: OwnImages, trunk: Trunk, framing: Framing, splits: DataSplits, sample: LabeledImages, place: Workplace
 ) -> tuple[list[Scores], float]:
     """Return the scores of a sample's features, the best in closed form, and the seconds of the features; say them."""
     begun = time.perf_counter()
     batches = images.batches_of(len(set(sample.labels.tolist())))
-    features, relation = place.features_of(FeaturesOfImages(images, framing), splits, sample, batches)
+    features, relation = place.features_of(FeaturesOfImages(images, framing, trunk=trunk), splits, sample, batches)
     seconds = time.perf_counter() - begun
     folds = folds_of(sample.labels, not images.splits_by_class, place.seed)
     if folds is None:
         by_fold = [scores_of(features, torch.as_tensor(sample.labels))]
     else:
         trials = Trials(place, replace(splits, train=sample), folds, features, relation)
-        free = scored_closed_forms(closed_forms(images, framing), trials)
+        free = scored_closed_forms(closed_forms(images, framing, trunk), trials)
         by_fold = best_of(free).by_fold
     place.say(f"  {framing.title}: {joined(by_fold)}")
     return by_fold, seconds

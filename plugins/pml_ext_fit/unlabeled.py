@@ -38,8 +38,10 @@ from pml_ext.tool import (
 from . import folder_runs
 from .begun import begun_folder
 from .closed_forms import WHITENED
+from .framing import SQUASH
 from .one_pass import keep_features
 from .settings import Settings
+from .trunk import Trunk, check_resumed
 
 if TYPE_CHECKING:
     from pml_ext.tool import EmbeddingListener
@@ -63,6 +65,7 @@ class UnlabeledFit:
     resume: bool
     listener: EmbeddingListener
     indexes: bool = True  # whether the collection is made at once
+    trunk: Trunk | None = None  # another one than that of the recipe
 
 
 def has_no_labels(place: Path) -> bool:
@@ -114,18 +117,30 @@ def fit_unlabeled(asked: UnlabeledFit) -> list[dict[str, Any]]:
 def _recipe_of(asked: UnlabeledFit, out: Path) -> tuple[str, Settings]:
     """Return the recipe, and the settings that say where the data are; those of a run that was begun are its own."""
     if (out / RECIPE).is_file():
-        found = tables_of_run(out)["data"]
+        tables = tables_of_run(out)
+        found = tables["data"]
         if (found.get("name"), found.get("path")) != (DATA, str(asked.place)):
             raise ConfigError(
                 f"{out} holds a run of {found.get('path') or found.get('name')}, not of {asked.place} without labels; "
                 "choose another --out"
             )
+        check_resumed(out, tables["model"]["trunk"], asked.trunk)
         return str(out / RECIPE), {}
     settings: Settings = {"data.path": str(asked.place)}
     if asked.place.is_file():
         size = read_vectors(asked.place).embeddings.shape[1]
         return VECTORS, settings | {"model.embedding_size": size}
+    if asked.trunk is not None:
+        settings |= unlabeled_settings(asked.trunk)
     return IMAGES, settings
+
+
+def unlabeled_settings(trunk: Trunk) -> Settings:
+    """Return the settings of a trunk that sees images as its weights did; none for that of the recipe."""
+    if not trunk.settings:
+        return {}
+    framing = trunk.framing.settings | {SQUASH: trunk.framing.squash}
+    return trunk.settings | framing | {"model.embedding_size": trunk.features}
 
 
 def _splits_of(asked: UnlabeledFit, out: Path, name: str, settings: Settings) -> DataSplits:

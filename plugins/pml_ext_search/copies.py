@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
-from pml_ext.tool import DataError, Vectors, read_image, sample_indices
+from pml_ext.tool import DataError, Vectors, path_bytes, read_image, sample_indices
 
 from .near_pairs import Pairs
 from .thumbnails import Thumbnails, thumbnail_of
@@ -83,7 +83,8 @@ def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> Radius:
         pairs: the nearest pairs among all images.
         count: how many images there are.
     """
-    drawn = [files[number] for number in sample_indices(len(files), SAMPLE, seed=0).tolist()]
+    by_path = sorted(files, key=lambda file: path_bytes(str(file)))  # however they were listed
+    drawn = [by_path[number] for number in sample_indices(len(files), SAMPLE, seed=0).tolist()]
     distances = distances_of_copies(drawn)
     if not len(distances):
         return Radius(0.0, 0)

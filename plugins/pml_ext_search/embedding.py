@@ -105,7 +105,7 @@ class ImageEmbedder:
         self.device = device
         self.replace = replace
         self._workers = workers
-        self._listener = listener
+        self.listener = listener
         self.class_levels = class_levels
         self.channels = self.preprocessing.channels
         self.precision = precision
@@ -307,10 +307,10 @@ class ImageEmbedder:
                 rows = self._forward(images, stats_by_file).cpu().numpy()
                 batch |= zip(read, rows, strict=True)
             done += len(batch)
-            if with_progress and self._listener is not None:
+            if with_progress and self.listener is not None:
                 rate = done / max(time.perf_counter() - begun, 1e-9)
                 seconds_left = (len(files) - done) / rate
-                self._listener(Progress(done, len(files), rate, seconds_left))
+                self.listener(Progress(done, len(files), rate, seconds_left))
             yield batch
 
     # The network

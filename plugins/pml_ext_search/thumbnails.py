@@ -85,7 +85,8 @@ class Thumbnails:
 
     def __init__(self, images: Tensor) -> None:
         self.gray = images[:, 0].contiguous()
-        self.colors = images.flatten(2).float().mean(2)
+        starts = range(0, max(1, len(images)), _TILE)
+        self.colors = torch.cat([images[start : start + _TILE].flatten(2).float().mean(2) for start in starts])
 
     def __len__(self) -> int:
         return len(self.gray)

@@ -150,6 +150,19 @@ class TrainedRun(IndexedRun):
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         return answers_to_images(self.images, self.embed, self._kept_gallery(), images, options, of_store)
 
+    def query_texts(
+        self, texts: Sequence[str], k: int = 8, within: str | None = None, radius: float | None = None
+    ) -> list[Answer]:
+        """Return the images of the index that are nearest to texts, for example to ``["a red car"]``.
+
+        The trunk must be the frozen image encoder of a pair such as CLIP or SigLIP, with ``pool = "projected"``: texts
+        are compared with its features, before any head. The other arguments are as in :meth:`query`; distances of texts
+        and images are on another scale than those of images. ConfigError for other runs.
+        """
+        from .texts import answers_to_texts
+
+        return answers_to_texts(self, list(texts), QueryOptions(k, SearchFilter(within, radius)))
+
     def _learned_metric(self, metric: str) -> BaseDistance | None:
         """Return the learned metric if ``metric`` names it, None for ``"euclidean"``; ConfigError without one."""
         if metric not in METRICS:

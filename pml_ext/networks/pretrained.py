@@ -1,10 +1,12 @@
-"""Pretrained trunks: weights from files, vision models of transformers, and the images that a model was trained on."""
+"""Pretrained trunks: weights from files, adapters, and the images that a model was trained on."""
 
 from __future__ import annotations
 
 import copy
+import json
+import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +16,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError, first_of, needs_extra, one_line
 from . import bn_inception
 from .efficientnet_lite import IMAGENET, VARIANTS
-from .trunks import PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
+from .hf import HF, images_of_processor
+from .trunks import PREFIX, TIMM, timm_config, torchvision_models, unwrapped_trunk
 
-HF = "hf/"
 RANDOM = "random"  # weights of a trunk that is meant to stay untrained, as a frozen one
 _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
 _COUNTER = "num_batches_tracked"  # batch norm buffer that old files lack
@@ -59,6 +61,8 @@ class PretrainedImages(NamedTuple):
     image_size: int | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
     bgr: bool = False  # whether the input is BGR; mean and std are in RGB order
+    resize: int | None = None  # pixels of the shorter side before the middle is cut out; None: 256 / 224 of the size
+    squash: bool = False  # whether images are resized to squares, of ``resize`` pixels
 
 
 def is_file(weights: object) -> bool:
@@ -103,13 +107,17 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
 
             state: Any = load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about programs, which are refused
+                state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         places = f"{path}, nor in {torch.hub.get_dir()}/checkpoints"
         raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
     except Exception as error:  # pickle, zip and safetensors raise many types
         advises_to_run_code = "weights_only" in str(error)
-        if advises_to_run_code:
+        if "TorchScript" in str(error):
+            reason = "a TorchScript program, whose code is not run"
+        elif advises_to_run_code:
             reason = type(error).__name__
         else:
             reason = one_line(error)
@@ -141,111 +149,6 @@ def _check_fits(state: Mapping[str, Tensor], known: Mapping[str, Tensor], path: 
             problems.append(f"{len(names)} {problem} ({first_of(names, 4)})")
     if problems:
         raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(problems)}")
-
-
-def hf_trunk(
-    in_channels: int,
-    image_size: int,
-    name: str = "",
-    weights: str | None = None,
-    pool: Literal["auto", "cls", "mean", "pooled"] = "auto",
-) -> nn.Module:
-    """Return a vision model of the package transformers; ``hf/ORG/NAME``, or ``hf/FOLDER`` for a saved one.
-
-    For models with an image and a text encoder, such as CLIP and SigLIP, it is the image encoder. ConfigError for a
-    model that cannot be downloaded or has no image encoder.
-
-    Args:
-        in_channels: 1 (the gray channel is repeated) or 3.
-        image_size: height and width of the images, in pixels; most models require a fixed size.
-        name: the model on the Hugging Face hub, or its folder.
-        weights: ``"DEFAULT"``, the model's own, downloaded on first use; None: random initialization.
-        pool: pooling of the tokens: ``"cls"``, the first token; ``"mean"`` over all tokens; ``"pooled"``, the model's
-            own pooling; ``"auto"``, the model's own if its weights have one, else the first token.
-    """
-    with needs_extra("hf", f"the trunk {HF}{name}"):
-        import transformers
-    if weights not in (None, "DEFAULT"):
-        raise ConfigError(f"{HF}{name}: found weights = {weights!r}; wanted 'DEFAULT', or a file of weights")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about weights that are not loaded
-            auto_model: Any = transformers.AutoModel
-            if weights is None:
-                config = transformers.AutoConfig.from_pretrained(name)
-                model = auto_model.from_config(config)
-                missing = set()
-            else:
-                model, loaded = auto_model.from_pretrained(name, output_loading_info=True)
-                missing = {weight.removeprefix("vision_model.") for weight in loaded["missing_keys"]}
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
-            f"model.save_pretrained(FOLDER), and type trunk = '{HF}FOLDER'"
-        ) from None
-    trunk = _Pooled(getattr(model, "vision_model", model), pool)
-    if trunk.remove_poolers(missing) and pool == "pooled":
-        raise ConfigError(
-            f"model.trunk.pool: found 'pooled', and the weights of {HF}{name} have no pooling of their own; wanted "
-            "'cls' or 'mean'"
-        )
-    if in_channels == 3:
-        return trunk
-    return nn.Sequential(RepeatedGray(), trunk)
-
-
-class _NoPooling(nn.Module):
-    """Pooling of a model whose weights have none: its output has no pooled features."""
-
-    def forward(self, *args: Any) -> None:
-        """Return None."""
-
-
-class _Pooled(nn.Module):
-    def __init__(self, model: nn.Module, pool: str) -> None:
-        super().__init__()
-        self.model = model
-        self.pool = pool
-
-    def extra_repr(self) -> str:
-        """Return the setting that no parameter shows."""
-        return f"pool={self.pool!r}"
-
-    def remove_poolers(self, missing: Collection[str]) -> bool:
-        """Remove the model's own pooling where its weights are missing; return whether there was one.
-
-        transformers adds a pooling with random weights to the weights of a classifier.
-        """
-        removed = False
-        for name, part in list(self.model.named_modules()):
-            parent, _, child = name.rpartition(".")
-            if child.endswith("pooler") and any(f"{name}.{weight}" in missing for weight in part.state_dict()):
-                setattr(self.model.get_submodule(parent), child, _NoPooling())
-                removed = True
-        if removed and self.pool == "auto":
-            self.pool = "cls"
-        return removed
-
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Load weights; those of a trunk that was trained without the model's own pooling have none."""
-        if self.pool != "pooled":
-            missing = {name for name in self.model.state_dict() if f"{prefix}model.{name}" not in state_dict}
-            self.remove_poolers(missing)
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
-
-    def forward(self, images: Tensor) -> Tensor:
-        output = self.model(pixel_values=images)
-        pooled = getattr(output, "pooler_output", None)
-        if self.pool in ("auto", "pooled") and pooled is not None:
-            return pooled.flatten(1)  # type: ignore[no-any-return]
-        if self.pool == "pooled":
-            raise ConfigError("model.trunk.pool: found 'pooled', which this model has not; wanted 'cls' or 'mean'")
-        tokens: Tensor = output.last_hidden_state
-        if tokens.ndim == 4:  # convolutional network, [B, F, H, W]
-            return tokens.mean((2, 3))
-        if self.pool == "mean":
-            return tokens.mean(1)
-        return tokens[:, 0]
 
 
 def weights_to_choose(name: str) -> list[str]:
@@ -280,37 +183,98 @@ def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages
 
 
 def _of_timm(name: str, weights: str) -> PretrainedImages | None:
-    wanted = timm_config(name, None if is_file(weights) else weights)
+    if is_file(weights):
+        wanted = _config_beside(Path(weights).expanduser(), name) or timm_config(name, None)
+    else:
+        wanted = timm_config(name, weights)
     if wanted is None:
         return None
-    return _images(wanted.mean, wanted.std, int(wanted.input_size[-1]), wanted.interpolation)
+    size = int(wanted.input_size[-1])
+    resize = math.floor(size / (wanted.crop_pct or 0.875))
+    return _images(wanted.mean, wanted.std, size, wanted.interpolation, resize, wanted.crop_mode == "squash")
+
+
+def _config_beside(file: Path, name: str) -> Any:
+    """Return timm's description of the weights in a file, from ``config.json`` beside it; None if it has none."""
+    about = read_config(file.parent)
+    if about.get("architecture") != name or not isinstance(about.get("pretrained_cfg"), dict):
+        return None
+    from timm.models import PretrainedCfg
+
+    known = set(PretrainedCfg.__dataclass_fields__)
+    return PretrainedCfg(**{key: value for key, value in about["pretrained_cfg"].items() if key in known})
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of ``config.json`` in a model's folder, of timm or transformers; {} without one."""
+    try:
+        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def torchvision_tag_of(name: str, file: str) -> str | None:
+    """Return torchvision's name of the weights that a file has by its own name; None for another name."""
+    for weights in torchvision_models().get_model_weights(name):
+        if weights.url.rpartition("/")[2] == Path(file).name:
+            return str(weights.name)
+    return None
 
 
 def _of_torchvision(name: str, weights: str) -> PretrainedImages | None:
     known = torchvision_models().get_model_weights(name)
-    tag = "DEFAULT" if is_file(weights) else weights
+    tag = weights
+    if is_file(weights):
+        tag = torchvision_tag_of(name, weights) or "DEFAULT"
     if tag not in known.__members__:  # building the trunk raises an error that lists the tags
         return None
     wanted = known[tag].transforms()
-    return _images(wanted.mean, wanted.std, wanted.crop_size[0], wanted.interpolation.value)
+    return _images(
+        wanted.mean, wanted.std, wanted.crop_size[0], wanted.interpolation.value, wanted.resize_size[0], squash=False
+    )
 
 
 def _of_transformers(name: str) -> PretrainedImages | None:
-    with needs_extra("hf", f"the trunk {HF}{name}"):
-        import transformers
-    try:
-        wanted, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
-    except (OSError, ValueError):  # the model has no preprocessor config
+    wanted = images_of_processor(name)
+    if wanted is None:
         return None
-    if not (wanted.get("image_mean") and wanted.get("image_std")):
+    mean = wanted.get("image_mean")
+    std = wanted.get("image_std")
+    if wanted.get("do_normalize") is False:
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if not (mean and std):
         return None
-    pixels = wanted.get("crop_size") or wanted.get("size") or {}
-    if not isinstance(pixels, int):
-        pixels = pixels.get("height") or pixels.get("shortest_edge")
+    shorter, is_square = _side_of(wanted.get("size"))
+    cropped, _ = _side_of(wanted.get("crop_size"))
+    resize = shorter
+    squash = False
+    size = shorter
+    if wanted.get("do_center_crop") or (cropped is not None and "do_center_crop" not in wanted):
+        size = cropped or shorter
+    elif "crop_pct" in wanted and shorter is not None and shorter < 384 and wanted["crop_pct"]:  # ConvNeXt's
+        resize = int(shorter / wanted["crop_pct"])
+    else:
+        squash = is_square
     mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's BICUBIC
-    return _images(wanted["image_mean"], wanted["image_std"], pixels, mode)
+    return _images(mean, std, size, mode, resize, squash)
 
 
-def _images(mean: Sequence[float], std: Sequence[float], size: int | None, mode: str) -> PretrainedImages:
+def _side_of(size: Any) -> tuple[int | None, bool]:
+    """Return the side in a size as transformers writes it, and whether it is that of a square, not the shorter side."""
+    if isinstance(size, int):
+        return size, True
+    if not isinstance(size, Mapping):
+        return None, False
+    if size.get("shortest_edge"):
+        return int(size["shortest_edge"]), False
+    return size.get("height"), True
+
+
+def _images(
+    mean: Sequence[float], std: Sequence[float], size: int | None, mode: str, resize: int | None, squash: bool
+) -> PretrainedImages:
     interpolation: Literal["bilinear", "bicubic"] = "bicubic" if mode == "bicubic" else "bilinear"
-    return PretrainedImages(tuple(mean), tuple(std), size, interpolation)
+    if size is not None and resize == round(size * 256 / 224) and not squash:
+        resize = None  # the usual one
+    return PretrainedImages(tuple(mean), tuple(std), size, interpolation, resize=resize, squash=squash)

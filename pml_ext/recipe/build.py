@@ -157,13 +157,20 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
     images = recipe.data.images
     trunk = recipe.model.trunk
     pretrained = pretrained_images(trunk.name, trunk.settings)
+    resize = images.resize
+    squash = images.squash
     if images.crop is not None:
         size = images.crop
     elif pretrained is not None and pretrained.image_size and "image_size" not in recipe.data.settings:
         size = pretrained.image_size
+        if splits.crop and resize is None and not squash:
+            resize = pretrained.resize
+            squash = pretrained.squash
     else:
         size = int(splits.image_size)
     _check_images(recipe, splits.channels, size)
+    if pretrained is None and images.mean is None:
+        _check_normalization_is_known(trunk)
 
     bgr = images.bgr
     interpolation = images.interpolation
@@ -176,8 +183,8 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         channels=splits.channels,  # type: ignore[arg-type]
         crop=splits.crop,
         normalize=_normalization(images, pretrained, splits.channels, bgr),
-        resize=images.resize,
-        squash=images.squash,
+        resize=resize,
+        squash=squash,
         interpolation=interpolation or "bilinear",
         bgr=bgr,
         value_range=images.value_range,
@@ -187,6 +194,19 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         smallest, largest = images.random_crop_scale
         scale = (smallest, largest)
     return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
+
+
+def _check_normalization_is_known(trunk: NamedTable) -> None:
+    """Refuse weights of transformers that do not say what their images are like; others have a library that knows."""
+    from ..networks.hf import HF
+    from ..networks.pretrained import is_pretrained
+
+    if trunk.name.startswith(HF) and is_pretrained(trunk.settings):
+        raise ConfigError(
+            f"{trunk.name}: found no preprocessor_config.json, so that mean and standard deviation of its images are "
+            "not known; wanted the file, as processor.save_pretrained(FOLDER) writes it, or type: "
+            "--set data.images.mean=[0.5,0.5,0.5] --set data.images.std=[0.5,0.5,0.5], with its own values"
+        )
 
 
 def _normalization(
@@ -285,7 +305,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
 def trunk_factory(name: str) -> Callable[..., Any]:
     """Return the factory of a trunk; ``timm/NAME`` needs timm."""
     from ..networks import trunks
-    from ..networks.pretrained import HF, hf_trunk
+    from ..networks.hf import HF, hf_trunk
 
     if name.startswith(trunks.TIMM):
         short = name.removeprefix(trunks.TIMM)

@@ -166,7 +166,8 @@ def check_weights(recipe: Recipe) -> None:
     Trunks of plugins may have weights of their own. MissingExtraError for weights whose package is not installed.
     """
     from ..networks import trunks
-    from ..networks.pretrained import HF, RANDOM, weights_to_choose
+    from ..networks.hf import HF
+    from ..networks.pretrained import RANDOM, weights_to_choose
 
     table = recipe.model
     name = table.trunk.name

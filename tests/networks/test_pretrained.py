@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from pml_ext.errors import ConfigError
+from pml_ext.networks.hf import hf_trunk
 from pml_ext.networks.network import Preprocessing
 from pml_ext.networks.pretrained import (
     PretrainedImages,
     add_lora,
-    hf_trunk,
     merged_lora,
     pretrained_images,
     weights_to_choose,
@@ -65,7 +65,7 @@ def test_an_image_part_of_transformers_gives_its_own_features(tmp_path, kind):
         assert torch.equal(gray(images[:, :1]), trunks["auto"](images[:, :1].expand(-1, 3, -1, -1)))
         assert not torch.equal(hf_trunk(3, 32, str(tmp_path / kind)).eval()(images), wanted.pooler_output)
     found = pretrained_images(f"hf/{tmp_path / kind}", {"weights": "DEFAULT"})
-    assert found == PretrainedImages((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, "bicubic")
+    assert found == PretrainedImages((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, "bicubic", resize=40)
 
 
 def test_a_pooling_that_the_weights_lack_is_not_taken_at_random(tmp_path):

@@ -44,6 +44,14 @@ def query(
             help="Images to find; with -o a folder. Of a run of vectors: ids of the index, or a file of vectors.",
         ),
     ] = None,
+    text: Annotated[
+        list[str] | None,
+        Option(
+            metavar="TEXT",
+            help="In place of images: words to look for, such as 'a red car', with a trunk that has a text encoder "
+            "(CLIP, SigLIP); may be repeated.",
+        ),
+    ] = None,
     k: Annotated[int | None, Option("-k", help="Number of answers (default 8).")] = None,
     metric: Annotated[
         Literal["euclidean", "learned"], Option(help="Of the embeddings, or the run's learned metric.")
@@ -77,10 +85,15 @@ def query(
     stored, collection = _place_of(store)
     reranks = shortlist is not None or rerank is not None or metric != "euclidean"
     answers_each = 8 if k is None else k
+    if text and (images or out or listing or stored or reranks):
+        raise ConfigError(
+            "--text is looked for in the features of the run's own index; leave out images, -o, --list, --store STORE, "
+            "--metric, --shortlist and --rerank"
+        )
     if out is not None:
         if picture or reranks:
-            text = "leave out --picture, --shortlist, --rerank and --metric"
-            raise ConfigError(f"-o uses Euclidean distance; {text}")
+            advice = "leave out --picture, --shortlist, --rerank and --metric"
+            raise ConfigError(f"-o uses Euclidean distance; {advice}")
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         folder = images[0] if images else None
@@ -94,7 +107,7 @@ def query(
 
     if listing is not None or workers is not None:
         raise ConfigError("--list and --workers go with -o FILE")
-    if not images:
+    if not images and not text:
         raise ConfigError(f"wanted images or ids to look for; type: pml-ext query {run} IMAGE")
 
     from ..query import check_options
@@ -113,7 +126,10 @@ def query(
     queries: list[str] | list[Path] = images or []
     if not trained.takes_vectors:
         queries = [Path(image) for image in images or []]
-    answers = trained.query(queries, answers_each, metric, shortlist, within, radius, stored, rerank)
+    if text:
+        answers = trained.query_texts(text, answers_each, within, radius)
+    else:
+        answers = trained.query(queries, answers_each, metric, shortlist, within, radius, stored, rerank)
     if not as_json:
         _print_answers(trained, answers, metric, radius)
     written = None

@@ -90,6 +90,8 @@ def select(
 
 def _summary(found: Selection, noun: str) -> str:
     """Return a line that says what was selected."""
+    from ..selection import NEIGHBORS
+
     of_all = f"{len(found.rows)} of {counted(len(found.embedded.paths), noun)}"
     if found.kind == "distinct":
         copies = found.distances[1:].count(0)
@@ -98,7 +100,10 @@ def _summary(found: Selection, noun: str) -> str:
             text += f"; the last {copies}, at a distance of 0, are copies of others"
         return text
     if found.kind == "outliers":
-        return f"{of_all}, the farthest from the others: distances are to the fifth nearest {noun} (--radius)"
+        neighbor = f"fifth nearest {noun}"
+        if len(found.embedded.paths) <= NEIGHBORS:
+            neighbor = f"farthest {noun}, since there are so few"
+        return f"{of_all}, the farthest from the others: distances are to the {neighbor} (--radius)"
     classes = {name for name in found.classes if name}
     if not classes:
         return f"{of_all}, the nearest to the center of all: no {noun} has a class"

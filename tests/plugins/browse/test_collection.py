@@ -242,6 +242,6 @@ def test_folders_are_those_of_images_at_any_depth():
 
 
 def test_a_store_is_not_asked_for_a_sub_folder():
-    collection = made(torch.eye(4), ["a/1.png", "a/2.png", "b/3.png", "4.png"])
+    collection = made(torch.eye(4), ["a/1.png", "a/2.png", "ab/3.png", "4.png"])
     collection.store = SimpleNamespace(search=None)
     assert [each.path for each in collection.nearest(0, 9, "a")] == ["a/2.png"]

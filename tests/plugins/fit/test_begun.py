@@ -113,7 +113,7 @@ def test_trials_go_into_the_folder_of_the_run_and_leave_nothing(photos, tmp_path
     (out / "trials" / "of a killed process").mkdir(parents=True)
     seen = []
 
-    def choose(images, place, *_):
+    def choose(images, trunk, place, *_):
         seen.append((place.folder, [*place.folder.iterdir()]))
         raise DataError("no images")
 

@@ -3,13 +3,14 @@
 from pml_ext_fit import candidates
 from pml_ext_fit.framing import DEFAULT, Framing
 from pml_ext_fit.images import describe_images
+from pml_ext_fit.trunk import LITE0
 
 from .helpers import needs_weights, recipe_of
 
 
 def test_candidates_are_recipes_the_simplest_first(photos):
     images = describe_images(photos)
-    known = [*candidates.closed_forms(images, DEFAULT), *candidates.trained(images, DEFAULT)]
+    known = [*candidates.closed_forms(images, DEFAULT, LITE0), *candidates.trained(images, DEFAULT, LITE0)]
     assert [candidate.title for candidate in known] == [
         "frozen features", "frozen features, whitened", "frozen features, whitened within classes", "last blocks",
         "small network from scratch",
@@ -40,10 +41,10 @@ def test_last_blocks_begin_and_end_in_closed_form(photos):
 def test_candidates_see_images_in_one_way(photos):
     images = describe_images(photos)
     framing = Framing(160, squash=True)
-    for candidate in [*candidates.closed_forms(images, framing), candidates.trained(images, framing)[0]]:
+    for candidate in [*candidates.closed_forms(images, framing, LITE0), candidates.trained(images, framing, LITE0)[0]]:
         assert candidate.settings["data.images.squash"] is True
         assert candidate.settings["data.images.crop"] == 160
-    assert "data.images.squash" not in candidates.trained(images, framing)[1].settings
+    assert "data.images.squash" not in candidates.trained(images, framing, LITE0)[1].settings
 
 
 def test_trials_have_fewer_batches(photos):

@@ -154,7 +154,7 @@ def test_images_that_are_apart_get_frozen_features(images_apart, tmp_path, monke
     decision = selection.Decision(LastBlocks(describe_images(images_apart)), "as found")
     monkeypatch.setattr(selection, "choose", lambda *_: decision)
     overrides = typed(["loss.name=pml/triplet-margin", "schedule.epochs=1"])
-    monkeypatch.setattr("pml_ext_fit.commands._check_nothing_is_chosen", lambda *_: None)
+    monkeypatch.setattr("pml_ext_fit.fitting._check_nothing_is_chosen", lambda *_: None)
     fit(images_apart, out=out, overrides=[*overrides, *typed(["loss.margin=-3"])], **QUICK)
     metrics = read_json(out / "metrics.json")
     assert metrics["epochs"] == 0

@@ -8,6 +8,7 @@ from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.timing import PerImage
+from pml_ext_fit.trunk import LITE0
 
 from .helpers import needs_weights, recipe_of, workplace
 
@@ -22,7 +23,7 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
     monkeypatch.setattr(expected, "seconds_per_image", lambda *_: PerImage(0.01, 0.03))
     monkeypatch.setattr(expected, "seconds_of_training", lambda run: 600.0)
     monkeypatch.setattr(expected, "REPORT", 0.0)
-    left = expected.expected(images, splits, folds, 72, workplace(tmp_path), None, trains)
+    left = expected.expected(images, LITE0, splits, folds, 72, workplace(tmp_path), None, trains)
     framing = 72 * (0.01 + 0.03 * ((160 / 224) ** 2 + 1))  # squares, in two sizes
     features = 72 * 0.04
     tests = 144 * 0.01 + 72 * 0.03
@@ -41,4 +42,4 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
 def test_without_readable_images_nothing_is_estimated(photos, tmp_path, monkeypatch):
     images = describe_images(photos)
     monkeypatch.setattr(expected, "seconds_per_image", lambda *_: None)
-    assert expected.expected(images, None, None, 72, workplace(tmp_path), None, True) is None
+    assert expected.expected(images, LITE0, None, None, 72, workplace(tmp_path), None, True) is None

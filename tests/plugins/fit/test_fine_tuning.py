@@ -13,6 +13,7 @@ from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.timing import PerImage
+from pml_ext_fit.trunk import BLOCKS_FIRST, LITE0, PRETRAINED
 
 from ...overrides import typed
 from .helpers import needs_weights
@@ -33,7 +34,7 @@ def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock)
     needs_weights()
     lines = []
     decision = chosen(candidates.FeaturesOfImages, photos)
-    found = fine_tuning.continued(decision, describe_images(photos), [], "cpu", None, lines.append)
+    found = fine_tuning.continued(decision, describe_images(photos), LITE0, [], "cpu", None, lines.append)
     recipe = load_recipe(found.recipe, found.settings)
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 5]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
@@ -58,7 +59,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
     needs_weights()
     images = describe_images(photos)
     decision = chosen(candidates.LastBlocks, photos)
-    found = fine_tuning.continued(decision, images, typed(["schedule.epochs=12"]), "cpu", None, print)
+    found = fine_tuning.continued(decision, images, LITE0, typed(["schedule.epochs=12"]), "cpu", None, print)
     recipe = load_recipe(found.recipe, found.settings | {"schedule.epochs": 12})
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
@@ -69,7 +70,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
 def test_a_small_network_is_whole_already(photos):
     small = chosen(candidates.SmallNetwork, photos)
     lines = []
-    found = fine_tuning.continued(small, describe_images(photos), [], "cpu", None, lines.append)
+    found = fine_tuning.continued(small, describe_images(photos), LITE0, [], "cpu", None, lines.append)
     assert found == small.choice()
     assert "--fine-tune changes nothing here" in lines[0]
 
@@ -101,7 +102,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
     tried = []
     images = describe_images(photos)
 
-    def choose(images, place, *_):
+    def choose(images, trunk, place, *_):
         tried.append(place.overrides)
         return selection.Decision(candidates.FeaturesOfImages(images, Framing(squash=True)))
 
@@ -112,7 +113,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
     fit(photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
     assert tried == [overrides[1:]]
     assert begun[0][-2:] == overrides
-    recipe = load_recipe(candidates.BLOCKS_FIRST, begun[0])
+    recipe = load_recipe(BLOCKS_FIRST, begun[0])
     assert recipe.data.images.squash
     assert recipe.sampler.settings["m"] == images.batch_of(images.training_classes)[1]
     assert recipe.model.embedder == "linear"
@@ -126,12 +127,12 @@ def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     plain = tmp_path / "plain"
     plain.mkdir()
     settings = (f'data.name="folder:{photos}"', "model.freeze=trunk", "model.refit=none")
-    write_recipe(plain / "recipe.toml", candidates.PRETRAINED, settings)
+    write_recipe(plain / "recipe.toml", PRETRAINED, settings)
     with pytest.raises(ConfigError, match=r"plain was begun without --fine-tune; resume it without, or choose another"):
         fit(photos, out=plain, resume=True, fine_tune=True)
     tuned = tmp_path / "tuned"
     tuned.mkdir()
-    write_recipe(tuned / "recipe.toml", candidates.BLOCKS_FIRST, settings[:1])
+    write_recipe(tuned / "recipe.toml", BLOCKS_FIRST, settings[:1])
     fit(photos, out=tuned, resume=True, fine_tune=True)
     assert begun == [str(tuned / "recipe.toml")]
     small = tmp_path / "small"

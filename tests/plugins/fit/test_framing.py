@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext_fit.framing import DEFAULT, Framing, Framings, as_given, framing_of, framings_to_compare
+from pml_ext_fit.framing import DEFAULT, SMALL_SIDE, Framing, Framings, as_given, framing_of, framings_to_compare
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from pml_ext_fit.framing import DEFAULT, Framing, Framings, as_given, framing_of
     ],
 )
 def test_what_the_command_leaves_open_is_compared(keys, size, aspect, wanted):
-    assert framings_to_compare(keys, size, aspect) == wanted
+    assert framings_to_compare(DEFAULT, SMALL_SIDE, keys, size, aspect) == wanted
 
 
 @pytest.mark.parametrize("framing", [DEFAULT, Framing(160, True)])

@@ -12,6 +12,7 @@ from pml_ext.recipe import build_dataset, load_recipe, overrides_of
 from pml_ext_fit import candidates
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images, is_table
+from pml_ext_fit.trunk import PRETRAINED
 
 from ...overrides import typed
 
@@ -64,7 +65,7 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
 def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
     sizes = []
     for options in ([], ["data.image_size=96"]):
-        settings = describe_images(photos, typed(options)).settings_of(candidates.PRETRAINED)
+        settings = describe_images(photos, typed(options)).settings_of(PRETRAINED)
         sizes.append((settings["data.images.crop"], settings["data.images.resize"]))
     assert sizes == [(224, 224), (96, 96)]
 
@@ -74,9 +75,9 @@ def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
     monkeypatch.setattr("pml_ext_fit.images.IN_MEMORY", 2_000_000)
     assert describe_images(photos).data["data.cache"] == "memory"
     assert "data.cache" not in describe_images(photos, typed(["data.image_size=96"])).data
-    assert "data.cache" not in describe_images(photos).settings_of(candidates.PRETRAINED)
+    assert "data.cache" not in describe_images(photos).settings_of(PRETRAINED)
     monkeypatch.undo()
-    assert describe_images(photos).settings_of(candidates.PRETRAINED)["data.cache"] == "memory"
+    assert describe_images(photos).settings_of(PRETRAINED)["data.cache"] == "memory"
 
 
 def test_squashed_images_count_as_squares(tmp_path, monkeypatch):
@@ -87,10 +88,10 @@ def test_squashed_images_count_as_squares(tmp_path, monkeypatch):
             Image.new("RGB", (96, 48), (60 * label, 20 * number, 0)).save(tmp_path / str(label) / f"{number}.png")
     found = describe_images(tmp_path)
     monkeypatch.setattr("pml_ext_fit.images.IN_MEMORY", 3_000_000)
-    assert "data.cache" not in found.settings_of(candidates.PRETRAINED)
-    squares = found.settings_of(candidates.PRETRAINED, Framing(224, squash=True))
+    assert "data.cache" not in found.settings_of(PRETRAINED)
+    squares = found.settings_of(PRETRAINED, Framing(224, squash=True))
     assert squares["data.cache"] == "memory"
-    assert "data.cache" not in found.settings_of(candidates.PRETRAINED, Framing(448, squash=True))
+    assert "data.cache" not in found.settings_of(PRETRAINED, Framing(448, squash=True))
 
 
 @pytest.mark.parametrize("override", ["sampler.name=shuffle", "sampler={name='shuffle', batch_size=16}"])

@@ -65,7 +65,7 @@ def test_a_head_is_fitted_to_kept_features_and_the_collection_follows(flat, tmp_
 
 def test_the_table_has_absolute_paths_of_readable_images(flat):
     place, table = flat
-    copied = labeled_table(place, table, [], "cpu", Lines()).file
+    copied = labeled_table(place, table, None, [], "cpu", Lines()).file
     with copied.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted(rows[0]) == ["label", "path"]
@@ -78,31 +78,31 @@ def test_rows_without_a_class_are_left_out(flat):
     place, table = flat
     with table.open("a", newline="") as file:
         file.write("unknown.png,\n")
-    copied = labeled_table(place, table, [], "cpu", Lines()).file
+    copied = labeled_table(place, table, None, [], "cpu", Lines()).file
     with copied.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 32
     table.write_text("path,class\nunknown.png,\n")
     with pytest.raises(DataError, match="found no class in its 1 rows; fill the column class"):
-        labeled_table(place, table, [], "cpu", Lines())
+        labeled_table(place, table, None, [], "cpu", Lines())
 
 
 def test_tables_of_something_else_are_refused(flat, tmp_path):
     place, table = flat
     lines = Lines()
     with pytest.raises(DataError, match="missing.csv: no such file; wanted a .csv or .parquet table"):
-        labeled_table(place, tmp_path / "missing.csv", [], "cpu", lines)
+        labeled_table(place, tmp_path / "missing.csv", None, [], "cpu", lines)
     other = tmp_path / "other.csv"
     other.write_text("file,class\na.png,a\n")
     with pytest.raises(DataError, match=r"found the columns file, class; wanted path, relative to .*my photos, and cl"):
-        labeled_table(place, other, [], "cpu", lines)
+        labeled_table(place, other, None, [], "cpu", lines)
     other.write_text("path,class\ngone.png,a\n")
     with pytest.raises(DataError, match=r"gone.png: no such file, though .*other.csv lists it \(1 of 1 are missing\)"):
-        labeled_table(place, other, [], "cpu", lines)
+        labeled_table(place, other, None, [], "cpu", lines)
     other.write_text("path,class\nbroken.png,a\n")
     with pytest.raises(DataError, match="none of its 1 images can be read"):
-        labeled_table(place, other, [], "cpu", lines)
+        labeled_table(place, other, None, [], "cpu", lines)
     with pytest.raises(ConfigError, match="it has the classes of a folder of images, and .*classes.csv is none"):
-        labeled_table(table, table, [], "cpu", lines)
+        labeled_table(table, table, None, [], "cpu", lines)
     with pytest.raises(ConfigError, match="--labels and --no-labels contradict"):
         fit(place, labels=table, no_labels=True, device="cpu")
     with pytest.raises(ConfigError, match="--labels fits a head in closed form"):
@@ -164,7 +164,7 @@ def test_tables_of_cluster_and_select_are_labels_once_they_are_filled(flat, tmp_
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-        copied = labeled_table(place, written, [], "cpu", Lines()).file
+        copied = labeled_table(place, written, None, [], "cpu", Lines()).file
         with copied.open(newline="") as file:
             copies = csv.DictReader(file)
             assert sum(1 for _ in copies) == len(rows)

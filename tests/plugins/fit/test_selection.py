@@ -20,6 +20,7 @@ from pml_ext_fit.folds import folds_of
 from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.scores import Scores
+from pml_ext_fit.trunk import LITE0
 
 from ...overrides import typed
 from ...training.made_up_photos import write_photos
@@ -102,7 +103,7 @@ def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
         if number % 6 >= each or number >= 6 * classes:
             file.unlink()
     lines = []
-    chosen = selection.choose(describe_images(place), workplace(tmp_path, say=lines.append), None)
+    chosen = selection.choose(describe_images(place), LITE0, workplace(tmp_path, say=lines.append), None)
     assert chosen.candidate == FeaturesOfImages(describe_images(place))
     assert chosen.description == ""
     assert "takes frozen features of efficientnet-lite0" in lines[-1]
@@ -134,7 +135,7 @@ def tried(photos, folder, held_out, begun=None):
     images = describe_images(photos)
     lines = []
     place = workplace(folder, say=lines.append)
-    free = candidates.closed_forms(images, DEFAULT)
+    free = candidates.closed_forms(images, DEFAULT, LITE0)
     costly = [candidates.LastBlocks(images)]
     best, scored = selection.try_all(free, costly, held_out, place, time.perf_counter() if begun is None else begun)
     return best, scored, selection.described(best, scored, held_out.folds), lines
@@ -229,7 +230,7 @@ def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, 
     found = describe_images(wide_photos, place.overrides)
     assert found.aspect == 2
     splits = build_dataset(recipe_of(FeaturesOfImages(found)).data, None)
-    assert selection.choose_framing(found, splits, place).squash == whole
+    assert selection.choose_framing(found, LITE0, splits, place).squash == whole
     assert len([line for line in lines if " at 64 pixels: " in line]) == (2 if whole else 0)
 
 
@@ -241,9 +242,9 @@ def test_a_larger_size_is_taken_if_it_is_better_and_takes_little_time(photos, tm
     def sides(small, large, seconds):
         by_side = {160: small, 224: large}
         monkeypatch.setattr(
-            selection, "_scores_of_framing", lambda images, framing, *_: ([by_side[framing.side]], seconds)
+            selection, "_scores_of_framing", lambda images, trunk, framing, *_: ([by_side[framing.side]], seconds)
         )
-        return selection.choose_framing(found, splits, workplace(tmp_path)).side
+        return selection.choose_framing(found, LITE0, splits, workplace(tmp_path)).side
 
     small = scores(0.5, 0.1, seed=1)
     ahead = Scores(small.recall_at_1 + 0.05, small.map_at_r + 0.05 + 0.01 * small.map_at_r)
@@ -262,7 +263,7 @@ def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
     lines = []
     overrides = typed(["schedule.epochs=1", "sampler.iterations=1", "data.image_size=32"])
     place = workplace(tmp_path, overrides, lines.append)
-    found = selection.choose(describe_images(photos, overrides), place, None).choice()
+    found = selection.choose(describe_images(photos, overrides), LITE0, place, None).choice()
     text = "\n".join(lines)
     assert "each of 12 training classes held out once, in 4 folds" in text
     for title in ("frozen features", "frozen features, whitened", "last blocks, fold 1", "small network from scratch"):
@@ -284,6 +285,7 @@ def test_few_classes_are_compared_by_image(photos, tmp_path):
     lines = []
     overrides = typed(["data.image_size=32"])
     images = describe_images(place, overrides)
-    found = selection.choose(images, workplace(tmp_path, overrides, lines.append), None, closed_form=True).choice()
+    place = workplace(tmp_path, overrides, lines.append)
+    found = selection.choose(images, LITE0, place, None, closed_form=True).choice()
     assert any("the items of 3 training classes held out once, in 3 folds" in line for line in lines)
     assert load_recipe(found.recipe, found.settings).model.freeze == "trunk"

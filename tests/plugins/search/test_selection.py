@@ -151,6 +151,7 @@ def test_outliers_of_many_are_exact_too(faiss, monkeypatch):
     monkeypatch.setattr(selection, "MOST_EXACT", 100)
     monkeypatch.setattr(selection, "LISTS_SEARCHED", 2)
     monkeypatch.setattr(selection, "_CHECKED", 20)
+    monkeypatch.setattr(selection, "_ROWS", 100)
     points = unit(1500, 6)
     found = outliers(points, 30)
     distances = torch.cdist(points.double(), points.double())

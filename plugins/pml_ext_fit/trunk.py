@@ -1,0 +1,156 @@
+"""The pretrained trunk of ``fit``: EfficientNet-Lite0, or the one that ``--trunk`` names, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from pml_ext.plugin import ConfigError
+from pml_ext.tool import (
+    HF,
+    build_trunk,
+    image_size_of,
+    last_blocks,
+    load_recipe,
+    named_trunk,
+    output_size,
+    overrides_of,
+    pretrained_images,
+    read_tables,
+)
+
+from .framing import DEFAULT, SMALL_SIDE, Framing
+from .settings import Settings
+
+PRETRAINED = "fit/photographs-pretrained"
+BLOCKS_FIRST = "fit/photographs-fine-tuned"
+EMBEDDING = 512  # the size of embeddings where blocks are trained, at most
+SMALL_NETWORK = "convnet"  # the trunk of the small network, which trains from scratch
+OWN_SIDE = 224  # pixels of images, where nobody knows those of the weights
+SMALLER = SMALL_SIDE / DEFAULT.side  # a size that takes half the time
+MULTIPLE = 32  # of smaller sizes, by which convolutional networks shrink images
+FROZEN = "frozen features are compared, as they are and whitened, and nothing is trained"
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A pretrained trunk: its name in recipes, how its weights saw images, and where it is cut."""
+
+    title: str = "efficientnet-lite0 with ImageNet weights"
+    settings: Settings = field(default_factory=dict, hash=False)  # of the recipe; none for that of our recipes
+    features: int = 1280
+    framing: Framing = DEFAULT
+    smaller: int | None = SMALL_SIDE  # pixels; None where the trunk takes a single size
+    last_blocks: str | None = "blocks.5"  # the first block that trains; None for a trunk that cannot be cut
+
+    @property
+    def name(self) -> str:
+        """The name for readers, without the weights."""
+        return self.title.partition(" with ")[0]
+
+    def framed(self, side: int, squash: bool) -> Framing:
+        """Return a way to see images that keeps the share of the middle that the weights saw."""
+        ratio = 1.0 if squash or self.framing.squash else self.framing.ratio
+        return Framing(side, squash, ratio)
+
+    @property
+    def settings_of_blocks(self) -> Settings:
+        """The settings of a recipe that trains the last blocks."""
+        if not self.settings:
+            return {}
+        cut = {"until": self.last_blocks or "head"}
+        return self.settings | {"model.freeze": cut, "model.embedding_size": min(EMBEDDING, self.features)}
+
+    @property
+    def settings_of_fine_tuning(self) -> Settings:
+        """The settings of a recipe that trains the last blocks first, and then the whole network.
+
+        Of a trunk that cannot be cut, the head is trained first.
+        """
+        if not self.settings:
+            return {}
+        first, *others = read_tables(BLOCKS_FIRST)["stages"]
+        cut = self.settings_of_blocks["model.freeze"]
+        return self.settings_of_blocks | {"model.freeze": "none", "stages": [first | {"freeze": cut}, *others]}
+
+
+LITE0 = Trunk()
+_OURS = {"name": LITE0.name, "weights": "imagenet"}
+
+
+def trunk_named(text: str) -> Trunk:
+    """Return the trunk that ``--trunk`` names, whose weights are loaded and measured on images of zeros.
+
+    ConfigError for one that cannot be had; see :func:`pml_ext.tool.named_trunk`.
+    """
+    return trunk_of_table(named_trunk(text))
+
+
+def trunk_of_table(table: dict[str, Any]) -> Trunk:
+    """Return the trunk of the table ``[model] trunk`` of a recipe; EfficientNet-Lite0 for a small network."""
+    if table == _OURS or table.get("name") == SMALL_NETWORK:
+        return LITE0
+    settings: Settings = {"model.trunk": dict(table)}
+    frozen: Settings = {"model.freeze": "trunk", "model.start": "random", "model.refit": "none"}
+    recipe = load_recipe(PRETRAINED, overrides_of(settings | frozen))
+    known = recipe.model.trunk
+    wanted = pretrained_images(known.name, known.settings)
+    side = OWN_SIDE
+    if wanted is None and known.name.startswith(HF):
+        side = image_size_of(known.name.removeprefix(HF)) or OWN_SIDE
+    framing = Framing(side)
+    if wanted is not None and wanted.image_size is not None:
+        side = wanted.image_size
+        shown = wanted.resize or round(side * 256 / 224)
+        framing = Framing(side, True) if wanted.squash else Framing(side, ratio=side / shown)
+    network = build_trunk(known, 3, side)
+    features = output_size(network, 3, side)
+    cut = last_blocks(network, 3, side)
+    return Trunk(
+        title=_title(known.name, known.settings.get("weights")),
+        settings=settings,
+        features=features,
+        framing=framing,
+        smaller=_smaller_side(network, side, features),
+        last_blocks=None if cut is None else cut.first,
+    )
+
+
+def _smaller_side(network: Module, side: int, features: int) -> int | None:
+    """Return a side of images that takes half the time; None for a trunk of a fixed size."""
+    smaller = round(side * SMALLER / MULTIPLE) * MULTIPLE
+    if not 0 < smaller < side:
+        return None
+    try:
+        found = output_size(network, 3, smaller)
+    except ConfigError:
+        return None
+    return smaller if found == features else None
+
+
+def _title(name: str, weights: Any) -> str:
+    """Return the name of a trunk and its weights, for readers."""
+    if weights in (None, "DEFAULT"):
+        return f"{name} with its own weights"
+    if weights == "random":
+        return f"{name} with random weights"
+    if weights == "imagenet":
+        return f"{name} with ImageNet weights"
+    return f"{name} with the weights {Path(str(weights)).name}"
+
+
+def check_resumed(folder: Path, table: Any, wanted: Trunk | None) -> None:
+    """Raise ConfigError for a run with another pretrained trunk than ``--trunk`` names.
+
+    ``table`` is that of its recipe, None for our recipes' own. A small network from scratch has no weights.
+    """
+    if wanted is None or (isinstance(table, dict) and table.get("name") == SMALL_NETWORK):
+        return
+    if (table or _OURS) != wanted.settings.get("model.trunk", _OURS):
+        raise ConfigError(
+            f"{folder} was begun with the trunk {(table or _OURS)['name']}; resume it without --trunk, or choose "
+            "another --out"
+        )

@@ -1,0 +1,186 @@
+"""``fit --trunk``: what follows from another pretrained trunk, from small ones with random weights in files."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError
+from pml_ext.files import read_json
+from pml_ext.recipe import load_recipe, overrides_of
+from pml_ext.training.finished import tables_of_run
+from pml_ext_fit import fine_tuning, folder_runs, selection
+from pml_ext_fit.candidates import FeaturesOfImages, LastBlocks
+from pml_ext_fit.commands import fit
+from pml_ext_fit.framing import Framing
+from pml_ext_fit.images import describe_images
+from pml_ext_fit.trunk import BLOCKS_FIRST, LITE0, PRETRAINED, Trunk, check_resumed, trunk_named, trunk_of_table
+
+from ...networks.pairs import MEAN, STD, own_image_features, saved_pair
+from ...overrides import typed
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The folder of a small pair, whose name has a blank."""
+    folder = tmp_path_factory.mktemp("models") / "a pair"
+    saved_pair(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    """A file of weights with timm's description beside it, for images of 64 of 80 pixels."""
+    timm = pytest.importorskip("timm", reason="the extra timm is not installed")
+    from timm.models import save_for_hf
+
+    folder = tmp_path_factory.mktemp("resnet")
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", pretrained=False)
+    model.pretrained_cfg = model.pretrained_cfg | {"input_size": [3, 64, 64], "crop_pct": 0.8, "mean": MEAN, "std": STD}
+    save_for_hf(model, folder, safe_serialization=True)
+    return folder / "model.safetensors"
+
+
+def flat_photos(place, count):
+    """Gray and colored photographs that are wider than high."""
+    generator = np.random.default_rng(0)
+    place.mkdir()
+    for number in range(count):
+        pixels = generator.integers(0, 255, size=(40, 60, 3)).astype(np.uint8)
+        image = Image.fromarray(pixels)
+        if number % 2:
+            image = image.convert("L")
+        image.save(place / f"photo {number}.png")
+    return place
+
+
+def test_our_own_trunk_is_that_of_our_recipes():
+    recipe = load_recipe(PRETRAINED) if not selection.why_not() else pytest.skip("the extra photos is not installed")
+    assert trunk_named("efficientnet-lite0") is LITE0
+    assert trunk_of_table(recipe.model.trunk.model_dump()) is LITE0
+    assert recipe.model.freeze.until == LITE0.last_blocks
+    assert LITE0.settings_of_blocks == LITE0.settings_of_fine_tuning == {}
+
+
+def test_a_convolutional_trunk_takes_two_sizes_and_is_cut(resnet):
+    found = trunk_named(str(resnet))
+    assert (found.features, found.smaller, found.last_blocks) == (512, 32, "layer3")
+    assert found.framing == Framing(64, False, 0.8)
+    assert found.title == "timm/resnet10t with the weights model.safetensors"
+    assert found.framed(32, squash=False).settings == {"data.images.resize": 40, "data.images.crop": 32}
+    assert found.framed(32, squash=True).settings["data.images.resize"] == 32
+    recipe = load_recipe(PRETRAINED, overrides_of(found.settings_of_blocks))
+    assert (recipe.model.freeze.until, recipe.model.embedding_size) == ("layer3", 512)
+    recipe = load_recipe(BLOCKS_FIRST, overrides_of(found.settings_of_fine_tuning))
+    assert (recipe.model.freeze, recipe.stages[0].freeze.until) == ("none", "layer3")
+    assert recipe.stages[0].loss.name == "pml/multi-similarity"
+
+
+def test_a_pair_takes_one_size_and_trains_its_head_first(pair):
+    found = trunk_named(f"hf/{pair}")
+    assert (found.features, found.smaller, found.last_blocks) == (24, None, None)
+    assert found.framing == Framing(32, False, 0.8)
+    recipe = load_recipe(BLOCKS_FIRST, overrides_of(found.settings_of_fine_tuning))
+    assert (recipe.stages[0].freeze.until, recipe.model.embedding_size) == ("head", 24)
+
+
+def test_candidates_have_the_trunk(resnet, photos):
+    trunk = trunk_named(str(resnet))
+    images = describe_images(photos)
+    for candidate in (FeaturesOfImages(images, trunk.framing, trunk=trunk), LastBlocks(images, trunk.framing, trunk)):
+        recipe = load_recipe(candidate.recipe, overrides_of(candidate.settings))
+        assert recipe.model.trunk.name == "timm/resnet10t"
+        assert (recipe.data.images.resize, recipe.data.images.crop) == (80, 64)
+    assert FeaturesOfImages(images, trunk.framing, trunk=trunk).description.endswith(f"of {trunk.title}")
+
+
+def test_photographs_without_labels_are_seen_as_the_weights_want_it(pair, tmp_path, capsys):
+    place = flat_photos(tmp_path / "photos", 6)
+    out = tmp_path / "run"
+    fit(place, out=out, device="cpu", trunk=f"hf/{pair}")
+    said = capsys.readouterr().err
+    assert f"trunk: hf/{pair} with its own weights, 24 features, images: the middle of images at 32 of 40" in said
+    seen = read_json(out / "network.json")
+    assert (seen["image_size"], seen["resize"], seen["squash"]) == (32, 40, False)
+    assert seen["normalize"] == {"mean": MEAN, "std": STD}
+    assert seen["interpolation"] == "bicubic"
+    run = load_run(out, "cpu")
+    file = place / "photo 2.png"
+    image = Image.open(file).resize((60, 40), Image.BICUBIC).crop((14, 4, 46, 36))
+    pixels = torch.tensor(np.array(image)).permute(2, 0, 1) / 255
+    inputs = (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    wanted = own_image_features(saved_pair(tmp_path / "again"), inputs[None])
+    torch.testing.assert_close(run.embed([file]), torch.nn.functional.normalize(wanted), atol=1e-5, rtol=1e-5)
+
+
+def test_a_run_goes_on_with_the_trunk_that_it_was_begun_with(pair, tmp_path):
+    place = flat_photos(tmp_path / "photos", 4)
+    out = tmp_path / "run"
+    fit(place, out=out, device="cpu", trunk=str(pair))
+    fit(place, out=out, device="cpu", resume=True)
+    fit(place, out=out, device="cpu", resume=True, trunk=str(pair))
+    saved_pair(tmp_path / "other")
+    with pytest.raises(ConfigError, match="was begun with the trunk hf/.*a pair; resume it without --trunk"):
+        fit(place, out=out, device="cpu", resume=True, trunk=str(tmp_path / "other"))
+
+
+def test_a_small_network_was_not_begun_with_a_trunk(tmp_path):
+    other = Trunk(settings={"model.trunk": {"name": "timm/x", "weights": "y"}})
+    check_resumed(tmp_path, {"name": "convnet"}, other)
+    check_resumed(tmp_path, None, LITE0)
+    check_resumed(tmp_path, {"name": "timm/x", "weights": "y"}, other)
+    with pytest.raises(ConfigError, match="was begun with the trunk efficientnet-lite0"):
+        check_resumed(tmp_path, None, other)
+
+
+def test_classes_are_learned_by_closed_forms_where_no_block_can_be_cut(pair, photos, tmp_path, capsys):
+    out = tmp_path / "run"
+    fit(photos, out=out, device="cpu", quick=True, trunk=str(pair))
+    said = capsys.readouterr().err
+    assert "a pair has no blocks to train from kept activations: frozen features are compared" in said
+    assert "last blocks" not in said.replace("has no blocks", "")
+    model = tables_of_run(out)["model"]
+    assert model["trunk"] == {"name": f"hf/{pair}", "weights": "DEFAULT", "pool": "projected"}
+    assert model["freeze"] == "trunk"
+    assert model["embedding_size"] == 24
+    assert (out / "metrics.json").is_file()
+
+
+def test_labels_that_come_later_take_the_trunk_of_the_folder(pair, tmp_path, capsys):
+    place = flat_photos(tmp_path / "photos", 24)
+    fit(place, out=tmp_path / "first", device="cpu", trunk=str(pair))
+    lines = ["path,class", *[f"photo {number}.png,{number % 4}" for number in range(24)]]
+    (tmp_path / "classes.csv").write_text("\n".join(lines))
+    capsys.readouterr()
+    fit(place, labels=tmp_path / "classes.csv", out=tmp_path / "second", device="cpu")
+    assert "computing features of" not in capsys.readouterr().err.partition("compares candidates")[0]
+    assert tables_of_run(tmp_path / "second")["model"]["trunk"]["name"] == f"hf/{pair}"
+    assert folder_runs.remembered(place) == (tmp_path / "second")
+
+
+@pytest.mark.parametrize("lost", ["preprocessor_config.json", "model.safetensors"])
+def test_a_folder_that_lacks_a_file_is_refused(pair, tmp_path, lost):
+    folder = tmp_path / "model"
+    shutil.copytree(pair, folder)
+    (folder / lost).unlink()
+    wanted = "mean and standard deviation of its images are not known" if lost.startswith("pre") else "cannot be had"
+    with pytest.raises(ConfigError, match=wanted):
+        fit(flat_photos(tmp_path / "photos", 4), out=tmp_path / "run", device="cpu", trunk=str(folder))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_goes_not_with_a_trunk(pair, photos, tmp_path, monkeypatch):
+    np.savez(tmp_path / "rows.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1])
+    with pytest.raises(ConfigError, match="--trunk is for images, and .*rows.npz has vectors"):
+        fit(tmp_path / "rows.npz", trunk=str(pair))
+    with pytest.raises(ConfigError, match="the trunk of fit has an option of its own; type: --trunk timm/resnet50"):
+        fit(photos, overrides=typed(["model.trunk=timm/resnet50"]))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="--trunk begins with trials, which several processes do not make"):
+        selection.why_not(trunk_is_named=True)
+    with pytest.raises(ConfigError, match="leave out torchrun"):
+        fine_tuning.check_possible(trunk_is_named=True)
