@@ -120,7 +120,8 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
         anchors, positives = torch.where(mask)
     else:
         anchors, positives = listed
-    most = max(torch.bincount(anchors).tolist(), default=1)
+    anchors_by_count = torch.bincount(torch.bincount(anchors))  # how many have 0, 1, ... positives
+    most = max(1, len(anchors_by_count) - 1)
     if len(anchors) == len(mask) * most:
         return Positives(anchors, positives, None, most)
     first_of_anchor = torch.searchsorted(anchors, anchors)

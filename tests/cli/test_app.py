@@ -91,7 +91,7 @@ def test_plugins_says_where_a_command_is_from(install_command, pml_ext_command):
     install_command("greeter")
     told = pml_ext_command("plugins", "-v").stdout
     assert "commands    greet" in told
-    assert "commands    embed, index, query, identify, enroll, cluster, duplicates\n" in told
+    assert "commands    embed, index, query, identify, enroll, cluster, duplicates, select\n" in told
 
 
 def test_the_commands_are_collected_once(pml_ext_command, monkeypatch):

@@ -103,7 +103,7 @@ OPERATORS = {  # of forward and backward at 32 x 64 in torch 2.15; other version
     "angular": 43,
     "n-pair": 39,
     "n-pair-angular": 62,
-    "batch-all-triplets": 48,
+    "batch-all-triplets": 49,
     "tiled-multi-similarity": 40,
 }
 
