@@ -53,7 +53,9 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch, pml_ext_command):
     assert "On images of its classes that it has not seen, the nearest image is right for" in report
     for title in ("Recall@1 by class", "Training images as the network saw them", "Commands to type next"):
         assert title in report
-    assert re.search(r"Time: (\w+ [\d.]+ s, )*figures [\d.]+ s\.", report)  # phases of no time are left out
+    assert re.search(
+        r"Time: baselines [\d.]+ s, (\w+ [\d.]+ s, )*figures [\d.]+ s\.", report
+    )  # phases of no time are left out
     worst = re.findall(r'<th scope="row">(\w+)</th><td>([\d.]+)</td>(?=<td><img)(.*)</tr>', report)
     assert sorted(name for name, _, _ in worst) == ["heron", "kite", "owl", "wren"]
     for name, recall, pictures in worst:  # a query, and an image of another class where one was taken for it
