@@ -15,9 +15,11 @@ _LEFT_OF_RUNS = ("metrics.json", "network.json", "collection")  # without the ot
 def run_of(place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
     """Return the run that a path names, and None; of a folder of images, its run and the folder.
 
-    A folder of images without a run gets one, without labels and without training. DataError for a folder that has
-    neither the files of a run nor images.
+    A folder of images without a run gets one, without labels and without training. DataError for a path where there is
+    nothing, and for a folder that has neither the files of a run nor images.
     """
+    if not place.exists():
+        raise DataError(f"{place}: no such folder; wanted the folder of a run, or of images")
     if not place.is_dir() or any((place / name).exists() for name in _OF_RUNS):
         return place, None
     listing = list_folder(place)

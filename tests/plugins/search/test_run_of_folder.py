@@ -47,9 +47,9 @@ def fits(runs, tmp_path, monkeypatch):
     return fits
 
 
-def test_only_a_folder_of_images_gets_a_run(photos, fits, tmp_path):
+def test_only_a_folder_of_images_gets_a_run(photos, fits):
     assert run_of(photos, "cpu", None) == (fits.run, photos)
-    for place in (fits.run, tmp_path / "missing", photos / "inner" / "0.png"):
+    for place in (fits.run, photos / "inner" / "0.png"):
         assert run_of(place, "cpu", None) == (place, None)
     assert fits.asked == [photos]
 
@@ -101,3 +101,8 @@ def test_index_and_clusters_are_of_the_folder(photos, fits, tmp_path, capsys):
     rows = (tmp_path / "clusters" / "clusters.csv").read_text().splitlines()
     assert len(rows) == 1 + 6
     assert np.unique([row.split(",")[0] for row in rows[1:]]).tolist() == [f"inner/{number}.png" for number in range(6)]
+
+
+def test_a_path_without_anything_is_said_to_be_one(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere: no such folder; wanted the folder of a run, or of images$"):
+        run_of(tmp_path / "nowhere", "cpu", None)
