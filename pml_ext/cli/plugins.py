@@ -183,4 +183,4 @@ def new_plugin(
         stdout().print(str(path), soft_wrap=True)
     package = name.replace("-", "_")
     folder = shlex.quote(str(out or name))
-    stdout().print(f"next: cd {folder}; pip install -e .; pytest; pml-ext check {package}", soft_wrap=True)
+    stdout().print(f"next: cd {folder}; pip install -e '.[dev]'; pytest; pml-ext check {package}", soft_wrap=True)
