@@ -173,7 +173,9 @@ def _counts(results: list[CheckResult]) -> collections.Counter[str]:
 
 
 def new_plugin(
-    name: Annotated[str, Argument(help="Name of package, entry point and loss, in kebab-case: my-loss.")],
+    name: Annotated[
+        str, Argument(metavar="NAME", help="Name of package, entry point and loss, in kebab-case: my-loss.")
+    ],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
 ) -> None:
     """Write a new plugin: a package with a loss, a recipe and tests."""
