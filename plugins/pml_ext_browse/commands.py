@@ -35,7 +35,9 @@ def browse(
         search: SearchService = service("search", "pml-ext browse")
         with Progress() as bar:
             run, images = search.run_of(run, device, bar)
-        if folder is None and store is None:
+            if images is not None and folder is None and beside is None and store is None:
+                search.load_run(run, device).index(images)  # new photographs too; a class is known or new by the index
+        if images is not None and folder is None and beside is not None:
             folder = images
         runs = [run] if beside is None else [run, beside]
         collections = open_collections(runs, folder, device, lambda text: stderr().print(text, soft_wrap=True), store)

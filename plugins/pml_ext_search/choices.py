@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pml_ext.tool import DataError
+from pml_ext.tool import DataError, printable, read_rows
 
 from .duplicates import Copy, Duplicates, Group
 from .duplicates_pages import table_of
 from .thumbnails import read_thumbnails
+
+_WANTED = "wanted a table as --csv writes it, with the columns kind, keep (yes or no) and path"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +36,38 @@ class ChosenCopies:
         the group are those from it. It also takes the other one's place in groups of another kind, so that an image is
         a copy in one group only. DataError if the distances need an image that can no longer be read.
         """
+        return self._keeping(lambda place, group: kept.get(place))
+
+    def keeping_as_told(self, table: Path) -> ChosenCopies:
+        """Return the copies with those kept of which a table says so: that of :meth:`as_csv`, or of ``--csv``.
+
+        A group without an image in the table is as it was. An image that the table does not have, of a group that it
+        has, stays beside those that are kept. DataError for a table of another form, and one that keeps no image of a
+        group.
+        """
+        told = _told_by(table)
+
+        def kept_of(place: int, group: Group) -> list[str] | None:
+            of_group = [told.get((group.kind, image.path)) for image in group.images]
+            if all(is_kept is None for is_kept in of_group):
+                return None
+            if not any(of_group) and None not in of_group:
+                raise DataError(
+                    f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
+                    "keep = yes in one row of each group"
+                )
+            kept = zip(group.images, of_group, strict=True)
+            return [image.path for image, is_kept in kept if is_kept is not False]
+
+        return self._keeping(kept_of)
+
+    def _keeping(self, kept_of: Callable[[int, Group], Collection[str] | None]) -> ChosenCopies:
+        """Return the copies with what is kept of each group, by its place and itself; None for what was kept before."""
         groups = []
         instead: dict[str, Copy] = {}  # of an image to keep, by its path
         for place, group in enumerate(self.groups):
             group = _with_others(group, instead)
-            paths = kept.get(place)
+            paths = kept_of(place, group)
             if paths is not None:
                 before = group.keep.path
                 group = _keeping(group, [_path_of(path, instead) for path in paths])
@@ -61,6 +91,21 @@ class ChosenCopies:
     def as_csv(self) -> str:
         """Return the table of ``pml-ext duplicates --csv``: a row for each image, ``keep`` is yes or no."""
         return table_of(self.found)
+
+
+def _told_by(table: Path) -> dict[tuple[str, str], bool]:
+    """Return whether a table keeps an image of a kind of groups, by kind and path."""
+    columns, rows = read_rows(table, f"--keep {table}")
+    missing = [name for name in ("kind", "keep", "path") if name not in columns]
+    if missing:
+        raise DataError(f"{table}: no column {', '.join(missing)}; {_WANTED}")
+    told = {}
+    for place, row in rows:
+        answer = str(row["keep"]).strip().lower()
+        if answer not in ("yes", "no"):
+            raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
+        told[str(row["kind"]), str(row["path"])] = answer == "yes"
+    return told
 
 
 def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:

@@ -61,6 +61,10 @@ class Group:
         """The images to spare: copies of the one to keep; of two folders, those of the new one."""
         return [image for image in self.images[1:] if not image.stays]
 
+    def keeps(self, image: Copy) -> bool:
+        """Return whether an image of the group is kept: the one to keep, or another that stays."""
+        return image is self.keep or image.stays
+
     @property
     def space(self) -> int:
         """How many bytes the others take; a hard link to the image to keep takes none."""

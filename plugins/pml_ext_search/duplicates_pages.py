@@ -44,7 +44,7 @@ def table_of(found: Duplicates) -> str:
     writer.writerow(COLUMNS)
     for number, group in enumerate(found.groups, start=1):
         for image in group.images:
-            kept = "yes" if image is group.keep or image.stays else "no"
+            kept = "yes" if group.keeps(image) else "no"
             distance = f"{image.distance:.6f}"
             row = (number, group.kind, kept, image.path, distance, image.bytes, image.width, image.height)
             writer.writerow(row)
@@ -62,7 +62,7 @@ def write_sheet(found: Duplicates, file: Path) -> None:
             if image.file is None or len(images) == ON_SHEET:
                 continue
             images.append(reader.image(image.file, CELL))
-            is_kept = image is group.keep
+            is_kept = group.keeps(image)
             captions.append(f"{number} keep" if is_kept else f"{number} {group.kind} {image.distance:.2f}")
             kept.append(is_kept)
     title = f"{len(found.groups)} groups of copies; those to keep are framed"

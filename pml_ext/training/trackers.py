@@ -224,7 +224,7 @@ class Trackio:
         import trackio
 
         name = persistent_id(folder, "trackio", lambda: f"{folder.name}-{uuid.uuid4().hex[:8]}")
-        self._run = trackio.init(
+        self._run: Any = trackio.init(  # typed in part
             project=project, name=name, space_id=space_id, config=dict(recipe), resume="allow", embed=False
         )
 

@@ -113,44 +113,82 @@ def of_views(mine=None):
 
 
 def registered():
-    """``{name: loss}`` of every registered loss that can be built with what a batch has."""
-    context = {"embedding_size": SIZE, "num_classes": CLASSES}
+    """Names of the registered losses that can be built with what a batch has."""
     names = [component.name for component in registry.components("loss") if not component.name.startswith("pml/")]
-    return {name: registry.build(name, "loss", context) for name in names if name != "regularized"}
+    return [name for name in names if name != "regularized"]
 
 
-def cases():
-    """``{name: (loss, miner or None)}``, built anew, with the same parameters every time."""
-    torch.manual_seed(7)
+def two_regularized():
+    """Two losses and a regularizer of classes, in a memory with a miner."""
     two = RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), learned_targets())
+    return CrossBatchMemory(two, SIZE, 24, miner=miners.MultiSimilarityMiner())
+
+
+def learned_in_tiles():
+    """A learned distance in tiles, of whose values only large ones count."""
     above = reducers.ThresholdReducer(low=0.5)
+    return pml_ext.TiledMultiSimilarityLoss(tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=above)
+
+
+def related():
+    """A loss whose classes have groups."""
     tree = pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
+    return pml_ext.CBMLLoss(tile_size=3, relation=tree)
+
+
+def sharing_labels():
+    """A loss of PML whose images have several labels each."""
     sets = pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])
+    return pml_ext.WithRelation(losses.ContrastiveLoss(), sets)
+
+
+def unknown_in_memory():
+    """A memory of a loss for which one class is of unknown images."""
     unknown = pml_ext.NegativesOnly(0)
-    found = registered() | {
-        "contrastive": losses.ContrastiveLoss(),
-        "proxy-anchor": losses.ProxyAnchorLoss(CLASSES, SIZE),
-        "multi-similarity, miner": losses.MultiSimilarityLoss(),
-        "triplets, miner": losses.TripletMarginLoss(),
-        "random triplets": losses.TripletMarginLoss(triplets_per_anchor=3),
-        "density": RegularizedLoss(losses.ContrastiveLoss(), learned_targets(), 0.3),
-        "dropout": WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)),
-        "memory": CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40),
-        "memory, regularized, two losses": CrossBatchMemory(two, SIZE, 24, miner=miners.MultiSimilarityMiner()),
-        "in tiles": pml_ext.CBMLLoss(tile_size=3),
-        "in tiles, memory": CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
-        "in tiles, regularized": RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), learned_targets(), weight=0.3),
-        "in tiles, learned": pml_ext.TiledMultiSimilarityLoss(
-            tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=above
-        ),
-        "in tiles, miner": pml_ext.TiledTripletMarginLoss(tile_size=2),
-        "related": pml_ext.CBMLLoss(tile_size=3, relation=tree),
-        "related, PML's": pml_ext.WithRelation(losses.ContrastiveLoss(), sets),
-        "related, memory": CrossBatchMemory(pml_ext.TiledSupConLoss(tile_size=5, relation=unknown), SIZE, 40),
-    }
-    mining = {"multi-similarity, miner": miners.MultiSimilarityMiner()}
-    mining |= dict.fromkeys(("triplets, miner", "in tiles, miner"), miners.BatchHardMiner())
-    return {name: (loss.double(), mining.get(name)) for name, loss in found.items()}
+    return CrossBatchMemory(pml_ext.TiledSupConLoss(tile_size=5, relation=unknown), SIZE, 40)
+
+
+LOSSES = {
+    "contrastive": losses.ContrastiveLoss,
+    "proxy-anchor": lambda: losses.ProxyAnchorLoss(CLASSES, SIZE),
+    "multi-similarity, miner": losses.MultiSimilarityLoss,
+    "triplets, miner": losses.TripletMarginLoss,
+    "random triplets": lambda: losses.TripletMarginLoss(triplets_per_anchor=3),
+    "density": lambda: RegularizedLoss(losses.ContrastiveLoss(), learned_targets(), 0.3),
+    "dropout": lambda: WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)),
+    "memory": lambda: CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40),
+    "memory, regularized, two losses": two_regularized,
+    "in tiles": lambda: pml_ext.CBMLLoss(tile_size=3),
+    "in tiles, memory": lambda: CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
+    "in tiles, regularized": lambda: RegularizedLoss(
+        pml_ext.TiledSupConLoss(tile_size=3), learned_targets(), weight=0.3
+    ),
+    "in tiles, learned": learned_in_tiles,
+    "in tiles, miner": lambda: pml_ext.TiledTripletMarginLoss(tile_size=2),
+    "related": related,
+    "related, PML's": sharing_labels,
+    "related, memory": unknown_in_memory,
+}
+MINERS = {
+    "multi-similarity, miner": miners.MultiSimilarityMiner,
+    "triplets, miner": miners.BatchHardMiner,
+    "in tiles, miner": miners.BatchHardMiner,
+}
+
+
+def names():
+    """The names of all cases."""
+    return [*registered(), *LOSSES]
+
+
+def build(name):
+    """The loss of a case and its miner or None, built anew, with the same parameters every time."""
+    torch.manual_seed(12)
+    if name in LOSSES:
+        loss = LOSSES[name]()
+    else:
+        loss = registry.build(name, "loss", {"embedding_size": SIZE, "num_classes": CLASSES})
+    return loss.double(), MINERS[name]() if name in MINERS else None
 
 
 def network():
@@ -190,7 +228,7 @@ def two_batches():
 
 
 def in_one_process(name):
-    loss, miner = cases()[name]
+    loss, miner = build(name)
     return step(network(), loss, miner, None)
 
 
@@ -200,10 +238,10 @@ def main(folder):
     results = {}
     errors = {}
     ddp = nn.parallel.DistributedDataParallel
-    for name in cases():
+    for name in names():
         for parts in (EVEN, UNEVEN):
             for around in ("nothing", "ddp outside", "ddp inside"):
-                loss, miner = cases()[name]
+                loss, miner = build(name)
                 if around != "nothing" and not any(p.requires_grad for p in loss.parameters()):
                     continue
                 if around == "ddp inside":

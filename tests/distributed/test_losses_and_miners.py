@@ -12,7 +12,7 @@ from pml_ext import CBMLLoss, CrossBatchMemory, DistributedLoss, DistributedMine
 from . import cases as CASES
 
 pytestmark = pytest.mark.timeout(0)  # two processes on a busy machine take as long as they take
-NAMES = sorted(CASES.cases())
+NAMES = sorted(CASES.names())
 
 
 def difference(found, expected):

@@ -57,8 +57,9 @@ def duplicates(
     keep: Annotated[
         str,
         Option(
-            metavar="RULE",
-            help="Which image of a group to keep: most-pixels, least-compressed, oldest, or those below a sub-folder.",
+            metavar="RULE|FILE.csv",
+            help="Which image of a group to keep: most-pixels, least-compressed, oldest, those below a sub-folder, or "
+            "those that a table of --csv, or of pml-ext browse, keeps.",
         ),
     ] = "most-pixels",
     kind: Annotated[
@@ -86,6 +87,11 @@ def duplicates(
         if link:
             raise ConfigError("--link and --move set the same copies aside; wanted one of them")
         check_writable("--move", move)
+    told = Path(keep) if keep.lower().endswith(".csv") else None
+    if told is not None and against is not None:
+        raise ConfigError(f"--keep {keep}: with --against, the images of {against} are kept; leave out one of them")
+    if told is not None and not told.is_file():
+        raise ConfigError(f"--keep {keep}: no such file; wanted a table that --csv, or pml-ext browse, has written")
     source = _source_of(data, store)
     kinds = _kinds_of(kind)
     if source.names is None:
@@ -95,7 +101,12 @@ def duplicates(
         found = _of_vectors(source, radius)
         roots: list[Path] = []
     else:
-        found, roots = _of_files(source, against, radius, keep, kinds)
+        rule = "most-pixels" if told is not None else keep
+        found, roots = _of_files(source, against, radius, rule, kinds)
+        if told is not None:
+            from ..choices import ChosenCopies
+
+            found = ChosenCopies(found).keeping_as_told(told).found
     noun = "vectors" if source.names is None else "images"
     summary = _summary(found, noun, kinds)
     title = f"Copies in {printable(str(data))}"
@@ -263,9 +274,9 @@ def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], li
 
 def _rows_of(group: Group, noun: str) -> list[list[str]]:
     rows = []
-    for place, image in enumerate(group.images):
+    for image in group.images:
         distance = f"{image.distance:.3f}"
-        if place == 0:
+        if group.keeps(image):
             distance = "first" if noun == "vectors" else "keep"
         row = [distance, printable(image.path)]
         if noun != "vectors":

@@ -20,7 +20,8 @@ import pytest
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext_browse import open_collections
+from pml_ext.tool import service
+from pml_ext_browse import commands, open_collections
 
 from .asking import PNG, ask, post, upload, upload_all
 from .conftest import SECRET
@@ -275,6 +276,22 @@ def test_pictures_have_numbers_and_nothing_else(served):
     assert not any((np.abs(image.astype(int) - SECRET).max(axis=2) < 30).any() for image in shown)
     gray = [image[80, 10].astype(int) for image in shown if image[80, 80, 0] < 150]
     assert sum((np.abs(color - 225) < 4).all() for color in gray) == 2  # one leads outside, one is gone
+
+
+def test_a_folder_in_place_of_a_run_is_indexed(few, monkeypatch):
+    """A photograph that was added is on the page and in the index, by which a class is known or new."""
+    search = service("search", "a test")
+    search.load_run(few.run, "cpu").index(few.photos)
+    added = few.photos / "2" / "added.png"
+    shutil.copy(next(file for file in (few.photos / "0").iterdir()), added)
+    shown = []
+    of_folder = SimpleNamespace(run_of=lambda *_: (few.run, few.photos), load_run=search.load_run)
+    monkeypatch.setattr(commands, "service", lambda name, what: of_folder)
+    monkeypatch.setattr(server, "serve", lambda collections, *_: shown.extend(collections))
+    commands.browse(few.photos, port=0, opened=False, device="cpu")
+    (page,) = shown
+    assert "2/added.png" in page.paths
+    assert list(page.run.indexed_images().paths) == list(page.paths)
 
 
 def test_a_taken_port_is_told_in_a_line(served, pml_ext_command):

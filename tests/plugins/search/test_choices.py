@@ -79,6 +79,53 @@ def test_several_images_may_be_kept(tmp_path):
         ChosenCopies(found).keeping({0: ["elsewhere.png"]})
 
 
+def test_a_saved_table_keeps_the_same_again(tmp_path):
+    """Also where an image takes the place of another one in groups of another kind."""
+    found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
+    paths = [[image.path for image in group.images] for group in found.groups]
+    exact = paths.index(["0.png", "exact $1_3.png", "sub/exact.png"])
+    same = paths.index(["same.tif", "1.png"])
+    chosen = ChosenCopies(found).keeping({exact: {"sub/exact.png", "exact $1_3.png"}, same: ["1.png"]})
+    assert chosen.found != found
+    table = tmp_path / "copies.csv"
+    table.write_text(chosen.as_csv())
+    assert ChosenCopies(found).keeping_as_told(table).found == chosen.found
+    table.write_text(ChosenCopies(found).as_csv())
+    assert ChosenCopies(found).keeping_as_told(table).found == found
+
+
+def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
+    found = find_duplicates(files_of(folder))
+    table = tmp_path / "copies.csv"
+    table.write_text("kind;keep;path\nnear;No;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n")
+    chosen = ChosenCopies(found).keeping_as_told(table)
+    (group,) = [group for group in chosen.groups if group.keep.path.startswith("01")]
+    assert [image.path for image in group.others] == ["01-doubled.png"]
+    others = [group for group in chosen.groups if not group.keep.path.startswith("01")]
+    assert others == [group for group in found.groups if not group.keep.path.startswith("01")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("keep,path\nyes,a.png\n", "no column kind; wanted a table as --csv writes it"),
+        ("kind,keep,path\nnear,maybe,a.png\n", "line 2: keep = 'maybe'; wanted"),
+    ],
+)
+def test_another_table_is_refused(tmp_path, rows, told):
+    (tmp_path / "copies.csv").write_text(rows)
+    with pytest.raises(DataError, match=told):
+        ChosenCopies(find_duplicates(files_of(tmp_path))).keeping_as_told(tmp_path / "copies.csv")
+
+
+def test_a_table_keeps_an_image_of_each_group(folder, tmp_path):
+    found = find_duplicates(files_of(folder))
+    table = tmp_path / "copies.csv"
+    table.write_text(ChosenCopies(found).as_csv().replace(",yes,", ",no,", 1))
+    with pytest.raises(DataError, match="it keeps no image of the near group of .*; wanted keep = yes in one row"):
+        ChosenCopies(found).keeping_as_told(table)
+
+
 def test_another_tool_finds_the_copies_of_the_command(folder):
     read = []
     chosen = find_copies(folder, ["00-75.jpg", "00-40.jpg", "01-75.jpg"], 0.3, "01-75.jpg", read.append)

@@ -1,6 +1,7 @@
 """``pml-ext duplicates``."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -45,6 +46,21 @@ def test_files_are_written_and_copies_moved(command, place, tmp_path):
     assert len(list(place.iterdir())) == 3
     again = command("duplicates", place, "--move", tmp_path / "aside")
     assert "0 images moved" in again.stdout
+
+
+def test_what_a_table_keeps_is_not_moved(command, place, tmp_path):
+    table = tmp_path / "copies.csv"
+    assert command("duplicates", place, "--csv", table).returncode == 0
+    rows = table.read_text()
+    for name in ("01-doubled.png", "01-half.png", "01-75.jpg"):
+        kept = "no" if name == "01-doubled.png" else "yes"
+        rows = re.sub(rf",(yes|no),{name}", f",{kept},{name}", rows)
+    table.write_text(rows)
+    done = command("duplicates", place, "--keep", table, "--move", tmp_path / "aside")
+    assert done.returncode == 0, done.stderr
+    assert "20 images moved" in done.stdout
+    assert [line.split()[2] for line in done.stdout.splitlines() if "01-half.png" in line] == ["keep"]
+    assert sorted(file.name for file in place.glob("01-*")) == ["01-75.jpg", "01-half.png"]
 
 
 def test_exact_copies_are_linked_and_others_stay(command, place):
@@ -94,6 +110,8 @@ def test_a_file_of_vectors_is_compared(command, tmp_path):
     [
         (("--kind", "nearly"), "--kind"),
         (("--keep", "nowhere"), "--keep nowhere: no image is below"),
+        (("--keep", "nowhere.csv"), "--keep nowhere.csv: no such file; wanted a table"),
+        (("--keep", "copies.csv", "--against", "PHOTOS"), "with --against, the images of"),
         (("--radius", 3), "--radius 3: wanted a distance above 0 and at most 2"),
         (("--link", "--move", "aside"), "wanted one of them"),
         (("--against", "PHOTOS"), "it shares images with"),
