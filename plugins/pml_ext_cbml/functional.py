@@ -60,14 +60,14 @@ def metric_variance(
     variance: Tensor = variance_around_target(
         similarity, masks, counts, gamma=gamma, reduction=reduction, detach_target=detach_target
     )
-    variance *= counts[0].clamp(max=1)  # a product keeps NaN, a mask would hide it
+    variance *= counts.all(0)  # a product keeps NaN, a mask would hide it
     return variance
 
 
 def variance_around_target(
     similarity: Tensor, masks: Tensor, counts: Tensor, *, gamma: float, reduction: str, detach_target: bool
 ) -> Tensor:
-    """Return :func:`metric_variance` of anchors with positives; others get a finite number, not 0.
+    """Return :func:`metric_variance` of anchors with positives and negatives; others get a finite number, not 0.
 
     ``counts``: the numbers of positives and of negatives per anchor, ``[2, B]``, in the similarity's dtype.
     """
@@ -129,7 +129,7 @@ class _VarianceAroundTarget(torch.autograd.Function):
         difference = mean_pos - mean_neg
         center = torch.add(mean_neg, difference, alpha=theta)
         slopes = fill_outside(similarity - center[:, None], negatives, 0)  # the derivatives, divided by 2
-        weighted = difference * counts[1]
+        weighted = difference * one_or_more_neg
         variance: Tensor = torch.linalg.vector_norm(slopes, dim=1).square()
         variance = variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
         if reduction == "mean":

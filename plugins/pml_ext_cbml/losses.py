@@ -294,10 +294,9 @@ class CBMLLoss(Float64Buffers, PairLoss):
             detach_target=self.detach_target,
         )
 
-        counted = torch.empty_like(variance)  # 1 for anchors with positives and negatives, else 0
-        torch.logical_and(*counts.unbind(), out=counted)
+        counted = counts.all(0)  # anchors with positives and negatives
         if self.skip_unmined:
-            counted = counted * hard.any(2).any(0)
+            counted = counted & hard.any(2).any(0)
         if self.collect_stats:
             positive, negative = terms * counted
             self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance * counted)
@@ -318,7 +317,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
             similarity = log_ratio(similarity, *self.statistics)
             centers = (0.0, 0.0)
             slopes = (-1.0, 1.0)
-        similarity = with_log_weights(similarity, masks[0], weights, slopes[0])
+        if weights is not None:
+            similarity = with_log_weights(similarity, masks[0], weights, slopes[0])
         logarithms = log_one_plus_sums(similarity, masks, slopes, centers, self._log_delta(counts))
         return AVERAGINGS[self.averaging](logarithms)
 

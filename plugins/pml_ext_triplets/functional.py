@@ -114,18 +114,14 @@ class Positives(NamedTuple):
         return matrix[self.anchors, self.columns]
 
 
-def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
-    """Return the positive pairs of a mask ``[B, R]``; ``listed``: the same pairs in row-major order, if known."""
-    if listed is None:
-        anchors, positives = torch.where(mask)
-    else:
-        anchors, positives = listed
+def lay_out(anchors: Tensor, positives: Tensor, rows: int) -> Positives:
+    """Return the positive pairs of a number of rows, which are listed in row-major order."""
     anchors_by_count = torch.bincount(torch.bincount(anchors))  # how many have 0, 1, ... positives
     most = max(1, len(anchors_by_count) - 1)
-    if len(anchors) == len(mask) * most:
+    if len(anchors) == rows * most:
         return Positives(anchors, positives, None, most)
     first_of_anchor = torch.searchsorted(anchors, anchors)
-    columns = torch.arange(len(anchors), device=mask.device) - first_of_anchor
+    columns = torch.arange(len(anchors), device=anchors.device) - first_of_anchor
     return Positives(anchors, positives, columns, most)
 
 
@@ -143,7 +139,8 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     if torch.compiler.is_compiling():
         pairs = all_positions(mask)
     else:
-        pairs = lay_out(mask)
+        anchors, positives = torch.where(mask)
+        pairs = lay_out(anchors, positives, len(mask))
     padded = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask))
     ordered = padded.sort(1).values
     last = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
@@ -298,11 +295,10 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
     excess = far.new_empty(far.shape[0], size, far.shape[1])
     thresholds = thresholds[:, :, None]
     for first in range(0, d_ap.shape[1], _AT_ONCE):
-        columns = slice(first, first + _AT_ONCE)
-        threshold = thresholds[:, columns]
+        threshold = _some_columns(thresholds, first, _AT_ONCE)
         is_active = compared < threshold
         if kind.squared:
-            in_s = far[:, None] < kind.limit(d_ap)[:, columns, None]
+            in_s = far[:, None] < _some_columns(kind.limit(d_ap), first, _AT_ONCE)[:, :, None]
             counts.append(in_s.sum(2, dtype=far.dtype))
             if not all_negatives:
                 is_active = is_active & in_s
@@ -310,15 +306,16 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
         if weights is None:
             newly_above = is_active.view(torch.uint8).sum(1, dtype=torch.uint8)
         else:
-            newly_above = torch.where(is_active, weights[:, columns, None], 0).sum(1)
+            weight = _some_columns(weights, first, _AT_ONCE)[:, :, None]
+            newly_above = torch.where(is_active, weight, 0).sum(1)
         if above is None:
             above = newly_above
         else:
             above = above.add_(newly_above)
         for k in range(0, is_active.shape[1], size):
-            part = is_active[:, k : k + size]
-            hinges = excess[:, : part.shape[1]]
-            torch.sub(threshold[:, k : k + size], compared, out=hinges).clamp_(min=0)
+            part = _some_columns(is_active, k, size)
+            hinges = _some_columns(excess, 0, part.shape[1])
+            torch.sub(_some_columns(threshold, k, size), compared, out=hinges).clamp_(min=0)
             if kind.squared:  # hinges above 0 outside of S do not count
                 hinges.mul_(part)
             sums.append(hinges.sum(2))
@@ -327,6 +324,13 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
     if kind.squared:
         return _side_by_side(sums), _side_by_side(counts), all_active, kind.by_distance(above, far)
     return _side_by_side(sums), all_active, all_active, above
+
+
+def _some_columns(matrix: Tensor, first: int, most: int) -> Tensor:
+    """Return at most ``most`` columns from the first on, without a view of all of them."""
+    if matrix.shape[1] <= most:
+        return matrix
+    return matrix[:, first : first + most]
 
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:

@@ -138,7 +138,7 @@ class BatchAllTripletLoss(PairLoss):
         if pairs.lists_all:
             positives = all_positions(pairs.positives)
         else:
-            positives = lay_out(pairs.positives, pairs.listed)
+            positives = lay_out(*pairs.listed, len(pairs.matrix))
         sums, counts = pair_sums(pairs.matrix, positives, pairs.negatives, kind, all_negatives, between)
         size = counts.sum()
         if self.collect_stats:

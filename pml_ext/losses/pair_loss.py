@@ -269,7 +269,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
             terms = self._in_tiles(inputs, size)
 
         for name, info in terms.items():
-            if info["losses"].ndim and not len(info["losses"]):
+            if info["losses"].numel() == 0:
                 terms[name] = reduced(0)["loss"]  # PML's reducers take no empty tensor
         return self.finalize_terms(terms, inputs)
 
@@ -336,7 +336,8 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         """Return the terms of the whole matrix."""
         embeddings = inputs.embeddings
         ref_emb = inputs.ref_emb
-        points, columns = normalized_sides(self.distance, embeddings, ref_emb)
+        distance = self.distance
+        points, columns = normalized_sides(distance, embeddings, ref_emb)
         lists_all = False
         if torch.compiler.is_compiling():
             tuple_or_related: Any = inputs.related
@@ -345,7 +346,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
             compilation = self._compilation_of_call(embeddings, tuple_or_related, ref_emb)
             lists_all = compilation is Compilation.ALL_ENTRIES
         tile = _Tile(
-            matrix=whole_matrix(self.distance, embeddings, ref_emb, points, columns),
+            matrix=whole_matrix(distance, embeddings, ref_emb, points, columns),
             masks=self._masks(inputs),
             rows=None,
             embeddings=embeddings,

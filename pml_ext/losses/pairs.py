@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf
-from ..pairwise import all_entries
+from ..pairwise import all_entries, row_numbers
 
 Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
 Triplets = tuple[Tensor, Tensor, Tensor]
@@ -82,7 +82,7 @@ class Pairs:
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
     """Return terms of one value per anchor, ``[T]``; ``divisor``: number of elements in a mean, T by default."""
-    return _term(losses, torch.arange(len(losses), device=losses.device), "element", divisor)
+    return _term(losses, row_numbers(losses), "element", divisor)
 
 
 def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:

@@ -21,6 +21,7 @@ from .batch import transformed as transformed
 from .batch import widest_dtype as widest_dtype
 from .batch import with_bad_input as with_bad_input
 from .fill import fill_outside as fill_outside
+from .fill import row_numbers as row_numbers
 from .fill import scaled_product as scaled_product
 from .fill import zero_at_most as zero_at_most
 from .listed import Kind as Kind

@@ -206,8 +206,8 @@ def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
     for x in inputs:
         if x is not None and x.numel():
             least, greatest = x.detach().aminmax()
-            zero = least - least  # or NaN
-            value = torch.addcmul(value, zero, greatest)  # the product of least and greatest might overflow
+            # 0 times both, or NaN. Where their product overflows on a GPU, the squares of the rows' lengths do too.
+            value = torch.addcmul(value, least, greatest, value=0)
     return value
 
 

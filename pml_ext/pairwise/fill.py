@@ -8,6 +8,7 @@ from torch import Tensor
 from .batch import transformed
 
 _CONSTANTS: dict[tuple[float | tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
+_ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 
 
 def fill_outside(values: Tensor, mask: Tensor, number: float) -> Tensor:
@@ -44,9 +45,31 @@ def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
     known = _CONSTANTS.get(key)
     if known is None:
         known = _made(number, like)
-        if not (torch.is_inference_mode_enabled() or transformed()):
+        if _outlives_the_call():
             _CONSTANTS[key] = known
     return known
+
+
+def row_numbers(like: Tensor) -> Tensor:
+    """Return the numbers of a tensor's rows, 0, 1, ..., on its device; not to be written to.
+
+    They are made once for batches of one size, under the conditions of :func:`constant`.
+    """
+    rows = like.shape[0]
+    device = like.device
+    if type(like) is not Tensor or torch.compiler.is_compiling():
+        return torch.arange(rows, device=device)
+    known = _ROW_NUMBERS.get(device)
+    if known is None or known.shape[0] != rows:
+        known = torch.arange(rows, device=device)
+        if _outlives_the_call():
+            _ROW_NUMBERS[device] = known
+    return known
+
+
+def _outlives_the_call() -> bool:
+    """Return whether a tensor that is made now can be used in other calls."""
+    return not (torch.is_inference_mode_enabled() or transformed())
 
 
 def _made(number: float | tuple[float, ...], like: Tensor) -> Tensor:

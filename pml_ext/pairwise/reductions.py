@@ -159,10 +159,11 @@ class _LogSums(torch.autograd.Function):
             columns = torch.ops.aten.softplus_backward(grad, log_sums, 1, _LARGE)  # 0 in a row without entries
         else:  # the logarithm of a number of columns, added to the lowest number, leaves it as it is
             columns = zero_at_most(grad, log_sums, _lowest(matrix))
-        columns = columns[:, :, None]
-        gradient = scaled_product(shares[0], columns[0], slopes[0])
-        for number in range(1, len(slopes)):
-            gradient.addcmul_(shares[number], columns[number], value=slopes[number])
+        first_share, *other_shares = shares.unbind()
+        first_column, *other_columns = columns[:, :, None].unbind()
+        gradient = scaled_product(first_share, first_column, slopes[0])
+        for share, column, slope in zip(other_shares, other_columns, slopes[1:], strict=True):
+            gradient.addcmul_(share, column, value=slope)
         return (gradient, *none)
 
 

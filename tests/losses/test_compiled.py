@@ -140,7 +140,7 @@ def functions(number):
     def scores(x, y):
         return pddm.scores(head, pddm.side(head, x), pddm.side(head, y))
 
-    laid_out = 1 - similarity, *triplets.lay_out(positives)[:4]
+    laid_out = 1 - similarity, *triplets.lay_out(*torch.where(positives), len(positives))[:4]
     return {
         "log_sums_of_rows": (log_sums_of_rows, (similarity, *pairs)),
         "hinge_sums": (hinge_sums, (similarity, *pairs)),

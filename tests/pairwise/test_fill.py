@@ -74,3 +74,26 @@ def test_a_constant_does_not_outlive_a_transform_or_inference_mode():
     tracked = values.clone().requires_grad_()
     (tracked * fresh).sum().backward()
     assert tracked.grad.tolist() == [7.25, 7.25]
+
+
+def test_row_numbers_are_made_once_for_batches_of_one_size():
+    batch = torch.zeros(3, 2)
+    made = fill.row_numbers(batch)
+    assert (made.tolist(), made.dtype) == ([0, 1, 2], torch.int64)
+    assert fill.row_numbers(torch.ones(3, dtype=torch.float64)) is made
+    assert fill.row_numbers(torch.zeros(5)).tolist() == [0, 1, 2, 3, 4]
+    assert fill.row_numbers(batch).tolist() == [0, 1, 2]
+
+
+def test_row_numbers_do_not_outlive_a_transform_or_inference_mode():
+    def first_rows(values):
+        return values[fill.row_numbers(values)[:2]].sum()
+
+    values = torch.ones(4)
+    assert torch.func.vmap(torch.func.grad(first_rows))(values[None]).tolist() == [[1.0, 1.0, 0.0, 0.0]]
+    with torch.inference_mode():
+        assert first_rows(values) == 2
+    assert not fill.row_numbers(values).is_inference()
+    tracked = values.clone().requires_grad_()
+    first_rows(tracked).backward()
+    assert tracked.grad.tolist() == [1.0, 1.0, 0.0, 0.0]

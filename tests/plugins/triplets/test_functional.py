@@ -43,7 +43,7 @@ def test_sums_and_counts_are_those_of_a_list(monkeypatch, kind, everything, many
     monkeypatch.setattr(functional, "_MANY", many)
     distances, positives, negatives = setup()
     distances.requires_grad_()
-    pairs = functional.lay_out(positives)
+    pairs = functional.lay_out(*torch.where(positives), len(positives))
     between = (distances, pairs.positives) if kind == "soft" else None
     sums, counts = functional.pair_sums(distances, pairs, negatives, KINDS[kind](MARGIN), everything, between)
     expected, numbers = listed_sums(distances, positives, negatives, kind, everything)
@@ -59,7 +59,7 @@ def test_sums_and_counts_are_those_of_a_list(monkeypatch, kind, everything, many
 @pytest.mark.parametrize("kind", ["hinge", "squared-hinge"])
 def test_hinges_can_be_differentiated_again(kind):
     distances, positives, negatives = setup()
-    pairs = functional.lay_out(positives)
+    pairs = functional.lay_out(*torch.where(positives), len(positives))
     hinge = KINDS[kind](MARGIN)
     assert gradgradcheck(
         lambda d: functional.pair_sums(d, pairs, negatives, hinge)[0], distances.clone().requires_grad_()
@@ -68,7 +68,7 @@ def test_hinges_can_be_differentiated_again(kind):
 
 def test_positives_are_laid_out_by_anchor():
     _, mask, _ = setup()
-    pairs = functional.lay_out(mask)
+    pairs = functional.lay_out(*torch.where(mask), len(mask))
     assert torch.stack([pairs.anchors, pairs.positives], 1).tolist() == mask.nonzero().tolist()
     values = torch.arange(1.0, len(pairs.anchors) + 1)
     matrix = pairs.laid_out(values, -1.0, len(mask))
@@ -79,14 +79,15 @@ def test_positives_are_laid_out_by_anchor():
     every = functional.all_positions(mask)
     full = every.laid_out(torch.arange(float(mask.numel())), -1.0, len(mask))
     assert torch.equal(full >= 0, mask)
-    assert functional.lay_out(torch.zeros(3, 4, dtype=torch.bool)).most == 1
+    none = torch.zeros(3, 4, dtype=torch.bool)
+    assert functional.lay_out(*torch.where(none), len(none)).most == 1
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0, 1, 2, 2], [0, 1, 0, 1, 2, 2]], ids=["padded", "without padding"])
 def test_values_of_pairs_come_back_as_listed(labels):
     labels = torch.tensor(labels)
     mask = (labels[:, None] == labels) & ~torch.eye(6, dtype=torch.bool)
-    pairs = functional.lay_out(mask)
+    pairs = functional.lay_out(*torch.where(mask), len(mask))
     assert (pairs.columns is None) == bool((mask.sum(1) == 1).all())
     for each in (pairs, functional.all_positions(mask)):
         values = torch.arange(1.0, len(each.anchors) + 1)
@@ -110,7 +111,7 @@ def test_nan_shows_in_every_sum(monkeypatch):
         monkeypatch.setattr(functional, "_MANY", many)
         distances, positives, negatives = setup()
         distances[0, 1] = torch.nan  # a negative of the first anchor
-        pairs = functional.lay_out(positives)
+        pairs = functional.lay_out(*torch.where(positives), len(positives))
         sums, _ = functional.pair_sums(distances, pairs, negatives, KINDS["hinge"](MARGIN))
         assert sums[pairs.anchors == 0].isnan().all()
         assert sums[pairs.anchors != 0].isfinite().all()
