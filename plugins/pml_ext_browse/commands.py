@@ -13,7 +13,7 @@ from pml_ext.tool import ConfigError, OnDevice, Progress, RunFolder, SearchServi
 def browse(
     run: RunFolder,
     folder: Annotated[
-        Path | None, Argument(metavar="[FOLDER]", help="A folder of images (default: the indexed one).")
+        Path | None, Argument(metavar="FOLDER", help="A folder of images (default: the indexed one).")
     ] = None,
     beside: Annotated[Path | None, Option(metavar="RUN", help="Another run to show side by side.")] = None,
     store: Annotated[str | None, Option(metavar="STORE", help="Search in a store that index --to filled.")] = None,

@@ -36,7 +36,7 @@ _METRICS = ["recall_at_1", "map_at_r", "nmi"]
 
 def compare(
     runs: Annotated[
-        list[str] | None, Argument(metavar="RECIPE|FOLDER...", help="Recipes to run, and folders of finished runs.")
+        list[str] | None, Argument(metavar="RECIPE|FOLDER", help="Recipes to run, and folders of finished runs.")
     ] = None,
     metric: Annotated[list[str] | None, Option(help="Repeatable (default recall_at_1, map_at_r, nmi).")] = None,
     phase: Annotated[str, Option(help="Also before, training, learned_metric, shortlist, raw, frozen, pca.")] = "after",

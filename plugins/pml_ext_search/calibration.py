@@ -53,7 +53,7 @@ FAR = 0.05  # the rate of false acceptances without --far
 MOST_QUERIES = 2000  # images that are compared with all others
 FEW = 20  # classes below which the rate is uncertain
 FOLDS = 10
-FEWEST_REFITTED = 4  # classes, two folds of two
+FEWEST_REFITTED = 4  # classes that were trained on, two folds of two; as many new ones are compared as they are
 
 
 class Calibration(BaseModel, frozen=True):
@@ -279,13 +279,14 @@ def _left_out(
     learned = trained(enrolled.names)
     is_new = np.array([name not in learned for name in enrolled.names])
     rows = np.flatnonzero(is_new[enrolled.numbers])
-    if not len(rows):
-        if refit is None or len(enrolled.names) < FEWEST_REFITTED:
-            raise DataError(
-                f"the run was trained on all {len(enrolled.names)} enrolled classes, which are farther apart than new "
-                "ones; type --on FOLDER with photographs of other individuals, a sub-folder each, or --radius DISTANCE"
-            )
+    # A few new classes tell less than heads that are fitted without each of the trained ones in turn.
+    if refit is not None and np.count_nonzero(is_new) < FEWEST_REFITTED <= len(learned):
         return _cross_fitted(enrolled, nearest, refit)
+    if not len(rows):
+        raise DataError(
+            f"the run was trained on all {len(enrolled.names)} enrolled classes, which are farther apart than new "
+            "ones; type --on FOLDER with photographs of other individuals, a sub-folder each, or --radius DISTANCE"
+        )
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=0).numpy()]
     numbers = enrolled.numbers[rows]
     points = enrolled.embedded.embeddings[enrolled.rows[rows]]

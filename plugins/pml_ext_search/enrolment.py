@@ -61,7 +61,7 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
     if root == run.place.with_name(f"{run.place.name}-images").resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
     place = root / _folder_of(name, class_folders)
-    check_writable("--as", place)
+    check_writable("", place)  # copies belong in the indexed folder alone
     files = list(_files_of(photographs))
     for file in files:
         _check_photograph(file)  # before anything is copied

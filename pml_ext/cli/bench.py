@@ -24,7 +24,7 @@ COLUMNS = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "operators"
 
 def bench(
     losses: Annotated[
-        list[str] | None, Argument(metavar="[LOSS ...]", help="Names (default: all of the plugins, and PML's nearest).")
+        list[str] | None, Argument(metavar="LOSS", help="Names (default: all of the plugins, and PML's nearest).")
     ] = None,
     shapes: Annotated[str | None, Option(help=f"BATCHxSIZExPER_CLASS,... (default {SHAPES}).")] = None,
     repeats: Annotated[int | None, Option(min=1, help=f"Rounds (default {ROUNDS}; {STEPS} with --run).")] = None,

@@ -23,7 +23,9 @@ What = Literal[Kind, Other]
 
 
 def list_names(
-    what: Annotated[What | None, Argument(help="The kind to list (default: losses and recipes).")] = None,
+    what: Annotated[
+        What | None, Argument(metavar="KIND", help="The kind to list (default: losses and recipes).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List losses, recipes, data sets and more.
@@ -197,7 +199,10 @@ def _recipe_summary(name: str) -> str:
 def show(
     name: Annotated[
         str,
-        Argument(help="A loss, miner, ..., recipe or .toml file, table of a paper, data set, transform or trunk."),
+        Argument(
+            metavar="NAME",
+            help="A loss, miner, ..., recipe or .toml file, table of a paper, data set, transform or trunk.",
+        ),
     ],
     kind: Annotated[str | None, Option(help="loss, ..., recipe, table; where several share the name.")] = None,
     as_json: AsJson = False,
@@ -254,7 +259,7 @@ def _print_settings(entry: dict[str, Any]) -> None:
 
 
 def data(
-    name: Annotated[str | None, Argument(help="A published data set (default: list all).")] = None,
+    name: Annotated[str | None, Argument(metavar="NAME", help="A published data set (default: list all).")] = None,
     root: Annotated[Path | None, Option("--data", help="Its folder (default: as pml-ext data NAME prints).")] = None,
     download: Annotated[bool, Option("--download", help="Download missing archives, and unpack them.")] = False,
     as_json: AsJson = False,

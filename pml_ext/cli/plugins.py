@@ -173,7 +173,9 @@ def _counts(results: list[CheckResult]) -> collections.Counter[str]:
 
 
 def new_plugin(
-    name: Annotated[str, Argument(help="Name of package, entry point and loss, in kebab-case: my-loss.")],
+    name: Annotated[
+        str, Argument(metavar="NAME", help="Name of package, entry point and loss, in kebab-case: my-loss.")
+    ],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
 ) -> None:
     """Write a new plugin: a package with a loss, a recipe and tests."""
@@ -183,4 +185,4 @@ def new_plugin(
         stdout().print(str(path), soft_wrap=True)
     package = name.replace("-", "_")
     folder = shlex.quote(str(out or name))
-    stdout().print(f"next: cd {folder}; pip install -e .; pytest; pml-ext check {package}", soft_wrap=True)
+    stdout().print(f"next: cd {folder}; pip install -e '.[dev]'; pytest; pml-ext check {package}", soft_wrap=True)

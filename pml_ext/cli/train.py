@@ -17,8 +17,9 @@ def train(
     recipe: Annotated[
         str | None,
         Argument(
+            metavar="RECIPE",
             help="A recipe (a TOML description of data, network, loss and schedule): a .toml file, or the name of a "
-            "packaged recipe, such as cbml/digits (pml-ext list recipes)."
+            "packaged recipe, such as cbml/digits (pml-ext list recipes).",
         ),
     ] = None,
     data: DataFolder = None,

@@ -106,10 +106,10 @@ def writing(path: Path) -> Iterator[None]:
     except UnwritableError:
         raise
     except OSError as error:
-        if path.parent.is_dir():
-            gone = ""
-        else:
+        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
             gone = f"; the folder {path.parent} is gone"
+        else:
+            gone = ""
         reason = f"{path}: cannot be written ({error.strerror or error}{gone}); what was written before stays"
         raise UnwritableError(reason) from error
 
@@ -206,19 +206,22 @@ def toml_value(text: str, key: str) -> Any:
 
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:
-    """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
+    """Raise ConfigError if a folder, or a file, cannot be written; create nothing.
+
+    Its text names the option that takes another place, unless ``option`` is empty.
+    """
     kind = "FILE" if file else "FOLDER"
-    wanted = f"type {option} {kind}"
+    wanted = f"; type {option} {kind}" if option else ""
     try:
         place_stat = place.stat()
     except (FileNotFoundError, NotADirectoryError):
         place_stat = None
     except OSError as error:  # such as a name that is too long
-        raise ConfigError(f"{shortened(place, 200)} cannot be written ({error.strerror}); {wanted}") from None
+        raise ConfigError(f"{shortened(place, 200)} cannot be written ({error.strerror}){wanted}") from None
     if place_stat is not None and file and stat.S_ISDIR(place_stat.st_mode):
-        raise ConfigError(f"{place} is a folder; {wanted}")
+        raise ConfigError(f"{place} is a folder{wanted}")
     if place_stat is not None and not file and stat.S_ISREG(place_stat.st_mode):
-        raise ConfigError(f"{place} is a file; {wanted}")
+        raise ConfigError(f"{place} is a file{wanted}")
     folder = place.parent if file else place
     try:
         while not folder.exists():
@@ -226,4 +229,4 @@ def check_writable(option: str, place: Path, file: bool = False) -> None:
         with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
             pass
     except OSError as error:
-        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}); {wanted}") from None
+        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}){wanted}") from None

@@ -48,6 +48,8 @@ def plan(
     if out is None:
         out = default_folder(name, seed)
     _check_free(out, resume)
+    if not resume:
+        check_writable("--out", out)
     recorded = _recorded_name(name, out)
     file = name if recorded else None
     plans = []
@@ -71,8 +73,10 @@ def check_folder(out: Path | None, resume: bool) -> None:
 
 
 def _check_resumable(out: Path | None, resume: bool) -> None:
-    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
-        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
+    if out is None and resume:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with; type --out RUN --resume")
+    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        raise ConfigError("torchrun --max-restarts needs --out, the folder that restarted processes go on with")
     if resume and out is not None and not out.exists() and not restarted():
         raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
 

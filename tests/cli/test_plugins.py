@@ -33,12 +33,12 @@ def test_a_new_plugin_is_written_with_what_to_type_next(pml_ext_command, tmp_pat
     *files, last = done.stdout.splitlines()
     written = {str(path) for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert set(files) == written
-    assert last == f"next: cd {tmp_path / 'new'}; pip install -e .; pytest; pml-ext check wide_margin"
+    assert last == f"next: cd {tmp_path / 'new'}; pip install -e '.[dev]'; pytest; pml-ext check wide_margin"
     monkeypatch.setattr("pml_ext.cli.output.WIDE", 40)  # columns, as of a narrow terminal
     done = pml_ext_command("new-plugin", "wide-margin", "--out", tmp_path / "my new one")
     *files, last = done.stdout.splitlines()
     assert all(file.startswith(str(tmp_path)) for file in files)
-    assert last.startswith(f"next: cd '{tmp_path / 'my new one'}'; pip install -e .; pytest")
+    assert last.startswith(f"next: cd '{tmp_path / 'my new one'}'; pip install -e '.[dev]'; pytest")
     refused = pml_ext_command("new-plugin", "WideMargin", "--out", tmp_path / "other")
     assert refused.returncode == 2
     assert "kebab-case" in refused.stderr

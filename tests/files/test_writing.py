@@ -22,6 +22,7 @@ from pml_ext.files.writing import (
     write_atomically,
     write_json,
     write_text,
+    writing,
 )
 
 
@@ -69,6 +70,8 @@ def test_disk_errors_have_the_path(tmp_path):
         write_atomically(tmp_path / "one", full)
     with pytest.raises(UnwritableError, match="No such file or directory; the folder .*/a/b is gone"):
         write_text(tmp_path / "a" / "b" / "one", "text")
+    with pytest.raises(UnwritableError, match=r"\(Permission denied\); what"), writing(tmp_path / "a" / "one"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # as of mkdir in a folder of others
     assert names(tmp_path) == []
 
 
@@ -178,6 +181,8 @@ def test_what_cannot_be_written_is_told_before(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"^{re.escape(str(place))} {text}$"):
             check_writable("--out", place, is_file)
+    with pytest.raises(ConfigError, match=r"below cannot be written \(Not a directory: \S*file\)$"):
+        check_writable("", file / "below")
 
 
 def killed_while_writing(file):

@@ -144,6 +144,12 @@ def test_resuming_what_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "mine" / "diary.txt").write_text("dear")
     with pytest.raises(ConfigError, match=r"mine holds no run \(no recipe.toml in it\); choose another --out"):
         quick(tmp_path / "mine", resume=True)
+    with pytest.raises(ConfigError, match="--resume needs --out, .*; type --out RUN --resume"):
+        plan("cbml/digits", resume=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(ConfigError, match=r"runs/cbml-digits-0-\S+ cannot be written .*runs\); type --out FOLDER$"):
+        plan("cbml/digits")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with pytest.raises(ConfigError, match="torchrun --max-restarts need --out"):
+    with pytest.raises(ConfigError, match="torchrun --max-restarts needs --out"):
         plan("cbml/digits")

@@ -34,6 +34,16 @@ def test_a_sound_installation_passes(tmp_path, monkeypatch):
     assert int(found.threads["torch"]) >= 1
 
 
+@pytest.mark.parametrize("present", [True, False])
+def test_an_accelerator_is_tested_where_there_is_one(present, monkeypatch):
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(doctor, "_test_accelerator", lambda: "a product on cuda:0 differs from that on the CPU")
+    found = doctor.diagnose()
+    names = [check.name for check in found.checks if not check.ok]
+    assert names == ["a product on the accelerator"] * present
+    assert len(found.checks) == 3 + present
+
+
 def test_a_folder_that_cannot_be_written_is_a_finding(monkeypatch):
     monkeypatch.setenv("PML_EXT_DATA", "/proc/nowhere")
     found = doctor.diagnose()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ClusteredFolder = Annotated[
     Path | None,
-    Argument(metavar="[FOLDER]", help="A folder of images, sub-folders included (default: RUN, if it has images)."),
+    Argument(metavar="FOLDER", help="A folder of images, sub-folders included (default: RUN, if it has images)."),
 ]
 
 

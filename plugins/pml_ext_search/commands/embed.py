@@ -40,7 +40,7 @@ _SOURCES = (
 
 def embed(
     run: RunFolder,
-    folder: Annotated[str, Argument(help=_SOURCES)],
+    folder: Annotated[str, Argument(metavar="FOLDER", help=_SOURCES)],
     out: Annotated[Path, Option("--out", "-o", help="The .npz file to write; with --part and --on, a folder.")],
     part: Annotated[str | None, Option(metavar="K/N", help="Embed the K-th of N parts, for index --from.")] = None,
     listing: Annotated[

@@ -24,7 +24,7 @@ from .loading import RunOrImages, load_for_command, run_for_command, update_inde
 
 def enroll(
     run: RunOrImages,
-    photographs: Annotated[list[Path], Argument(metavar="PHOTO...", help="Images, or folders of them.")],
+    photographs: Annotated[list[Path], Argument(metavar="PHOTO", help="Images, or folders of them.")],
     name: Annotated[str, Option("--as", metavar="NAME", help="The class: a sub-folder of the indexed folder.")],
     by: ComparedBy = None,
     store: StoreFolder = None,

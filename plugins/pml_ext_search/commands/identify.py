@@ -35,7 +35,7 @@ def identify(
     run: RunOrImages,
     photographs: Annotated[
         list[Path] | None,
-        Argument(metavar="PHOTO...", help="Images, or a folder; of a run of vectors, a file of them. None: calibrate."),
+        Argument(metavar="PHOTO", help="Images, or a folder; of a run of vectors, a file of them. None: calibrate."),
     ] = None,
     k: Annotated[int, Option("-k", help="Number of nearest classes.")] = 3,
     far: Annotated[

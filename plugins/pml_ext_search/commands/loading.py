@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 IndexedFolder = Annotated[
     Path | None,
     Argument(
-        metavar="[FOLDER]",
+        metavar="FOLDER",
         help="Image folder, a table of images and boxes, or a file of vectors (default: the indexed one).",
     ),
 ]

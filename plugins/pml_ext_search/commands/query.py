@@ -40,7 +40,7 @@ def query(
     images: Annotated[
         list[str] | None,
         Argument(
-            metavar="IMAGE...",
+            metavar="IMAGE",
             help="Images to find; with -o a folder. Of a run of vectors: ids of the index, or a file of vectors.",
         ),
     ] = None,

@@ -95,7 +95,7 @@ def _summary(found: Selection, noun: str) -> str:
     of_all = f"{len(found.rows)} of {counted(len(found.embedded.paths), noun)}"
     if found.kind == "distinct":
         copies = found.distances[1:].count(0)
-        text = f"{of_all}, the most distinct: each of all is within {found.covered:.3g} (--radius) of one of them"
+        text = f"{of_all}, the most distinct: each of all is within {found.covered:.3g} of one of them"
         if copies:
             text += f"; the last {copies}, at a distance of 0, are copies of others"
         return text
@@ -103,7 +103,7 @@ def _summary(found: Selection, noun: str) -> str:
         neighbor = f"fifth nearest {noun}"
         if len(found.embedded.paths) <= NEIGHBORS:
             neighbor = f"farthest {noun}, since there are so few"
-        return f"{of_all}, the farthest from the others: distances are to the {neighbor} (--radius)"
+        return f"{of_all}, the farthest from the others: distances are to the {neighbor}"
     classes = {name for name in found.classes if name}
     if not classes:
         return f"{of_all}, the nearest to the center of all: no {noun} has a class"

@@ -73,6 +73,23 @@ def test_only_classes_that_were_not_trained_on_stand_for_new_ones(made_up, tmp_p
     assert found.threshold == pytest.approx(sorted(smallest)[int((1 - 0.9 ** (59 / 60)) * 81) - 1])
 
 
+@pytest.mark.parametrize("new", [1, 3, 4])
+def test_a_few_new_classes_beside_trained_ones(new, made_up, tmp_path):
+    """Four items of one new class tell no rate of 5 %; the heads that are fitted without each class do."""
+    features, _ = made_up
+    names = [f"seal {number // 4:02d}" for number in range(240)]
+    enrolled = Enrolled(embedded_of(normalize(features), names, tmp_path))
+
+    def trained(given):
+        return set(given[new:])
+
+    found = calibrated(enrolled, "id", "embeddings", 0.1, "center", trained, refit=Refitted(features))
+    assert found.other_classes == (60 if new < 4 else 4)
+    if new == 1:
+        with pytest.raises(DataError, match="4 images of other classes tell rates of 0.2 and more; type --far 0.3"):
+            calibrated(enrolled, "id", "embeddings", 0.1, "center", trained)
+
+
 def test_images_without_a_class_are_not_enrolled(made_up, tmp_path):
     points = normalize(made_up[0])
     embedded = embedded_of(points[:10], ["seal"] * 5 + ["other"] * 4 + ["x"], tmp_path)

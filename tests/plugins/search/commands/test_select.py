@@ -32,11 +32,11 @@ def test_prints_what_was_selected(command, indexed):
     run = indexed[0]
     shown = " ".join(command("select", run.folder, "-n", 201).stdout.split())
     assert "the first 200 of 200" not in shown
-    assert "200 of 200 images, the most distinct: each of all is within 0 (--radius) of one of them" in shown
+    assert "200 of 200 images, the most distinct: each of all is within 0 of one of them" in shown
     shown = " ".join(command("select", run.folder, "-n", 2, "--kind", "central").stdout.split())
     assert "20 of 200 images, the nearest to the centers of 10 classes" in shown
     shown = " ".join(command("select", run.folder, "-n", 2, "--kind", "outliers").stdout.split())
-    assert "2 of 200 images, the farthest from the others: distances are to the fifth nearest image (--radius)" in shown
+    assert "2 of 200 images, the farthest from the others: distances are to the fifth nearest image" in shown
 
 
 @pytest.mark.parametrize(
