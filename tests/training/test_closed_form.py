@@ -29,6 +29,15 @@ def whitened_features(view, size, shrinkage=0.6):
     return WithinClassWhitening(shrinkage, size).fit(features, view.true_labels("train"))
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A finished run without any head in closed form, and its metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        return finished(tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(("settings", "shrinkage"), [([], 0.6), (["model.shrinkage=0.3"], 0.3)])
 def test_an_embedder_within_classes_is_fitted_and_not_trained(tmp_path, settings, shrinkage):
     closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=16"]
@@ -41,6 +50,7 @@ def test_an_embedder_within_classes_is_fitted_and_not_trained(tmp_path, settings
     assert load_run(tmp_path / "run").embed(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 16)
 
 
+@pytest.mark.usefixtures("without_report")
 def test_components_with_shrinkage_are_total_whitening(tmp_path):
     closed = [*FROZEN, "model.embedder=pca", "model.embedding_size=16", "model.shrinkage=0.6"]
     view, _ = finished(tmp_path / "run", *closed)
@@ -48,26 +58,28 @@ def test_components_with_shrinkage_are_total_whitening(tmp_path):
     torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
 
 
-def test_training_starts_from_the_whitening(tmp_path):
+@pytest.mark.usefixtures("without_report")
+def test_training_starts_from_the_whitening(plain, tmp_path):
     _, fitted = finished(tmp_path / "fitted", *FROZEN, "model.embedder=within-class")
     _, metrics = finished(tmp_path / "run", "model.start=within-class")
-    _, random = finished(tmp_path / "random")
+    _, random = plain
     assert metrics["before"] == pytest.approx(fitted["after"], abs=1e-3)
     assert metrics["before"]["map_at_r"] != pytest.approx(random["before"]["map_at_r"], abs=1e-3)
     assert metrics["best_epoch"] > 0
 
 
-def test_a_head_that_is_fitted_again_replaces_the_trained_one(tmp_path):
-    plain, without = finished(tmp_path / "plain")
+def test_a_head_that_is_fitted_again_replaces_the_trained_one(plain, tmp_path):
+    untouched, without = plain
     view, metrics = finished(tmp_path / "run", "model.refit=within-class")
     assert metrics["trained_head"] == pytest.approx(without["after"])  # training is the same
-    assert torch.equal(view.trunk.state_dict()["1.weight"], plain.trunk.state_dict()["1.weight"])
+    assert torch.equal(view.trunk.state_dict()["1.weight"], untouched.trunk.state_dict()["1.weight"])
     layer = whitened_features(view, 64)
     torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
     assert {"features", "trained_head", "after"} <= set(metrics)
     assert "head fitted again" in draw_report(tmp_path / "run").read_text()
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_resumed_run_is_fitted_again_to_the_same(tmp_path):
     settings = ["model.refit=within-class", "schedule.name=constant"]
     whole, _ = finished(tmp_path / "whole", *settings)

@@ -106,6 +106,7 @@ def test_a_probe_without_baselines_is_refused(tmp_path, head):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("without_report")
 def test_few_classes_are_enough_for_features(tmp_path):
     """Two classes train: fewer than any recipe's batch wants, of which the features as they are need none."""
     write_photos(tmp_path / "photos", classes=4, images=4)

@@ -139,7 +139,8 @@ def test_a_small_network_was_not_begun_with_a_trunk(tmp_path):
 
 def test_classes_are_learned_by_closed_forms_where_no_block_can_be_cut(pair, photos, tmp_path, capsys):
     out = tmp_path / "run"
-    fit(photos, out=out, device="cpu", quick=True, trunk=str(pair))
+    short = typed(["sampler.iterations=2", "schedule.epochs=2"])  # of the small network, with which it is compared
+    fit(photos, out=out, device="cpu", quick=True, trunk=str(pair), overrides=short)
     said = capsys.readouterr().err
     assert "a pair has no blocks to train from kept activations: frozen features are compared" in said
     assert "last blocks" not in said.replace("has no blocks", "")
