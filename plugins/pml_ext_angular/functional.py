@@ -92,6 +92,7 @@ def log_sums_of_products(
     partners: Tensor,
     t: float,
     first: int = 0,
+    with_n_pair: bool = False,
 ) -> Tensor:
     r"""Return :func:`log_sums_of_rows` from a product, where the negatives follow from the labels.
 
@@ -102,6 +103,9 @@ def log_sums_of_products(
     of some classes; ``first`` is the column of the first row. Where a sum is 0, the result is a very low number, whose
     upstream gradient must be 0, as that of ``log_one_plus_exp`` is. The backward pass takes one product and is
     differentiable. Under torch.func and forward-mode differentiation, plain operators are used instead.
+
+    With ``with_n_pair``, the result is ``[2, P]``: :func:`log_sums_of_pairs` first, then these. Both share the list of
+    pairs, the logarithms and the gradient's matrix.
     """
     rows_of_partners = partners
     if first:
@@ -114,7 +118,17 @@ def log_sums_of_products(
         rows_of = (classes.class_of, classes.place)
         places = (classes.class_of[anchors], classes.place[anchors], classes.place[rows_of_partners])
     logarithms: Tensor = apply_or_plain(
-        _LogSumsOfProducts, _products_written_out, similarity, mask, t, members, rows_of, places, anchors, partners
+        _LogSumsOfProducts,
+        _products_written_out,
+        similarity,
+        mask,
+        t,
+        members,
+        rows_of,
+        places,
+        anchors,
+        partners,
+        with_n_pair,
     )
     return logarithms
 
@@ -128,13 +142,17 @@ def _products_written_out(
     places: tuple[Tensor, ...],
     anchors: Tensor,
     partners: Tensor,
+    with_n_pair: bool,
 ) -> Tensor:
     """Return :func:`log_sums_of_products` by plain operations; arguments as of :class:`_LogSumsOfProducts`."""
     rows = _by_class((4 * t * similarity).exp() * mask, members)
     sums = (rows @ rows.mT)[places]
     empty = sums == 0
     logarithms = torch.where(empty, 1, sums).log().masked_fill(empty, _lowest(sums))
-    return torch.sub(logarithms, similarity[anchors, partners], alpha=2 * (1 + t))
+    angular = torch.sub(logarithms, similarity[anchors, partners], alpha=2 * (1 + t))
+    if with_n_pair:
+        return torch.stack((_pairs_written_out(similarity, mask, anchors, partners), angular))
+    return angular
 
 
 def _by_class(rows: Tensor, members: Tensor | None) -> Tensor:
@@ -149,7 +167,24 @@ def _lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
+def _scattered(
+    shares: Tensor, rows: Tensor, places: tuple[Tensor, ...], anchors: Tensor, num_rows: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the shares of pairs at their places, ``[C, M, M]``, and those of Eq. (10) summed by anchor, ``[B]``.
+
+    ``shares`` are ``[2, P]`` with those of Eq. (10), else ``[P]``.
+    """
+    by_anchor: Tensor | None = None
+    if shares.ndim == 2:
+        n_pair, shares = shares.unbind()
+        by_anchor = shares.new_zeros(num_rows).index_put_((anchors,), n_pair, accumulate=True)
+    weights = shares.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put_(places, shares)
+    return weights, by_anchor
+
+
 class _LogSumsOfProducts(torch.autograd.Function):
+    """The log-sums of products, if wanted with those of Eq. (10); the backward pass writes one matrix for both."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -161,30 +196,49 @@ class _LogSumsOfProducts(torch.autograd.Function):
         places: tuple[Tensor, ...],
         anchors: Tensor,
         partners: Tensor,
+        with_n_pair: bool,
     ) -> Tensor:
-        exponentials = fill_outside(similarity, mask, -torch.inf).mul_(4 * t).exp_()
-        rows = _by_class(exponentials, members)
+        cosines = fill_outside(similarity, mask, -torch.inf)
+        exponentials: Tensor | None = None  # of Eq. (10); those of cosines need no common factor
+        if with_n_pair:
+            exponentials = cosines.exp()
+        rows = _by_class(cosines.mul_(4 * t).exp_(), members)
         sums = (rows @ rows.mT)[places]
-        ctx.save_for_backward(similarity, members, rows, sums, anchors, partners)
+        if exponentials is not None:
+            sums = torch.stack((exponentials.sum(1)[anchors], sums))
+        ctx.save_for_backward(similarity, members, rows, exponentials, sums, anchors, partners)
         ctx.t = t
         ctx.rows_of = rows_of
         ctx.places = places
         logarithms = sums.log().clamp(min=_lowest(sums))
-        return torch.sub(logarithms, similarity[anchors, partners], alpha=2 * (1 + t))
+        of_pairs = similarity[anchors, partners]
+        if exponentials is not None:
+            return logarithms - torch.stack((of_pairs, 2 * (1 + t) * of_pairs))
+        return torch.sub(logarithms, of_pairs, alpha=2 * (1 + t))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        similarity, members, rows, sums, anchors, partners = ctx.saved_tensors
+        similarity, members, rows, exponentials, sums, anchors, partners = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input, where there are exponentials
             rows = _by_class((4 * ctx.t * similarity).exp(), members) * (rows != 0)
             sums = (rows @ rows.mT)[ctx.places]
+            if exponentials is not None:
+                exponentials = similarity.exp() * (exponentials != 0)
+                sums = torch.stack((exponentials.sum(1)[anchors], sums))
         shares = grad / sums.clamp(min=_BELOW_PRODUCTS)
-        weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put_(ctx.places, shares)
+        weights, by_anchor = _scattered(shares, rows, ctx.places, anchors, len(similarity))
+        del shares  # before there are more matrices
         gradient = scaled_product((weights + weights.mT) @ rows, rows, 4 * ctx.t)
         if members is not None:
             gradient = gradient[ctx.rows_of]
-        gradient.index_put_((anchors, partners), -2 * (1 + ctx.t) * grad, accumulate=True)
-        return gradient, *[None] * 7
+        if by_anchor is None:
+            by_pair = -2 * (1 + ctx.t) * grad
+        else:
+            gradient.addcmul_(exponentials, by_anchor[:, None])
+            n_pair_grad, angular_grad = grad.unbind()
+            by_pair = torch.add(-n_pair_grad, angular_grad, alpha=-2 * (1 + ctx.t))
+        gradient.index_put_((anchors, partners), by_pair, accumulate=True)
+        return gradient, *[None] * 8
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:

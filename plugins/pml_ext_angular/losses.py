@@ -82,14 +82,29 @@ class _AngularLoss(_DotProductLoss):
 
     def _angular_terms(self, pairs: Pairs) -> Tensor:
         """Return Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
-        t = F.squared_tangent(self.alpha)
         if pairs.labels is not None and self._multiplies():
-            classes = class_members(pairs.labels)
-            log_sums = F.log_sums_of_products(
-                pairs.matrix, pairs.negatives, classes, *pairs.listed, t, first=pairs.first
-            )
-        else:
-            log_sums = F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, *pairs.listed, t)
+            return self._terms_of_products(pairs, pairs.labels)
+        t = F.squared_tangent(self.alpha)
+        return log_one_plus_exp(F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, *pairs.listed, t))
+
+    def _n_pair_and_angular_terms(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """Return Eq. (10) and Eq. (8) of every pair, both at once where products stay finite."""
+        if pairs.labels is not None and self._multiplies():
+            n_pair, angular = self._terms_of_products(pairs, pairs.labels, with_n_pair=True)
+            return n_pair, angular
+        return self._n_pair_terms(pairs), self._angular_terms(pairs)
+
+    def _terms_of_products(self, pairs: Pairs, labels: Tensor, with_n_pair: bool = False) -> Tensor:
+        """Return Eq. (8) of every pair by products per class, ``[P]``; with Eq. (10) before it, ``[2, P]``."""
+        log_sums = F.log_sums_of_products(
+            pairs.matrix,
+            pairs.negatives,
+            class_members(labels),
+            *pairs.listed,
+            F.squared_tangent(self.alpha),
+            first=pairs.first,
+            with_n_pair=with_n_pair,
+        )
         return log_one_plus_exp(log_sums)
 
     def _record_angles(self, pairs: Pairs) -> None:
@@ -213,8 +228,7 @@ class NPairAngularLoss(_AngularLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per pair, Eq. (9)."""
-        n_pair = self._n_pair_terms(pairs)
-        angular = self._angular_terms(pairs)
+        n_pair, angular = self._n_pair_and_angular_terms(pairs)
         self._record_angles(pairs)
         if len(n_pair):
             self.record(n_pair_loss=n_pair, angular_loss=angular)

@@ -66,7 +66,7 @@ def test_traffic_counts_reads_and_writes_of_operators():
     assert sum(forward + backward) <= found <= sum(forward + backward) + 7  # autograd's own copies
 
 
-WANTED = {"cbml": 55, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 42, "batch-all-triplets": 42}
+WANTED = {"cbml": 55, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 34, "batch-all-triplets": 42}
 
 
 @pytest.mark.parametrize(("name", "most"), [("floor", 11.5), *WANTED.items(), ("tiled-multi-similarity", 27)])
@@ -102,7 +102,7 @@ OPERATORS = {  # of forward and backward at 32 x 64 in torch 2.15; other version
     "cbml": 63,
     "angular": 42,
     "n-pair": 38,
-    "n-pair-angular": 61,
+    "n-pair-angular": 55,
     "batch-all-triplets": 48,
     "tiled-multi-similarity": 38,
 }

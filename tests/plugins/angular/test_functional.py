@@ -89,12 +89,28 @@ def test_sums_of_products_are_those_of_a_loop(small, t):
     torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)))
 
 
-def test_products_have_derivatives_of_any_order_and_mode():
+@pytest.mark.parametrize("small", [0, 100])
+def test_sums_of_both_equations_are_those_of_each(small):
+    """By class, and in one group."""
+    x = points().requires_grad_()
+    mask = LABELS[:, None] != LABELS
+    classes = class_members(LABELS, small=small)
+    found = functional.log_sums_of_products(x @ x.T, mask, classes, *PAIRS, 0.75, with_n_pair=True)
+    n_pair = functional.log_sums_of_pairs(x @ x.T, mask, *PAIRS)
+    expected = torch.stack((n_pair, log_sums(x, 0.75)))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)))
+
+
+@pytest.mark.parametrize("with_n_pair", [False, True])
+@pytest.mark.parametrize("small", [0, 100])
+def test_products_have_derivatives_of_any_order_and_mode(small, with_n_pair):
     similarity = (points() @ points().T).requires_grad_()
     mask = LABELS[:, None] != LABELS
+    classes = class_members(LABELS, small=small)
 
     def compute(matrix):
-        return functional.log_sums_of_products(matrix, mask, class_members(LABELS, small=0), *PAIRS, 0.5)
+        return functional.log_sums_of_products(matrix, mask, classes, *PAIRS, 0.5, with_n_pair=with_n_pair)
 
     assert gradcheck(compute, similarity, check_forward_ad=True)
     assert gradgradcheck(compute, similarity)
@@ -106,6 +122,9 @@ SUMS = {
     "products": lambda matrix, mask: functional.log_sums_of_products(matrix, mask, None, *PAIRS, 4.0),
     "products by class": lambda matrix, mask: functional.log_sums_of_products(
         matrix, mask, class_members(LABELS, small=0), *PAIRS, 0.125
+    ),
+    "products with N-pair": lambda matrix, mask: functional.log_sums_of_products(
+        matrix, mask, None, *PAIRS, 1.0, with_n_pair=True
     ),
 }
 
