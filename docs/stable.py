@@ -36,7 +36,6 @@ PROVISIONAL = (
     "TrainedRun.embed_part*",
     "TrainedRun.group*",
     "TrainedRun.match*",
-    "TrainedRun.network_by*",
     "TrainedRun.place",
     "TrainedRun.write_index*",
     "pml-ext browse*",
@@ -60,7 +59,7 @@ OF_MODULES = {
     "evaluation": "KReciprocal NearestNeighbors QueryExpansion best_threshold class_means listed_pairs "
     "nearest_class_mean pair_scores pairs_of_classes related_means scores_of_pairs scores_of_triplets "
     "triplet_accuracy tuple_metrics verification_metrics verify",
-    "registry": "components find get recipes",
+    "registry": "get recipes",
     "testing": " ".join(pml_ext.testing.__all__),
 }
 # Used by their methods, where other classes are called as PML's are. TrainedRun is what load_run returns.
@@ -110,7 +109,7 @@ def _methods() -> Iterator[str]:
             if base.__module__.startswith("pml_ext"):
                 names |= {*vars(base), *inspect.get_annotations(base)}
         for name in sorted(names):
-            if not name.startswith("_"):
+            if not name.startswith("_") and not hasattr(torch.nn.Module, name):
                 method = inspect.getattr_static(cls, name, None)
                 yield f"{cls.__name__}.{name}{signature(method, of_class=True)}"
 

@@ -36,10 +36,7 @@ from .distributed import keep_freed_memory as keep_freed_memory
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import MissingExtraError as MissingExtraError
-from .errors import PluginError as PluginError
 from .errors import PmlExtError as PmlExtError
-from .errors import TrainingError as TrainingError
-from .errors import UnknownNameError as UnknownNameError
 from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
 from .losses import CachedGradients as CachedGradients
 from .losses import CrossBatchMemory as CrossBatchMemory

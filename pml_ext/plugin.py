@@ -13,7 +13,7 @@ from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
 from .lazy import lazily as lazily
-from .lazy import own_imports
+from .lazy import own_imports as _own_imports
 from .registry import BuildContext as BuildContext
 from .registry import build as build
 from .registry.components import Command as Command
@@ -126,4 +126,4 @@ __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pm
 
 
 def __dir__() -> list[str]:
-    return sorted({*own_imports(__name__)} - {"lazily", "own_imports"})
+    return sorted({*_own_imports(__name__)} - {"lazily", "_own_imports"})

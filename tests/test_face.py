@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from pml_ext import registry
 
 STUB = ast.parse(Path(pml_ext.__file__).with_suffix(".pyi").read_text())
 IMPORTED = [(node, alias) for node in STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+ROOT = Path(__file__).parents[1]
+BASES_OF_ERRORS = {"PmlExtError", "ConfigError", "MissingExtraError"}  # to be caught by who calls, without an example
 OURS = {"pml", "angular", "cbml", "density", "pddm", "triplets"}
 
 
@@ -51,3 +54,12 @@ def test_a_star_leaves_out_what_cannot_be_imported(install_plugin, monkeypatch):
     assert {"PDDMLoss", "register"} <= names.keys()
     assert not {"CBMLLoss", "CounterLoss"} & names.keys()
     assert "CBMLLoss" not in dir(pml_ext)
+
+
+def test_every_name_is_in_an_example_on_a_page_or_in_a_plugin():
+    texts = []
+    for pattern in ("examples/**/*.py", "examples/**/*.ipynb", "docs/**/*.md", "plugins/**/*.md", "README.md"):
+        texts += [file.read_text("utf-8") for file in ROOT.glob(pattern)]
+    words = set(re.findall(r"\w+", "\n".join(texts)))
+    names = {alias.name for _, alias in IMPORTED}
+    assert names - words <= BASES_OF_ERRORS

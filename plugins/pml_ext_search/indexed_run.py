@@ -16,7 +16,6 @@ from pml_ext.tool import (
     DataError,
     LoadedRun,
     PartsService,
-    Steps,
     class_levels,
     num_processes,
     service,
@@ -69,7 +68,7 @@ class IndexedRun(LoadedRun):
         else:
             self._embedder = ImageEmbedder(
                 folder,
-                self.network_by(self.by),
+                self._network_by(self.by),
                 self.device,
                 self.identity,
                 self.recipe.engine.precision,
@@ -111,11 +110,6 @@ class IndexedRun(LoadedRun):
     def class_names(self) -> list[str]:
         """The classes that the network was trained on."""
         return self._description.class_names
-
-    @property
-    def transform(self) -> Steps:
-        """The steps from a uint8 image to the network's input."""
-        return self.images.transform
 
     # Embeddings
 

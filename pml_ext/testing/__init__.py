@@ -12,17 +12,14 @@ or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml
 conventions follow scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
 """
 
-from .calling import SavedBytes
-from .runner import CheckResult, check_component, checks_of, parametrize_with_checks
+from .runner import CheckResult, check_component, parametrize_with_checks
 from .second_device import SecondDevice
 from .subject import SkipCheck
 
 __all__ = [
     "CheckResult",
-    "SavedBytes",
     "SecondDevice",
     "SkipCheck",
     "check_component",
-    "checks_of",
     "parametrize_with_checks",
 ]

@@ -139,7 +139,7 @@ class LoadedRun:
             metric.to(self.device).eval()
         return metric
 
-    def network_by(self, by: By) -> Network:
+    def _network_by(self, by: By) -> Network:
         """Return the network whose outputs images are compared by: the whole one, or the one without its head."""
         if by == "features":
             return self.network.without_head()
@@ -156,5 +156,5 @@ class LoadedRun:
 
         place = Path(out)
         check_writable("-o", place)
-        write_export(place, self.folder, self.recipe, self.network_by(by), onnx, by)
+        write_export(place, self.folder, self.recipe, self._network_by(by), onnx, by)
         return place

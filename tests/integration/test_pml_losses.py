@@ -30,9 +30,9 @@ from pytorch_metric_learning.losses import (
 from pytorch_metric_learning.miners import HDCMiner
 from pytorch_metric_learning.reducers import AvgNonZeroReducer, MeanReducer, SumReducer
 
-from pml_ext.testing import SavedBytes, SecondDevice
+from pml_ext.testing import SecondDevice
 from pml_ext.testing.benchmark import peak_bytes
-from pml_ext.testing.calling import CountedOperations
+from pml_ext.testing.calling import CountedOperations, SavedBytes
 
 
 @pytest.fixture(autouse=True)

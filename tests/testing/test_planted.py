@@ -5,7 +5,8 @@ from pytorch_metric_learning import losses, regularizers
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.testing import check_component, checks_of
+from pml_ext.testing import check_component
+from pml_ext.testing.runner import checks_of
 from tests.testing.planted import PLANTED, correct, failing, loop
 
 SHARE_OF_FAST_CHECKS = 0.8  # of the bugs of each kind, that the fast checks find

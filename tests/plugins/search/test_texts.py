@@ -38,7 +38,7 @@ def ranked_by_the_pair(model, run, photos, text, kind):
     towards = own_text_features(model, [text], kind)[0].double()
     found = []
     for file in sorted(photos.glob("*.png")):
-        pixels = run.transform(torch.tensor(np.array(Image.open(file))).permute(2, 0, 1))
+        pixels = run.images.transform(torch.tensor(np.array(Image.open(file))).permute(2, 0, 1))
         features = own_image_features(model, pixels[None])[0].double()
         distance = float((features / features.norm() - towards / towards.norm()).norm())
         found.append((distance, file.name))

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from pml_ext import registry
-from pml_ext.testing import check_component, checks_of
+from pml_ext.testing import check_component
+from pml_ext.testing.runner import checks_of
 
 from .correct import loop, near_negatives
 
