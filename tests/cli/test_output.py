@@ -17,15 +17,17 @@ FEW = "evaluation.figures=few schedule.epochs=2 schedule.milestones=[1] sampler.
 QUICK = [argument for key in FEW.split() for argument in ("--set", key)]
 
 
-# Each command is a fork of one process that has imported what it needs, which takes most of its time otherwise.
+# Each command is a fork of one process that has imported what it needs, which takes most of its time otherwise. Its
+# garbage collector leaves alone what was imported: it would copy all pages of memory, and again at its end.
 COMMANDS = """
-import os, sys
+import gc, os, sys
 import record_keeper, sklearn.neighbors, torchvision.transforms.v2
 import pml_ext.training.launch, pml_ext.training.results
 from pml_ext.cli import main
 
 pml_ext.training.results.write_run_report = lambda *_: None  # as the fixture without_report
 
+gc.freeze()
 place, streams, *arguments = sys.argv[1:]
 for stream in streams.split(","):
     for number in (1, 2):  # the second time, the folder exists
@@ -37,6 +39,7 @@ for stream in streams.split(","):
             main()
             sys.exit()
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+gc.unfreeze()
 """
 
 

@@ -9,7 +9,7 @@ import torch
 
 # torchrun's agent, whose processes are forked after the imports, which take most of their time otherwise
 LAUNCHER = """
-import sys
+import gc, sys
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 here, place = sys.argv[1:]
@@ -20,6 +20,7 @@ def work():
     for module in (cases, primitives):
         module.main(f"{place}/{module.__name__}")
 
+gc.freeze()  # the processes' collectors would copy the memory of all that was imported
 where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
 elastic_launch(LaunchConfig(1, 1, 2, start_method="fork", **where), work)()
 """

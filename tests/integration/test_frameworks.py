@@ -22,7 +22,7 @@ NEEDS = {
 # One process imports what a script does, which takes most of its time otherwise; the script runs in forks of it: in one
 # process, then in two that torchrun's agent starts.
 LAUNCHER = """
-import ast, os, runpy, sys
+import ast, gc, os, runpy, sys
 from pathlib import Path
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -35,6 +35,7 @@ def work():
     runpy.run_path(script, run_name="__main__")
     sys.stdout.flush()
 
+gc.freeze()  # the forks' collectors would copy the memory of all that was imported
 child = os.fork()
 if child == 0:
     work()

@@ -44,7 +44,7 @@ stages = [{ epochs = 1, freeze = ["0"], loss = { name = "cbml" } }]
 
 
 FORKED = """
-import sys
+import gc, sys
 import torchvision.transforms.v2
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import pml_ext.training.report, pml_ext.training.run
@@ -54,6 +54,7 @@ def work(*arguments):
     sys.argv = ["pml-ext", *arguments]
     main()
 
+gc.freeze()  # the processes' collectors would copy the memory of all that was imported
 where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
 elastic_launch(LaunchConfig(1, 1, 2, max_restarts=int(sys.argv[1]), start_method="fork", **where), work)(*sys.argv[2:])
 """  # torchrun's agent, whose processes are forked after the imports, which take most of their time otherwise
