@@ -1,10 +1,13 @@
-"""The part of each operator's work that a second thread does, in a step of a loss, forward and backward.
+"""What a second thread does for each operator, in a step of a loss, forward and backward.
 
 ``OMP_WAIT_POLICY=passive python -m benchmarks.second_thread [LOSS ...] [--shape BATCHxSIZExPER_CLASS] [--rounds N]``;
-without names, the floor and ``cbml``. Columns: the CPU time of an operator in a step with two threads, and the share
-of it that is not the first thread's: a half where both work alike, 0 where the second does nothing. CPU time does not
-depend on what else runs on the machine as wall time does. The wait policy is passive, so that a thread which has
-nothing to do sleeps; otherwise its waiting would count as work.
+without names, the floor and ``cbml``. Columns: the CPU time of an operator in a step with one thread, and with two; the
+share of the latter that is not the first thread's: a half where both work alike, 0 where the second does nothing; and
+the first thread's time, divided by half of what one thread takes alone: 1 where two threads are twice as fast.
+
+Steps with one and with two threads take turns. CPU time does not depend on what else runs on the machine as wall time
+does. The wait policy is passive, so that a thread which has nothing to do sleeps; otherwise its waiting would count as
+work.
 """
 
 import argparse
@@ -40,17 +43,25 @@ class SecondThread(TorchDispatchMode):
 
 
 def measure(name, shape, rounds):
-    """Return the operators of several steps; backward runs in the thread that calls it, as forward does."""
+    """Return the operators of steps with one and with two threads; backward runs in the thread that calls it."""
     loss = floor if name == FLOOR else registry.build(name, "loss", shape.context)
     x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0)).requires_grad_()
     labels = torch.arange(shape.batch) // shape.per_class
     loss(x, labels).backward()  # warms up
-    operators = SecondThread()
-    with operators:
-        for _ in range(rounds):
+    operators = {1: SecondThread(), 2: SecondThread()}
+    for _ in range(rounds):
+        for threads, counted in operators.items():
+            torch.set_num_threads(threads)
             x.grad = None
-            loss(x, labels).backward()
-    return operators
+            with counted:
+                loss(x, labels).backward()
+    return operators[1], operators[2]
+
+
+def print_row(name, operator, alone, both, first, rounds):
+    """Print an operator's CPU seconds: of one thread alone, of two threads, and of the first of these."""
+    times = f"{1e3 * alone / rounds:16.2f}{1e3 * both / rounds:9.2f}"
+    print(f"{name:26}{operator:28}{times}{1 - first / both:15.2f}{2 * first / alone:9.2f}", flush=True)
 
 
 def main():
@@ -62,17 +73,14 @@ def main():
     chosen = parser.parse_args()
     if os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
         parser.error("a waiting thread would count as a working one; put OMP_WAIT_POLICY=passive before python")
-    torch.set_num_threads(2)
-    print(f"{'loss':26}{'operator':28}{'CPU ms':>9}{'second thread':>15}")
+    print(f"{'loss':26}{'operator':28}{'one thread, ms':>16}{'two, ms':>9}{'second thread':>15}{'to half':>9}")
     for name in chosen.losses:
-        operators = measure(name, chosen.shape, chosen.rounds)
-        total = operators.both.total()
-        second = 1 - operators.first.total() / total
-        print(f"{name:26}{'all':28}{1e3 * total / chosen.rounds:9.2f}{second:15.2f}")
-        for operator, seconds in operators.both.most_common():
+        alone, shared = measure(name, chosen.shape, chosen.rounds)
+        total = shared.both.total()
+        print_row(name, "all", alone.both.total(), total, shared.first.total(), chosen.rounds)
+        for operator, seconds in shared.both.most_common():
             if seconds > _LEAST * total:
-                second = 1 - operators.first[operator] / seconds
-                print(f"{name:26}{operator:28}{1e3 * seconds / chosen.rounds:9.2f}{second:15.2f}", flush=True)
+                print_row(name, operator, alone.both[operator], seconds, shared.first[operator], chosen.rounds)
 
 
 if __name__ == "__main__":

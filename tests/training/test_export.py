@@ -266,6 +266,24 @@ def test_a_card_says_that_nothing_was_trained(runs, tmp_path):
     assert "Trained on `digits`" in export.card(runs[0], recipe, {**about, "by": "features"})
 
 
+def test_a_card_has_no_number_that_was_not_measured(runs, tmp_path):
+    trained = load_run(runs[0], "cpu")
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+
+    def rows(**metrics):
+        (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", **metrics}))
+        words = export.card(tmp_path, trained.recipe, about)
+        assert words.startswith("---\n")
+        return re.findall(r"^\| (.*) \|$", words.partition("## Metrics")[2], re.M)
+
+    after = {"recall_at_1": 0.5, "nmi": None}
+    both = rows(best_epoch=3, after=after, before={"recall_at_1": 0.25})
+    assert both[0] == "on the test images | trained | before training"
+    assert both[2:] == ["Recall@1 | 0.5000 | 0.2500", "NMI | blank | blank"]
+    for metrics in ({"best_epoch": 3}, {"best_epoch": 0, "before": after}):  # with --quick; a head in closed form
+        assert rows(after=after, **metrics) == ["on the test images |", "--- | ---", "Recall@1 | 0.5000", "NMI | blank"]
+
+
 def test_the_lines_of_a_card_turn_an_image_upright(exported, runs, tmp_path):
     pixels = torch.randint(256, (8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     image = Image.fromarray(pixels.numpy())
