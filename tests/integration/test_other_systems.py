@@ -11,7 +11,7 @@ import textwrap
 
 # Each command is a fork of one process that has imported what it needs, which takes most of its time otherwise.
 ELSEWHERE = """
-    import json, multiprocessing.shared_memory, os, shutil, signal, socket, sqlite3, subprocess, sys, tempfile
+    import gc, json, multiprocessing.shared_memory, os, shutil, signal, socket, sqlite3, subprocess, sys, tempfile
     import filelock, matplotlib.pyplot, scipy.optimize, sklearn.cluster, sklearn.datasets, sklearn.manifold
     import tensorboard, torch, torchvision.transforms.v2, typer, rich.console, rich.progress
     import torch.utils.tensorboard, PIL.Image, pytorch_metric_learning.losses, pydantic
@@ -37,6 +37,7 @@ ELSEWHERE = """
     import pml_ext.training.launch, pml_ext.training.report
     from pml_ext.cli import main
 
+    gc.freeze()  # the forks' collectors would copy the memory of all that was imported
     for number, (program, *arguments) in enumerate(json.loads(sys.argv[1])):
         if program == "rm":
             os.unlink(*arguments)
@@ -49,6 +50,7 @@ ELSEWHERE = """
             sys.exit()
         if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             sys.exit(f"{arguments} ended with {code}")
+    gc.unfreeze()
 """
 
 
