@@ -23,6 +23,7 @@ from PIL import Image
 
 from pml_ext.data import LabeledImages, build_transforms, open_image, prepare
 from pml_ext.errors import DataError
+from pml_ext.recipe import parse_override
 from pml_ext_fit.commands import fit
 from pml_ext_search import load_run
 from pml_ext_search.reading import FileImages, as_tensor
@@ -30,6 +31,7 @@ from pml_ext_search.reading import FileImages, as_tensor
 FORMATS = {"JPEG": "jpg", "PNG": "png", "TIFF": "tif", "BMP": "bmp", "GIF": "gif", "WEBP": "webp", "PPM": "ppm"}
 PIECES = (b"P6\n50 40\n255\x0e\xac", b"\xff" * 8, bytes(8), b"\xff\xd8\xff\xe0", b"IDAT", b"II*\x00")
 CLASSES = 4  # of the folder that the commands get
+SHORT = [parse_override("schedule.epochs=2"), parse_override("sampler.iterations=2")]  # what is trained matters little
 _, STEPS = build_transforms(32, 3, crop=True)
 
 
@@ -147,7 +149,7 @@ def raw_errors_of_commands(place: Path, count: int) -> tuple[list[str], Counter[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of files that are left out, and Pillow's of odd metadata
         try:
-            fit(folder, out=run, device="cpu", quick=True)
+            fit(folder, out=run, device="cpu", quick=True, overrides=SHORT)
             trained = load_run(run, device="cpu")
             indexed = len(trained.index(folder))
         except Exception as error:

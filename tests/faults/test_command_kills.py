@@ -6,14 +6,22 @@ pytest.importorskip("torchvision")
 from benchmarks.faults import command_kills
 
 
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory):
+    """The folder of the commands that nobody kills, and their workplaces and seconds, of those that were done."""
+    command_kills.import_once()
+    place = tmp_path_factory.mktemp("wholes")
+    command_kills.write_digits(place / "images")
+    return place, {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit", "query -o"])
-def test_a_killed_command_leaves_nothing(tmp_path, name):
-    command_kills.import_once()
-    command_kills.write_digits(tmp_path / "images")
-    wholes = {}
-    command_kills.do_whole(name, tmp_path / "whole", tmp_path / "images", wholes)
-    undisturbed, seconds = wholes[name]
+def test_a_killed_command_leaves_nothing(tmp_path, wholes, name):
+    place, done = wholes
+    images = place / "images"
+    command_kills.do_whole(name, place / "whole", images, done)
+    undisturbed, seconds = done[name]
     moments = [seconds / 3]
-    found = command_kills.kill_and_repeat(name, tmp_path / "killed", tmp_path / "images", undisturbed, moments)
+    found = command_kills.kill_and_repeat(name, tmp_path / "killed", images, undisturbed, moments)
     assert found in [(1, ""), (0, "")]  # on a machine that is faster now, it may have ended before
