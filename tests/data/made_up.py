@@ -15,6 +15,20 @@ def jpeg(path: Path, shade: int = 0, size=(20, 16)) -> Path:
     return path
 
 
+def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)
+    return path
+
+
+def photos(place: Path, classes=4, images=6) -> Path:
+    """A folder of small images for each class."""
+    for label in range(classes):
+        for number in range(images):
+            save(place / f"class{label}" / f"{number}.png", (50 * label, 10 * number, 0))
+    return place
+
+
 def cub_folder(place: Path, classes=4, each=3) -> Path:
     """Birds, by default four of three photographs; class ids from 1, image ids from 1."""
     images = [(f"{n + 1:03}.Bird_{n + 1}/Bird_{k}.jpg", n + 1) for n in range(classes) for k in range(each)]

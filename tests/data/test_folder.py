@@ -2,28 +2,15 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from pml_ext.data import (
     folder,
 )
 from pml_ext.errors import DataError
 
-
-def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, color).save(path)
-    return path
-
-
-def photos(place: Path, classes=4, images=6) -> Path:
-    for label in range(classes):
-        for number in range(images):
-            save(place / f"class{label}" / f"{number}.png", (50 * label, 10 * number, 0))
-    return place
+from .made_up import photos
 
 
 def test_a_folder_is_split_by_class_or_by_image(tmp_path):

@@ -3,7 +3,6 @@
 import io
 import struct
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +12,7 @@ from pml_ext.data import Box, folder, image_tensor, open_image, read_image
 from pml_ext.data.reading import IMAGE_ENDINGS, _array_of
 from pml_ext.errors import ConfigError, DataError, TooManyPixelsError
 
-
-def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, color).save(path)
-    return path
+from .made_up import save
 
 
 def test_an_image_is_not_taken_for_what_starts_a_program(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Pipelines of photographs: what is resized, what is cut, colors; files that are read no larger than needed."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +19,8 @@ from pml_ext.data import (
     read_image,
 )
 from pml_ext.errors import ConfigError, DataError
+
+from .made_up import photos
 
 PHOTO = torch.randint(256, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
@@ -137,19 +138,6 @@ def test_a_turned_file_is_read_small_and_cut_upright(tmp_path):
     seen = read_image(tmp_path / "turned.jpg", box=Box(360, 0, 400, 800), smallest=10)
     assert tuple(seen.shape) == (3, 200, 10)
     assert seen[2].min() > 200
-
-
-def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, color).save(path)
-    return path
-
-
-def photos(place: Path, classes=4, images=6) -> Path:
-    for label in range(classes):
-        for number in range(images):
-            save(place / f"class{label}" / f"{number}.png", (50 * label, 10 * number, 0))
-    return place
 
 
 def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):

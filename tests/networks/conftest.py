@@ -1,8 +1,3 @@
 """The cache of the tests of this folder."""
 
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+from ..training.conftest import own_cache  # noqa: F401 (a fixture)

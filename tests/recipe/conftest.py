@@ -6,6 +6,8 @@ import pytest
 
 from pml_ext import registry
 
+from ..training.conftest import own_cache  # noqa: F401 (a fixture)
+
 PLUGIN = """
     import importlib.resources
     from pml_ext.plugin import hookimpl
@@ -52,11 +54,6 @@ RECIPE = """
     [paper]
     {}
 """
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

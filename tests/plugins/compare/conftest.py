@@ -6,12 +6,8 @@ from pml_ext.training.launch import execute
 from pml_ext_compare import runs
 from pml_ext_compare.executors import Executor
 
+from ...training.conftest import own_cache  # noqa: F401 (a fixture)
 from .examples import ONE, OTHER, SMALL, TUNABLE, finished_run, jobs, metrics
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 """Recipes, jobs and finished runs that the tests of this folder share."""
 
+import os
+import signal
+import time
 from contextlib import closing
 
 import tomli_w
@@ -35,6 +38,48 @@ evaluation = { baselines = false, figures = "few", training_images = 0 }
 "loss.neg_margin" = { low = 0.2, high = 2.0 }
 "sampler.m" = { choices = [2] }
 """
+
+
+class Quick:
+    """A job that has nothing to do."""
+
+    name = "quick"
+
+    def do(self, on_progress):
+        pass
+
+
+class Sleeper:
+    """A job whose worker tells that it has begun to start, and takes its time."""
+
+    name = "sleeper"
+
+    def do(self, on_progress):
+        time.sleep(600)
+
+
+class Killed(RunJob):
+    """A run whose worker is killed once, as soon as there is a checkpoint."""
+
+    def do(self, on_progress):
+        killed = self.plan.folder.parent / "killed"
+
+        def and_die(said):
+            if any(self.plan.folder.rglob("last.pt")) and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            on_progress(said)
+
+        super().do(and_die)
+
+
+def constant(value=0.5):
+    """Return a training of a trial that gives a value at once."""
+
+    def train(**_):
+        return value
+
+    return train
 
 
 def silent(job, said):

@@ -1,8 +1,6 @@
 """Jobs as tasks of Ray."""
 
 import importlib.util
-import os
-import signal
 import sys
 from types import SimpleNamespace
 
@@ -10,33 +8,8 @@ import pytest
 
 from pml_ext_compare.jobs import JobResult
 from pml_ext_compare.on_ray import OnRay
-from pml_ext_compare.runs import RunJob
 
-from .examples import jobs, metrics, silent
-
-
-class Quick:
-    """A job that has nothing to do."""
-
-    name = "quick"
-
-    def do(self, on_progress):
-        pass
-
-
-class Killed(RunJob):
-    """A run whose worker is killed once, as soon as there is a checkpoint."""
-
-    def do(self, on_progress):
-        killed = self.plan.folder.parent / "killed"
-
-        def and_die(said):
-            if any(self.plan.folder.rglob("last.pt")) and not killed.exists():
-                killed.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            on_progress(said)
-
-        super().do(and_die)
+from .examples import Killed, Quick, jobs, metrics, silent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")

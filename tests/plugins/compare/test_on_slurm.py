@@ -1,7 +1,6 @@
 """Jobs of SLURM, by submitit."""
 
 import importlib.util
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,16 +9,7 @@ from pml_ext.errors import ConfigError
 from pml_ext_compare import on_slurm
 from pml_ext_compare.on_slurm import OnSlurm, minutes_of
 
-from .examples import jobs, metrics, silent
-
-
-class Sleeper:
-    """A job whose worker tells that it has begun to start, and takes its time."""
-
-    name = "sleeper"
-
-    def do(self, on_progress):
-        time.sleep(600)
+from .examples import Sleeper, jobs, metrics, silent
 
 
 class TimedOut:

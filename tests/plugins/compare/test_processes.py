@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 
 import pytest
@@ -14,9 +13,8 @@ from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
 from pml_ext_compare.jobs import JobResult
 from pml_ext_compare.processes import Processes
-from pml_ext_compare.runs import RunJob
 
-from .examples import jobs, metrics, silent
+from .examples import Killed, Quick, Sleeper, jobs, metrics, silent
 
 
 class Stopped(Executor):
@@ -37,39 +35,6 @@ class Stopped(Executor):
 
     def close(self):
         self.killed = [*self.running]
-
-
-class Quick:
-    """A job that has nothing to do."""
-
-    name = "quick"
-
-    def do(self, on_progress):
-        pass
-
-
-class Sleeper:
-    """A job whose worker tells that it has begun to start, and takes its time."""
-
-    name = "sleeper"
-
-    def do(self, on_progress):
-        time.sleep(600)
-
-
-class Killed(RunJob):
-    """A run whose worker is killed once, as soon as there is a checkpoint."""
-
-    def do(self, on_progress):
-        killed = self.plan.folder.parent / "killed"
-
-        def and_die(said):
-            if any(self.plan.folder.rglob("last.pt")) and not killed.exists():
-                killed.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            on_progress(said)
-
-        super().do(and_die)
 
 
 def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):

@@ -9,7 +9,7 @@ from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
 from pml_ext_compare.tuning import studies_of, trial_jobs
 
-from .examples import TUNABLE, silent, states
+from .examples import TUNABLE, constant, silent, states
 
 pytest.importorskip("optuna")
 
@@ -29,13 +29,6 @@ def test_a_journal_cut_in_its_last_line_keeps_the_others(tunable, tmp_path):
     journal.write_bytes(b"no journal\n" + whole)
     with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it, and the trials begin anew"):
         study.optuna_study()
-
-
-def constant(value=0.5):
-    def train(**_):
-        return value
-
-    return train
 
 
 def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):

@@ -112,10 +112,3 @@ def test_a_first_trial_with_a_drawn_value_may_fail_alone(tunable, tmp_path, monk
     monkeypatch.setattr(trials, "train_and_validate", raising(ConfigError("three do not divide four")))
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study) == ["FAIL"] * 3
-
-
-def constant(value=0.5):
-    def train(**_):
-        return value
-
-    return train

@@ -16,7 +16,7 @@ from pml_ext_compare.jobs import JobResult
 from pml_ext_compare.tuning import studies_of, trial_jobs, tuned
 
 from ...overrides import typed
-from .examples import TUNABLE, silent, states
+from .examples import TUNABLE, constant, silent, states
 
 pytest.importorskip("optuna")
 
@@ -103,13 +103,6 @@ def test_a_setting_wrong_for_every_trial_ends_all(tunable, tmp_path):
             do(jobs, Executor(), lambda job, text: said.append(text))
     assert states(study) == ["RUNNING"]
     assert [text for text in said if isinstance(text, str)] == []
-
-
-def constant(value=0.5):
-    def train(**_):
-        return value
-
-    return train
 
 
 def test_fewer_trials_do_not_use_those_of_a_longer_tuning(tunable, tmp_path, monkeypatch):

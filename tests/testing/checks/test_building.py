@@ -8,14 +8,12 @@ import pml_ext
 from pml_ext.plugin import Component
 from pml_ext.testing import check_component
 from pml_ext.testing.checks import building
-from tests.testing.planted import correct, failing, planted_for, text_of
+from tests.testing.planted import assert_found_and_named, correct, failing, planted_for
 
 
 @pytest.mark.parametrize("bug", planted_for(building))
 def test_a_bug_is_found_and_named(bug):
-    text = text_of(bug)
-    assert len(text) > 25
-    assert re.search(bug.text, text), text
+    assert_found_and_named(bug)
 
 
 class NeedsGpu(correct.Deviance):

@@ -1,6 +1,5 @@
 """Checks of components as objects: state, copies, processes, compilation: planted bugs are found and named."""
 
-import re
 import signal
 import subprocess
 import sys
@@ -9,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from pml_ext.testing.checks import objects
-from tests.testing.planted import planted_for, text_of
+from tests.testing.planted import assert_found_and_named, planted_for
 
 
 @pytest.mark.parametrize("bug", planted_for(objects))
 def test_a_bug_is_found_and_named(bug):
-    text = text_of(bug)
-    assert len(text) > 25
-    assert re.search(bug.text, text), text
+    assert_found_and_named(bug)
 
 
 _FORKED = """

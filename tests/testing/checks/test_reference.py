@@ -14,7 +14,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.plugin import PairLoss, masked_mean, per_anchor
 from pml_ext.testing import SkipCheck, check_component
 from pml_ext.testing.checks import reference as reference_checks
-from tests.testing.planted import correct, failing, loop, planted_for, text_of
+from tests.testing.planted import assert_found_and_named, correct, failing, loop, planted_for
 from tests.testing.planted import losses as bugs
 
 COMPARED = ["check_reference", "check_settings"]
@@ -217,9 +217,7 @@ def test_the_first_settings_are_those_of_all_other_checks():
 
 @pytest.mark.parametrize("bug", planted_for(reference_checks))
 def test_a_bug_is_found_and_named(bug):
-    text = text_of(bug)
-    assert len(text) > 25
-    assert re.search(bug.text, text), text
+    assert_found_and_named(bug)
 
 
 class Ranked(PairLoss):

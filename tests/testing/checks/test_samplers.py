@@ -1,20 +1,16 @@
 """Checks of samplers: planted bugs are found and named, and one of them may be waived."""
 
-import re
-
 import numpy as np
 import pytest
 
 from pml_ext.testing import check_component
 from pml_ext.testing.checks import samplers
-from tests.testing.planted import failing, others, planted_for, text_of
+from tests.testing.planted import assert_found_and_named, failing, others, planted_for
 
 
 @pytest.mark.parametrize("bug", planted_for(samplers))
 def test_a_bug_is_found_and_named(bug):
-    text = text_of(bug)
-    assert len(text) > 25
-    assert re.search(bug.text, text), text
+    assert_found_and_named(bug)
 
 
 def test_a_bug_in_what_many_passes_draw_fails_the_check_of_its_name():

@@ -5,6 +5,16 @@
 
 from . import correct, losses, others
 from .correct import loop
-from .table import PLANTED, REFERENCE, failing, planted_for, text_of
+from .table import PLANTED, REFERENCE, assert_found_and_named, failing, planted_for
 
-__all__ = ["PLANTED", "REFERENCE", "correct", "failing", "loop", "losses", "others", "planted_for", "text_of"]
+__all__ = [
+    "PLANTED",
+    "REFERENCE",
+    "assert_found_and_named",
+    "correct",
+    "failing",
+    "loop",
+    "losses",
+    "others",
+    "planted_for",
+]

@@ -1,5 +1,6 @@
 """The table of planted bugs, and how a bug is planted."""
 
+import re
 import sys
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -64,6 +65,13 @@ def text_of(bug: Planted) -> str:
     if bug.check == REFERENCE:
         given["reference"] = near_negatives if bug.kind == "miner" else loop
     return failing(bug.cls, checks=[bug.check], **given).get(bug.check, "")
+
+
+def assert_found_and_named(bug: Planted) -> None:
+    """Fail unless the check of a bug finds it, and says what its row expects."""
+    text = text_of(bug)
+    assert len(text) > 25, text
+    assert re.search(bug.text, text), text
 
 
 def failing(component: Any, **given: Any) -> dict[str, str]:
