@@ -187,11 +187,16 @@ def _transform(
     skips = table.unreadable == "skip"
     for name, images in splits.items():
         steps = augmented if name == "train" else plain
-        readable, skipped = prepare(images, steps, table.cache, skips, table.workers, tell)
+        readable, skipped = prepare(images, steps, table.cache, skips, table.workers, _naming(name, tell))
         splits[name] = readable.with_transform(plain)
         if skipped:
             unreadable[name] = skipped
     return augmented
+
+
+def _naming(split: str, tell: Tell) -> Tell:
+    """Return ``tell`` with the name of a split before each text."""
+    return lambda text: tell(f"{split}: {text}")
 
 
 def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], seed: int) -> str | None:

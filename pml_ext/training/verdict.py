@@ -173,7 +173,7 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say that a network is behind what it began with: untrained, its frozen trunk or the raw vectors; else empty.
+    """Say that a network is behind what it began with: untrained, its frozen trunk, raw pixels or vectors; else empty.
 
     By the recipe's ``evaluation.select``; without one by Recall@1, then by MAP@R, since one may fall alone. It is
     compared with features that are whitened within classes, too. ``metrics`` are by phase and metric.
@@ -201,7 +201,9 @@ def _nothing_is_learned(recipe: Recipe) -> bool:
 
 def _phases_to_compare(recipe: Recipe, metrics: Mapping[str, Any]) -> list[str]:
     """Return the phases that a trained network should not be behind."""
-    phases = ["before", "raw" if recipe.model.takes_vectors else "frozen", "within_class"]
+    phases = ["before", "raw", "within_class"]
+    if not recipe.model.takes_vectors:
+        phases.insert(1, "frozen")
     if any(phase in metrics for phase in STAGES):
         phases.append("pca")
     return [*phases, *STAGES]
@@ -221,6 +223,8 @@ def _setback_sentence(recipe: Recipe, name: str, after: float, phase: str, befor
     else:
         network = "head" if recipe.model.freeze == "trunk" else "trained network"
         earlier = "before training."
+    if phase == "raw" and not recipe.model.takes_vectors:
+        earlier = "without any network."
     numbers = f"{title_of(name)} is {percent(after)} %, and {percent(before)} % {earlier}"
     return f"The {network} is behind the {titles[phase]}: {numbers}"
 

@@ -19,7 +19,7 @@ def test_a_setback_is_printed_and_in_the_report(tmp_path, pml_ext_command):
     settings = [*QUICK, "optimizer.lr=3", "evaluation.figures=few", "evaluation.training_images=0"]
     options = [word for setting in settings for word in ("--set", setting)]
     printed = pml_ext_command("train", "cbml/digits", "--out", tmp_path / "run", "--device", "cpu", *options).stdout
-    text = "The trained network is behind the untrained network: Recall@1 is "
+    text = "The trained network is behind the raw pixels: Recall@1 is "
     assert text in printed
     assert text in (tmp_path / "run" / "report.html").read_text()
     assert "recall_at_1" not in printed

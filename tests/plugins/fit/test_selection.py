@@ -57,7 +57,7 @@ def test_settings_of_what_is_trained_name_the_other_command(photos, tmp_path, se
     [
         ({"out": "there"}, "there exists; add --resume"),
         ({"out": "thre", "resume": True}, "thre: there is no run to resume; correct --out"),
-        ({"resume": True}, "need --out"),
+        ({"resume": True}, "--resume needs --out"),
         ({"out": "there/file/run"}, "run cannot be written"),
         ({"out": "run", "overrides": ["track=mlfow"]}, "no tracker 'mlfow'"),
         ({"out": "run", "overrides": ["evaluation.recall_at=[2]"]}, "recall_at includes 1"),
