@@ -1,19 +1,12 @@
 """Recipes on a file of vectors: what of a recipe makes no sense for vectors."""
 
-import numpy as np
 import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import build_dataset, build_network, load_recipe, load_recipes, reported_phases, vector_input_of
 
+from ..data.vector_files import file_of
 from ..overrides import typed
-
-
-def file_of(place, classes=4, each=10, size=6, **columns):
-    labels = np.repeat([f"class {number}" for number in range(classes)], each)
-    rows = np.random.default_rng(0).normal(size=(len(labels), size))
-    np.savez(place / "mine.npz", embeddings=rows, labels=labels, **columns)
-    return place / "mine.npz"
 
 
 @pytest.mark.parametrize("recipe", ["fit/vectors", "cbml/digits", "density/digits", "cbml/frozen", "triplets/digits"])

@@ -4,32 +4,22 @@ import csv
 import json
 import tomllib
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.training.loop import train_run
 from pml_ext_compare.probing import probe
 
 from ...overrides import typed
+from ...training.made_up_photos import write_photos
 
 TRUNKS = ("convnet=random", "mlp=random")
 QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
 
 
-def write_photos(folder, classes, images):
-    generator = np.random.default_rng(0)
-    for label in range(classes):
-        (folder / f"class {label}").mkdir(parents=True)
-        for number in range(images):
-            pixels = (240 // classes * label + generator.integers(0, 60, (16, 16, 3))).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"class {label}" / f"{number}.png")
-
-
 @pytest.mark.usefixtures("without_report")
 def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
-    write_photos(tmp_path / "photos", classes=10, images=5)
+    write_photos(tmp_path / "photos", classes=10, each=5)
     trained = []
     out = tmp_path / "out"
 
@@ -109,12 +99,12 @@ def test_a_probe_without_baselines_is_refused(tmp_path, head):
 @pytest.mark.usefixtures("without_report")
 def test_few_classes_are_enough_for_features(tmp_path):
     """Two classes train: fewer than any recipe's batch wants, of which the features as they are need none."""
-    write_photos(tmp_path / "photos", classes=4, images=4)
+    write_photos(tmp_path / "photos", classes=4, each=4)
     settings = ["data.image_size=16", "model.embedding_size=2"]
     arguments = (f"folder:{tmp_path / 'photos'}", ["mlp=random"], tmp_path / "out")
     (found,) = probe(*arguments, device="cpu", overrides=typed(settings))
     assert 0 < found.metrics["frozen"]["recall_at_1"]["mean"] <= 1
     assert probe(*arguments, device="cpu", overrides=typed(settings))[0].metrics == found.metrics
-    next((tmp_path / "photos" / "class 3").iterdir()).unlink()
+    next((tmp_path / "photos" / "class-03").iterdir()).unlink()
     with pytest.raises(DataError, match="the images are not those of this run: .*; put them back, .* another --out"):
         probe(*arguments, device="cpu", overrides=typed(settings))

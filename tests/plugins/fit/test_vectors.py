@@ -7,14 +7,8 @@ from pml_ext.errors import DataError
 from pml_ext.recipe import load_recipe, overrides_of
 from pml_ext_fit.vectors import RECIPE, describe_vectors
 
+from ...data.vector_files import file_of
 from ...overrides import typed
-
-
-def file_of(place, classes=4, each=10, size=6, **columns):
-    labels = np.repeat([f"class {number}" for number in range(classes)], each)
-    rows = np.random.default_rng(0).normal(size=(len(labels), size))
-    np.savez(place / "mine.npz", embeddings=rows, labels=labels, **columns)
-    return place / "mine.npz"
 
 
 def test_few_classes_are_divided_by_image(tmp_path):
