@@ -41,23 +41,19 @@ class ChosenCopies:
     def keeping_as_told(self, table: Path) -> ChosenCopies:
         """Return the copies with those kept of which a table says so: that of :meth:`as_csv`, or of ``--csv``.
 
-        A group without an image in the table is as it was. An image that the table does not have, of a group that it
-        has, stays beside those that are kept. DataError for a table of another form, and one that keeps no image of a
-        group.
+        An image that the table does not have stays: nobody has chosen to spare it. DataError for a table of another
+        form, and one that keeps no image of a group.
         """
         told = _told_by(table)
 
-        def kept_of(place: int, group: Group) -> list[str] | None:
-            of_group = [told.get((group.kind, image.path)) for image in group.images]
-            if all(is_kept is None for is_kept in of_group):
-                return None
-            if not any(of_group) and None not in of_group:
+        def kept_of(place: int, group: Group) -> list[str]:
+            paths = [image.path for image in group.images if told.get((group.kind, image.path), True)]
+            if not paths:
                 raise DataError(
                     f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
                     "keep = yes in one row of each group"
                 )
-            kept = zip(group.images, of_group, strict=True)
-            return [image.path for image, is_kept in kept if is_kept is not False]
+            return paths
 
         return self._keeping(kept_of)
 

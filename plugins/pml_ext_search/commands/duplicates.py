@@ -107,6 +107,9 @@ def duplicates(
             from ..choices import ChosenCopies
 
             found = ChosenCopies(found).keeping_as_told(told).found
+            whole = sum(not group.others for group in found.groups)
+            if whole:
+                say(f"{counted(whole, 'group')} left whole: {keep} spares none of the images")
     noun = "vectors" if source.names is None else "images"
     summary = _summary(found, noun, kinds)
     title = f"Copies in {printable(str(data))}"

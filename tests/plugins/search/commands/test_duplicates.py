@@ -63,6 +63,16 @@ def test_what_a_table_keeps_is_not_moved(command, place, tmp_path):
     assert sorted(file.name for file in place.glob("01-*")) == ["01-75.jpg", "01-half.png"]
 
 
+def test_a_table_of_other_images_moves_nothing(command, place, tmp_path):
+    table = tmp_path / "copies.csv"
+    table.write_text("kind,keep,path\nnear,no,elsewhere/01-half.png\n")
+    done = command("duplicates", place, "--keep", table, "--move", tmp_path / "aside")
+    assert done.returncode == 0, done.stderr
+    assert f"3 groups left whole: {table} spares none of the images" in " ".join(done.stderr.split())
+    assert "0 images moved" in done.stdout
+    assert len(list(place.iterdir())) == 24
+
+
 def test_exact_copies_are_linked_and_others_stay(command, place):
     shutil.copy(place / "00-75.jpg", place / "equal.jpg")
     done = command("duplicates", place, "--link", "--kind", "exact")
