@@ -124,6 +124,15 @@ def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
 
 
 @hookimpl
+def pml_ext_checks() -> dict[str, Callable[..., Any]]:
+    """Return the checks of what plugins name for runs."""
+    with needs_extra("train", "a check of data sets, trunks and recipes"):
+        from .cli.contracts import CHECKS
+
+        return {**CHECKS}
+
+
+@hookimpl
 def pml_ext_commands() -> dict[str, Command]:
     """Return the commands of the layer; search and comparison add theirs."""
     return {

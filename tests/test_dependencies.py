@@ -98,7 +98,7 @@ def _requires(name):
 def test_losses_and_wrappers_need_no_extra(bare):
     classes = {"CBMLLoss", "PDDMLoss", "BatchAllTripletLoss", "DensityRegularizer", "HardNegativePoolSampler"}
     wrappers = {"CrossBatchMemory", "DistributedLoss", "RegularizedLoss"}
-    needed = classes | wrappers | {"registry", "plugin", "testing", "pml_ext.testing.benchmark"}
+    needed = classes | wrappers | {"registry", "plugin", "testing"}
     assert {name: bare[name] for name in needed} == dict.fromkeys(needed, "")
 
 

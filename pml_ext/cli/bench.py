@@ -12,7 +12,7 @@ from .options import AsJson, DataFolder, OnDevice, Overrides
 from .output import print_result, stderr
 
 if TYPE_CHECKING:
-    from ..testing.benchmark import Row
+    from .benchmark import Row
 
 SHAPES = "32x64x4,64x128x4,1024x512x4"
 ROUNDS = 10
@@ -76,7 +76,7 @@ def _scale_losses(
     losses: list[str] | None, shape: str | None, to: int, repeats: int, device: str, threads: int | None
 ) -> list[Row]:
     """Measure losses as the batch doubles from a shape to ``to``."""
-    from ..testing import benchmark
+    from . import benchmark
 
     start = benchmark.START
     if shape is not None:
@@ -98,7 +98,7 @@ def _bench_losses(
     losses: list[str] | None, shapes: str | None, repeats: int, device: str, threads: int | None
 ) -> list[Row]:
     """Measure losses at some shapes; by default all of the plugins and PML's nearest, and the step of a network."""
-    from ..testing import benchmark
+    from . import benchmark
 
     is_default = not losses and shapes is None
     wanted = SHAPES if shapes is None else shapes

@@ -18,8 +18,8 @@ def doctor(as_json: AsJson = False) -> None:
     Paste the output into a report of a problem. Exit code 1 if a folder cannot be written, a plugin is broken or a part
     of the self test fails.
     """
-    from ..testing.doctor import EXTRAS, diagnose
     from .diagnosis import diagnosis
+    from .installation import EXTRAS, diagnose
 
     found = diagnose()
     with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems

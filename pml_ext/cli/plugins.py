@@ -66,13 +66,10 @@ def check(
 
     A plugin's recipes, data sets, transforms, trunks, metrics, trackers, stores and commands are checked, too.
     """
-    from ..testing.checks import fork_worker
     from ..testing.named import broken_plugins, check_named, find_named, find_named_by_name
     from ..testing.runner import CheckResult, check_component
     from ..testing.subject import find_components
 
-    if not fast:
-        fork_worker()
     all_named = find_named(what)
     results: list[CheckResult] = broken_plugins(what)
     try:

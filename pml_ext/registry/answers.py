@@ -18,6 +18,7 @@ _A_METRIC = "a function(**kwargs) (and a name in snake_case)"
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SNAKE = re.compile("[a-z][a-z0-9_]*")
 _NAME = re.compile(r"[^\s:@]+")
+_KIND = re.compile(r"[^:@]+")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.module:name"
 
 
@@ -61,7 +62,7 @@ TABLES = {
     "command": HookTable("pml_ext_commands", KEBAB, _is_command, _A_COMMAND),
     "store": HookTable("pml_ext_stores", KEBAB, callable, "a function (and a name in kebab-case)"),
     "service": HookTable("pml_ext_services", KEBAB, callable, "a function (and a name in kebab-case)"),
-    "check": HookTable("pml_ext_checks", _NAME, callable, "a function (and the name of a kind, such as 'store')"),
+    "check": HookTable("pml_ext_checks", _KIND, callable, "a function (and the name of a kind, such as 'store')"),
     "paper": HookTable("pml_ext_papers", KEBAB, _is_file, _A_FILE),
 }
 

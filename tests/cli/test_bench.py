@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from pml_ext.cli import bench
-from pml_ext.testing import benchmark
-from pml_ext.testing.benchmark import SHAPES, Row, Shape
+from pml_ext.cli import bench, benchmark
+from pml_ext.cli.benchmark import SHAPES, Row, Shape
 
 
 def test_command_writes_a_table_or_json(pml_ext_command):

@@ -5,13 +5,16 @@ import re
 
 from pml_ext.testing import named, runner
 from pml_ext.testing.runner import CheckResult
+from tests.testing.planted import bug_of
+
+StopsHalfway = bug_of("check_sampler")
 
 
 def test_check_names_what_fails_and_where(pml_ext_command):
-    done = pml_ext_command("check", "tests.testing.planted.others.StopsHalfway", "-v")
+    done = pml_ext_command("check", f"{StopsHalfway.__module__}.{StopsHalfway.__name__}", "-v")
     assert done.returncode == 1
-    assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at others.py:\d+\)", done.stdout)
-    assert re.search(r'File ".*others.py", line \d+, in <lambda>\n +images=lambda self, rows: 1 / 0', done.stdout)
+    assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at planted.py:\d+\)", done.stdout)
+    assert re.search(r'File ".*planted.py", line \d+, in <lambda>\n.*images=lambda self, rows: 1 / 0', done.stdout)
     done = pml_ext_command("check", "hard-pair", "--fast", "--json")
     results = json.loads(done.stdout)
     assert [entry for entry in results if entry["status"] not in ("passed", "skipped")] == []

@@ -30,8 +30,8 @@ from pytorch_metric_learning.losses import (
 from pytorch_metric_learning.miners import HDCMiner
 from pytorch_metric_learning.reducers import AvgNonZeroReducer, MeanReducer, SumReducer
 
+from pml_ext.cli.benchmark import peak_bytes
 from pml_ext.testing import SecondDevice
-from pml_ext.testing.benchmark import peak_bytes
 from pml_ext.testing.calling import CountedOperations, SavedBytes
 
 

@@ -12,7 +12,7 @@ import pml_ext
 from pml_ext.errors import ConfigError
 from pml_ext.testing import check_component, parametrize_with_checks
 from pml_ext.testing.subject import find_components, kept_generators, set_seed, subject_of
-from tests.testing.planted import correct
+from tests.testing.planted import ByHand
 
 
 def test_what_cannot_be_checked():
@@ -29,7 +29,7 @@ def test_targets():
     assert {name for name, _ in find_components("pddm")} == names
     assert find_components("pml_ext.distances.EuclideanDistance")[0][1] is pml_ext.distances.EuclideanDistance
     assert find_components("local-positive")[0][1].cls is pml_ext.LocalPositiveMiner
-    assert ("ByHand", correct.ByHand) in find_components("tests.testing.planted.correct")
+    assert ("ByHand", ByHand) in find_components("tests.testing.planted")
     assert len(find_components("pml")) > 30
     with pytest.raises(ConfigError, match="nowhere_at_all: no package, class, entry point or component"):
         find_components("nowhere_at_all")
@@ -40,7 +40,7 @@ def test_targets():
 @pytest.mark.parametrize(
     ("component", "size", "classes"),
     [
-        (functools.partial(correct.Weighted, 2.0, kind="square"), 8, 6),
+        (functools.partial(ByHand, 2.0, square=True), 8, 6),
         (functools.partial(losses.ProxyAnchorLoss, num_classes=7), 8, 7),
         (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), 5, 3),
         (losses.ContrastiveLoss, 8, 6),
@@ -58,7 +58,7 @@ def test_what_may_be_checked(component, size, classes):
 
 
 def test_a_size_that_nothing_tells_is_named():
-    class Hidden(correct.ByHand):
+    class Hidden(ByHand):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
             self.layer = torch.nn.Linear(3, 2)

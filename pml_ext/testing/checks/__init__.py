@@ -7,7 +7,6 @@ from . import building as building  # the first, since its checks come first
 from . import contract, kinds, objects, reference, samplers, situations, use  # noqa: F401 (importing registers them)
 from .building import check_constructor, check_docstring
 from .contract import check_call_forms
-from .objects import fork_worker
 from .situations import settings_of_process
 
 # Checks whose failures explain others, which may follow from the same bug; the first one that fails is read first.
@@ -40,6 +39,5 @@ __all__ = [
     "check_call_forms",
     "check_constructor",
     "check_docstring",
-    "fork_worker",
     "settings_of_process",
 ]

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from ... import registry
-from ..calling import error_summary, reseeded_generators
+from ..calling import error_summary
 from ..subject import SkipCheck, Subject, applies_to
 
 
 @applies_to(*registry.KINDS)
 def check_constructor(subject: Subject) -> None:
-    """The constructor must not raise, nor seed a global generator: all that is drawn later would be the same."""
-    reseeded = reseeded_generators(lambda: _build(subject))
-    if reseeded:
-        text = f"its constructor seeds the global generator of {' and '.join(reseeded)}"
-        raise AssertionError(f"{text}, for the whole process; give a generator of its own the seed")
-
-
-def _build(subject: Subject) -> None:
+    """The constructor must not raise."""
     try:
         subject.build()
     except (Exception, SystemExit) as error:

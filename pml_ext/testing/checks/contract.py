@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +27,6 @@ from ..subject import (
     takes_labels,
     with_noise,
 )
-from .reference import declared, variants
 
 _WANTED = (
     "wanted {'loss': {'losses': values, 'indices': what each is of, 'reduction_type': 'element', 'pos_pair', "
@@ -114,8 +115,8 @@ def check_reducers(subject: Subject) -> None:
     losses[1].set_reducer(pml.reducers.SumReducer())
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
-    _check_not_divided_twice(subject)
-    _check_not_divided_by_images(subject, batch, values)
+    if not is_random(subject) and not isinstance(getattr(losses[0], "reducer", None), pml.reducers.SumReducer):
+        _check_not_divided(subject, batch)
 
 
 def _check_values_differ(subject: Subject, values: dict[str, Tensor]) -> None:
@@ -131,65 +132,36 @@ def _check_values_differ(subject: Subject, values: dict[str, Tensor]) -> None:
             )
 
 
-def _check_not_divided_by_images(subject: Subject, batch: Batch, values: dict[str, Tensor]) -> None:
-    """Fail if the value of each image halves where the batch is given twice, in a loss without pairs."""
-    if "indices_tuple" in subject.capabilities or is_random(subject):
-        return
-    twice = Batch(new_leaf(torch.cat([batch.embeddings] * 2)), torch.cat([batch.labels] * 2))
-    try:
-        set_seed(0)
-        others = compute(subject.make(), twice)
-    except Exception:  # see the other checks
-        return
-    for name, value in values.items():
-        other = torch.as_tensor(others[name]["losses"])
-        if value.ndim != 1 or len(value) != len(batch.labels) or len(other) != 2 * len(value) or not value.any():
-            continue
-        if all_close([other[: len(value)]], [value / 2]):
-            raise AssertionError(
-                f"sub-loss {name!r}: twice the images halve the value of each, and the reducer's mean divides again; "
-                "leave the division by the number of images to the reducer"
-            )
+def _check_not_divided(subject: Subject, batch: Batch) -> None:
+    """Fail if values are divided by the number of images already, which the reducer's mean does again.
 
-
-def _check_not_divided_twice(subject: Subject) -> None:
-    """Fail if images that no pair of a tuple has divide all values: then the reducer's mean divides a second time."""
-    if not {"labels", "indices_tuple"} <= subject.capabilities or is_random(subject):
-        return
-    whole = batch_of(subject, (4, 6))
-    listed = torch.arange(len(whole.labels)) % 6 < 3
-    few = Batch(whole.embeddings[listed], whole.labels[listed])
-    many = Batch(torch.cat([few.embeddings, whole.embeddings[~listed]]), torch.cat([few.labels, whole.labels[~listed]]))
-    pairs = pml.get_all_pairs_indices(few.labels)
-    found = []
-    for batch in (few, many):
-        loss = subject.make()
-        if isinstance(getattr(loss, "reducer", None), pml.reducers.SumReducer):
-            return
+    Images that no pair of a tuple has must not change the sum of the values; without a tuple, twice the images must
+    double it.
+    """
+    pairs = pml.get_all_pairs_indices(batch.labels) if "indices_tuple" in subject.capabilities else None
+    more = batch if pairs is None else batch_of(subject, seed=1)
+    twice = Batch(torch.cat([batch.embeddings, more.embeddings]), torch.cat([batch.labels, more.labels]))
+    terms = []
+    for each in (batch, twice):
         try:
-            terms = loss.compute_loss(batch.embeddings, batch.labels, pairs, batch.embeddings, batch.labels)
+            set_seed(0)
+            given = each.embeddings, each.labels, pairs, each.embeddings, each.labels
+            terms.append(subject.make().compute_loss(*given))
         except Exception:  # see the other checks
             return
-        found.append(terms)
-    for name, info in found[0].items():
-        if info["reduction_type"] == "already_reduced" or not isinstance(info["losses"], Tensor):
+    for name, info in terms[0].items():
+        values = [torch.as_tensor(each[name]["losses"]) for each in terms]
+        if info["reduction_type"] == "already_reduced" or not values[0].any():
             continue
-        values = []
-        for terms in found:
-            index = _as_tuple(terms[name]["indices"])
-            of_pairs = terms[name]["losses"].flatten()  # some of PML's losses give [N, 1]
-            if len(of_pairs) == len(index[0]):
-                values.append(_by_index(index, of_pairs, len(many.labels)))
-        if len(values) < 2:
+        if pairs is None and len(values[1]) != 2 * len(values[0]):  # one for each class
             continue
-        one, other = values
-        ratios = (other / one)[one != 0]
+        growth = float(values[1].sum() / values[0].sum())
+        expected = 2.0 if pairs is None else 1.0
         for power in (1, 2):
-            share = (len(few.labels) / len(many.labels)) ** power
-            if len(ratios) and torch.allclose(ratios, torch.full_like(ratios, share), rtol=1e-6):
+            if math.isclose(growth, expected / 2**power, rel_tol=1e-6):
                 raise AssertionError(
-                    f"images that no pair of indices_tuple has multiply all values by {share:.3g}: they are divided by "
-                    "the size of the batch, and then by the reducer's mean; leave the mean to the reducer"
+                    f"sub-loss {name!r} is divided by the number of images, and then by the reducer's mean; leave the "
+                    "division to the reducer"
                 )
 
 
@@ -386,9 +358,9 @@ def check_references(subject: Subject) -> None:
     one = batch_of(subject, seed=1)
     other = batch_of(subject, seed=2)
 
-    def value(references: Batch, settings: Mapping[str, Any] | None = None) -> Tensor:
+    def value(references: Batch) -> Tensor:
         named = {"ref_labels": references.labels} if labeled else {}
-        return seeded(subject.make(settings), batch, ref_emb=references.embeddings, **named).detach()  # type: ignore[no-any-return]
+        return seeded(subject.make(), batch, ref_emb=references.embeddings, **named).detach()  # type: ignore[no-any-return]
 
     try:
         values = value(one), value(other)
@@ -401,31 +373,62 @@ def check_references(subject: Subject) -> None:
     if not labeled or not taken or is_random(subject):
         return
     references = Batch(one.embeddings, one.labels[shuffle(len(one.labels), 4)])
-    for changed in ({}, *_other_flags(subject)):
-        settings = {**subject.settings, **changed} if changed else None
-        where = "".join(f", with {name}={flag}" for name, flag in changed.items())
-        try:
-            base = value(references, settings)
-        except (TypeError, ValueError):
-            if changed:  # a flag may refuse references
-                continue
-            raise
-        text = f"as many references as images, in another order, give another loss{where}; "
-        text += "partners are rows of ref_emb; say has_references=True to pair_masks"
-        for seed in (5, 6):
-            close(value(references.ordered(shuffle(len(one.labels), seed)), settings), base, text)
-        if torch.equal(value(one, settings), base):
-            raise AssertionError(f"ref_labels are ignored{where}: other labels of the references give the same loss")
+    base = value(references)
+    text = "as many references as images, in another order, give another loss; "
+    text += "partners are rows of ref_emb; say has_references=True to pair_masks"
+    for seed in (5, 6):
+        close(value(references.ordered(shuffle(len(one.labels), seed))), base, text)
+    if torch.equal(value(one), base):
+        raise AssertionError("ref_labels are ignored: other labels of the references give the same loss")
 
 
-def _other_flags(subject: Subject) -> list[dict[str, Any]]:
-    """Return a table of settings for each flag of a class, with the other value of the flag."""
-    tables = []
-    for name, value in declared(subject).items():
-        value = subject.settings.get(name, value)
-        if isinstance(value, bool):
-            tables += [{name: not value} for _ in variants(subject, subject.settings, name)]
-    return tables
+@applies_to("loss", "regularizer", "distance")
+def check_gradients(subject: Subject) -> None:
+    """Gradients of inputs and parameters must match finite differences of the loss, since training follows them."""
+    needs(subject, repeatable=True)
+    batch = batch_of(subject, (3, 3))
+    other = batch_of(subject, (3, 2), seed=1)
+    component = subject.make()
+    _compare_with_differences("the embeddings", lambda x: call(component, Batch(x, batch.labels)), batch.embeddings)
+    for named in call_forms(subject, batch, other).values():
+        if "ref_emb" in named:
+            by_references = functools.partial(_with_references, component, batch, named)
+            _compare_with_differences("ref_emb", by_references, other.embeddings)
+    arguments = (batch.embeddings.detach(), *label_arguments(component, batch.labels))
+    for name, parameter in with_noise(subject.make()).named_parameters():  # a metric may begin as the identity
+        if parameter.requires_grad:
+            by_parameter = functools.partial(_with_parameter, component, arguments, name)
+            _compare_with_differences(name, by_parameter, new_leaf(parameter))
+
+
+def _with_references(component: Any, batch: Batch, named: dict[str, Any], references: Tensor) -> Any:
+    return call(component, batch, **{**named, "ref_emb": references})
+
+
+def _with_parameter(component: Any, arguments: tuple[Tensor, ...], name: str, parameter: Tensor) -> Any:
+    return functional_call(component, {name: parameter}, arguments)
+
+
+def _compare_with_differences(name: str, function: Callable[[Tensor], Any], leaf: Tensor) -> None:
+    """Fail unless the gradient of a leaf agrees with differences of the value along random directions.
+
+    A part that is wrong in any coordinate shows along each of them, so that no coordinate needs a call of its own.
+    """
+    value = weighted(function(leaf))
+    slope = gradient(value, leaf)
+    tolerance = 1e-4 * (1 + float(slope.norm())) + 1e-8 * abs(float(value))
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(_DIRECTIONS):
+        direction = torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)
+        ends = [float(weighted(function(new_leaf(leaf + step * direction)))) for step in (_STEP, -_STEP)]
+        difference = (ends[0] - ends[1]) / (2 * _STEP)
+        along = float((slope * direction).sum())
+        if not abs(difference - along) <= tolerance:  # NaN does not agree
+            raise AssertionError(
+                f"the gradient of {name} differs from finite differences: along a direction, backward() gives "
+                f"{along:.6g}, the value changes by {difference:.6g}; detach(), .data, no_grad() or item() leave a "
+                "part out. If the paper wants it so, name check_gradients in expected_failed_checks"
+            )
 
 
 @applies_to("loss", "regularizer", "miner", "distance")
@@ -551,92 +554,6 @@ def _check_images_at_proxies(subject: Subject) -> None:
             "a batch of images that are exactly at their proxies gives a gradient that is not finite; acos wants "
             "cosines clamped below 1, and roots want eps below them"
         )
-
-
-@applies_to("loss", "regularizer", "distance")
-def check_gradients(subject: Subject) -> None:
-    """Gradients of inputs and parameters must match finite differences of the loss, since training follows them."""
-    needs(subject, repeatable=True)
-    batch = batch_of(subject, (3, 3))
-    other = batch_of(subject, (3, 2), seed=1)
-    component = subject.make()
-
-    def of_embeddings(x: Tensor) -> Any:
-        return call(component, Batch(x, batch.labels))
-
-    if not _agrees_with_differences(of_embeddings, [batch.embeddings]):
-        raise AssertionError(_gradient_text("the embeddings", of_embeddings, [batch.embeddings], 0))
-    for named in call_forms(subject, batch, other).values():
-        if "ref_emb" not in named:
-            continue
-
-        def of_references(x: Tensor, given: dict[str, Any] = named) -> Any:
-            return call(component, batch, **{**given, "ref_emb": x})
-
-        if not _agrees_with_differences(of_references, [other.embeddings]):
-            raise AssertionError(_gradient_text("ref_emb", of_references, [other.embeddings], 0))
-    noisy = with_noise(subject.make())  # a metric may begin as the identity
-    moved = {name: new_leaf(parameter) for name, parameter in noisy.named_parameters() if parameter.requires_grad}
-
-    def by_parameters(*values: Tensor) -> Any:
-        return functional_call(component, dict(zip(moved, values, strict=True)), given)
-
-    given = (batch.embeddings.detach(), *label_arguments(component, batch.labels))
-    if moved and not _agrees_with_differences(by_parameters, list(moved.values())):
-        texts = []
-        for place, name in enumerate(moved):
-            texts.append(_gradient_text(name, by_parameters, list(moved.values()), place))
-        raise AssertionError(max(texts, key=len))  # those that agree have no numbers
-
-
-def _agrees_with_differences(function: Callable[..., Any], leaves: list[Tensor]) -> bool:
-    """Return whether the gradient of the leaves agrees with differences of the value along random directions.
-
-    A part that is wrong in any coordinate shows along each of them, so that no coordinate needs a call of its own.
-    """
-    value = weighted(function(*leaves))
-    slopes = gradients(value, leaves)
-    size = float(torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt())
-    tolerance = 1e-4 * (1 + size) + 1e-8 * abs(float(value))
-    generator = torch.Generator().manual_seed(11)
-    for _ in range(_DIRECTIONS):
-        directions = [torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in leaves]
-        products = [(slope * direction).sum() for slope, direction in zip(slopes, directions, strict=True)]
-        along = float(torch.stack(products).sum())
-        ends = []
-        for sign in (1, -1):
-            moved = []
-            for leaf, direction in zip(leaves, directions, strict=True):
-                moved.append(new_leaf(leaf + sign * _STEP * direction))
-            ends.append(float(weighted(function(*moved))))
-        difference = (ends[0] - ends[1]) / (2 * _STEP)
-        if not abs(difference - along) <= tolerance:  # NaN does not agree
-            return False
-    return True
-
-
-def _gradient_text(name: str, function: Callable[..., Any], leaves: list[Tensor], place: int) -> str:
-    """Return where the gradient of one of the leaves differs most from finite differences, and why it may."""
-    text = f"the gradient of {name} differs from finite differences"
-    leaf = leaves[place]
-    found = gradient(weighted(function(*leaves)), leaf).flatten()
-    wanted = torch.zeros_like(found)
-    with torch.no_grad():
-        for entry in range(min(leaf.numel(), 200)):
-            ends = []
-            for sign in (1, -1):
-                moved = leaf.detach().clone()
-                moved.view(-1)[entry] += sign * _STEP
-                ends.append(float(weighted(function(*leaves[:place], moved, *leaves[place + 1 :]))))
-            wanted[entry] = (ends[0] - ends[1]) / (2 * _STEP)
-    gap = (found - wanted)[: min(leaf.numel(), 200)].abs()
-    worst = int(gap.argmax())
-    if gap[worst] < 1e-5:
-        return text
-    index = [int(part) for part in torch.unravel_index(torch.tensor(worst), leaf.shape)]
-    numbers = f"at {index}, backward() gives {found[worst]:.6g}, differences of the value {wanted[worst]:.6g}"
-    hint = "detach(), .data, no_grad() or item() leave a part out, or a backward() written by hand is wrong"
-    return f"{text}: {numbers}; {hint}. If the paper wants it so, name check_gradients in expected_failed_checks"
 
 
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import io
 import itertools
-import multiprocessing
 import pickle
-import re
-import sys
-import threading
-import warnings
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...distributed.processes import end_with_the_parent
-from ..batches import CLOSE, Batch, batch_of
+from ..batches import CLOSE, batch_of
 from ..calling import call, error_location, error_summary, needs, outcome, result_of, seeded
 from ..comparing import close, gradient, gradients, weighted
 from ..subject import SkipCheck, Subject, applies_to, label_arguments, set_seed
@@ -156,90 +147,6 @@ def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
     return ""
 
 
-@applies_to("loss", "miner", "regularizer", "distance", "reducer", slow=True)
-def check_other_process(subject: Subject) -> None:
-    """Another process must compute the same from the component in a ``torch.save`` file: no state may be missing."""
-    component = subject.make()
-    if type(component).__module__ == "__main__":
-        raise SkipCheck("its class is in the script that runs, which another process would run again")
-    batch = batch_of(subject)
-    file = io.BytesIO()
-    torch.save((component, Batch(batch.embeddings.detach(), batch.labels)), file)
-    try:
-        actual = _worker().submit(_computed, file.getvalue()).result()
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise SkipCheck(f"another process cannot import its class: {error}") from None
-    except Exception as error:
-        _check_that_processes_start()
-        raise AssertionError(f"in another process it stops: {error_summary(error)}") from error
-    text = "in another process it gives another result: it needs something of this one"
-    close([torch.from_numpy(x) for x in actual], outcome(component, batch)[:1], text, 1e-9, 1e-9)
-
-
-_workers: list[concurrent.futures.ProcessPoolExecutor] = []  # the one that all components share
-
-
-def _worker() -> concurrent.futures.ProcessPoolExecutor:
-    """Return the worker process, which all components share."""
-    if not _workers:
-        spawn = multiprocessing.get_context("spawn")
-        _workers.append(concurrent.futures.ProcessPoolExecutor(1, spawn, _start_worker))
-    return _workers[0]
-
-
-def _start_worker() -> None:
-    """Compute with one thread, and end when the process that started the worker is killed."""
-    torch.set_num_threads(1)
-    threading.Thread(target=end_with_the_parent, daemon=True).start()
-
-
-def _check_that_processes_start() -> None:
-    """Skip the check if another process cannot even start; replace a worker process that has ended."""
-    try:
-        _worker().submit(int).result()
-        return
-    except BrokenProcessPool:
-        _workers.clear()
-    try:
-        _worker().submit(int).result()
-    except BrokenProcessPool:
-        _workers.clear()
-        raise SkipCheck(
-            "another process runs the script again, and ends; put the calls below 'if __name__ == \"__main__\":'"
-        ) from None
-
-
-def fork_worker() -> None:
-    """Start the worker process by a fork, before anything is built or called: it need not import everything again.
-
-    Nothing that components do later reaches it, as little as a spawned one. Where this process has run threads, such as
-    those of a backward pass, a fork of it cannot be used, and the first check spawns a process.
-    """
-    if _workers or sys.platform != "linux" or threading.active_count() > 1:
-        return
-    with warnings.catch_warnings(action="ignore"):  # of threads, which a library of linear algebra starts at import
-        context = multiprocessing.get_context("fork")
-        worker = concurrent.futures.ProcessPoolExecutor(1, context, _start_worker)
-        usable = worker.submit(_can_go_backward).result()
-    if usable:
-        _workers.append(worker)
-    else:
-        worker.shutdown(wait=False)
-
-
-def _can_go_backward() -> bool:
-    try:
-        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return False
-    return True
-
-
-def _computed(file: bytes) -> list[Any]:
-    component, batch = torch.load(io.BytesIO(file), weights_only=False)
-    return [x.numpy() for x in outcome(component, batch)[:1]]
-
-
 @applies_to("loss", "regularizer", slow=True)
 def check_compile(subject: Subject) -> str:
     """``torch.compile`` must run forward and backward, as one graph if ``fullgraph = True``.
@@ -262,7 +169,7 @@ def check_compile(subject: Subject) -> str:
     try:
         actual, slope = value_and_gradient(fullgraph=True)
     except Exception as error:
-        breaks = _first_line(error)
+        breaks = str(error).strip().partition("\n")[0] or type(error).__name__
         if promised:
             raise AssertionError(f"it says fullgraph = True, but torch.compile stops: {breaks}") from error
         actual, slope = value_and_gradient(fullgraph=False)
@@ -275,24 +182,13 @@ def check_compile(subject: Subject) -> str:
     return "one graph"
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    places = re.findall(r'File "([^"]*)", line (\d+)', str(error))  # as the compiler prints them
-    text = lines[0].rstrip(".")
-    if places:
-        file, line = places[-1]
-        text += f" at {Path(file).name}:{line}"
-    return text
-
-
 @applies_to("loss", "regularizer", slow=True)
-def check_torch_func(subject: Subject) -> str | None:
-    """``torch.func.grad`` and ``jvp`` of ``functional_call`` must agree with ``backward``, for parameters too.
+def check_torch_func(subject: Subject) -> None:
+    """``torch.func.grad`` of ``functional_call`` must agree with ``backward``, for parameters too.
 
-    Skipped if an ``autograd.Function`` has no ``setup_context``; the result's text says where one has no ``jvp``.
+    Skipped if an ``autograd.Function`` has no ``setup_context``.
     """
     component = subject.make()
-    last = subject.make()
     batch = batch_of(subject)
     expected = outcome(subject.make(), batch)[1:]
     x = batch.embeddings.detach()
@@ -315,18 +211,3 @@ def check_torch_func(subject: Subject) -> str | None:
         raise AssertionError(f"torch.func.grad stops: {error_summary(error)}") from error
     actual = [by_embeddings, *by_parameters.values()]
     close(actual, expected, f"torch.func.grad gives the embeddings{', '.join(['', *parameters])} other gradients")
-    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    set_seed(0)
-    try:
-        along = torch.func.jvp(lambda moved: call(last, Batch(moved, batch.labels)), (x,), (direction,))[1]
-    except Exception as error:
-        if "in-place" in str(error) and buffers:
-            return f"no forward mode: a call updates a buffer in place: {_first_line(error)}"
-        if re.search("implement the jvp function|forward (mode )?AD", str(error)):
-            return f"no forward mode at {error_location(error)}: {_first_line(error)}"
-        raise AssertionError(f"torch.func.jvp stops: {error_summary(error)}") from error
-    text = (
-        "torch.func.jvp gives another derivative than backward(); no_grad() does not stop forward mode, detach() does"
-    )
-    close(along, (expected[0] * direction).sum(), text)
-    return None

@@ -41,7 +41,6 @@ CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that a
 _DIMENSIONS = 600
 _IMAGES = (65, 182, 1025)
 _IMAGES_WITH_GRADIENT = 182  # the most with which gradients are compared too
-_COPIES = (43, 257, 2731)  # of references: beyond int8, beyond what float16 counts, beyond int16
 _LARGE = 64  # entries of the largest tensor per entry of the matrix, above which larger batches are left out
 _OPERATIONS = 5_000  # for a batch, above which no larger one is tried
 _GLOBALS: dict[str, Callable[[], Any]] = {  # settings of the process, and how each is read
@@ -89,7 +88,8 @@ def check_globals_unchanged(subject: Subject) -> None:
 
 
 def _use(subject: Subject) -> None:
-    """Build a component and call it, with its gradient if it has one."""
+    """Build a component as its user does, and call one, with its gradient if it has one."""
+    subject.build()
     component = subject.make()
     if subject.kind == "sampler":
         list(component)
@@ -275,14 +275,46 @@ def check_order_does_not_matter(subject: Subject) -> None:
         batch = batch_of(subject, shape)
         expected = reordered(subject.make(), batch, torch.arange(len(batch.labels)))
         for seed in (0, 1):
-            actual = reordered(subject.make(), batch, shuffle(len(batch.labels), seed))
-            if subject.kind == "miner" and _ties(subject.make(), batch, actual[0], expected[0]):
-                continue
-            what = f"({shape[0]} classes x {shape[1]})"
-            close(actual[:1], expected[:1], f"the order of the batch changes the {subject.kind} {what}", 1e-7, 1e-7)
-            close(actual, expected, f"the order of the batch changes the gradient {what}", atol=1e-6)
+            where = f" ({shape[0]} classes x {shape[1]})"
+            _compare_orders(subject, batch, expected, batch, shuffle(len(batch.labels), seed), where)
     if "state" in subject.capabilities:
         _check_order_of_state(subject)
+
+
+def _compare_orders(
+    subject: Subject, batch: Batch, expected: list[Tensor], same: Batch, order: Tensor, where: str
+) -> None:
+    """Fail if a batch, or the ``same`` one under other names, gives another result in another order; ties may."""
+    actual = reordered(subject.make(), same, order)
+    if subject.kind == "miner" and _ties(subject.make(), batch, actual[0], expected[0]):
+        return
+    close(actual[:1], expected[:1], f"the order of the batch changes the {subject.kind}{where}", 1e-7, 1e-7)
+    close(actual, expected, f"the order of the batch changes the gradient{where}", atol=1e-6)
+
+
+@applies_to(*CALLED)
+def check_sizes(subject: Subject) -> str:
+    """65, 182 and 1,025 images, as cost allows, give the same in any order, with any labels: counters may overflow."""
+    try:
+        check_order_does_not_matter(subject)
+    except Exception:
+        raise SkipCheck("see check_order_does_not_matter") from None
+    for images in _IMAGES:
+        generator = torch.Generator().manual_seed(images)
+        classes = torch.randint(images // 4, (images,), generator=generator)
+        points = batch_of(subject, classes % subject.classes, seed=images)
+        names = torch.randint(2**40, (images,), generator=generator)
+        batch = same = points
+        if not subject.has_class_rows:
+            batch = Batch(points.embeddings, classes)
+            same = Batch(points.embeddings, names[classes])
+        points.embeddings.requires_grad_(images <= _IMAGES_WITH_GRADIENT)
+        with CountedOperations() as counted:
+            expected = reordered(subject.make(), batch, torch.arange(images))
+        _compare_orders(subject, batch, expected, same, shuffle(images, 1), f", or its labels, with {images} images")
+        if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
+            break
+    return f"up to {images} images"
 
 
 def _check_order_of_state(subject: Subject) -> None:
@@ -324,98 +356,19 @@ def _ties(component: Any, batch: Batch, found: Tensor, wanted: Tensor) -> bool:
     return all_close([distances(found)], [distances(wanted)])
 
 
-@applies_to(*CALLED)
-def check_sizes(subject: Subject) -> str:
-    """65, 182 and 1,025 images, as cost allows, give the same in any order, with any labels: counters may overflow."""
-    try:
-        check_order_does_not_matter(subject)
-    except Exception:
-        raise SkipCheck("see check_order_does_not_matter") from None
-    names = not subject.has_class_rows
-    for images in _IMAGES:
-        generator = torch.Generator().manual_seed(images)
-        numbers = torch.randint(images // 4, (images,), generator=generator)
-        points = batch_of(subject, numbers % subject.classes, seed=images)
-        batch = Batch(points.embeddings, numbers if names else points.labels)
-        if images > _IMAGES_WITH_GRADIENT:
-            batch.embeddings.requires_grad_(False)
-        with CountedOperations() as counted:
-            expected = reordered(subject.make(), batch, torch.arange(images))
-        other = torch.randint(2**40, (images,), generator=generator)
-        renamed = batch
-        text = f"{images} images in another order"
-        if names:
-            renamed = Batch(batch.embeddings, other[numbers])
-            text += " under other names"
-        text += " give another result"
-        actual = reordered(subject.make(), renamed, shuffle(images, 1))
-        if subject.kind != "miner" or not _ties(subject.make(), batch, actual[0], expected[0]):
-            close(actual, expected, text, atol=1e-6)
-        if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
-            break
-    return f"up to {images} images"
-
-
-@applies_to("loss")
-def check_many_references(subject: Subject) -> str:
-    """With each reference given k times, a value that grows as ``a + b k`` for small k must do so for large k."""
-    needs(subject, "labels", "references", fixed=True)
-    batch = batch_of(subject, (3, 1))
-    other = batch_of(subject, (subject.classes, 3), seed=1)
-
-    def value(copies: int) -> float:
-        given = {"ref_emb": other.embeddings.detach().repeat(copies, 1), "ref_labels": other.labels.repeat(copies)}
-        return float(seeded(subject.make(), batch, **given))
-
-    one, two, four = map(value, (1, 2, 4))
-    slope = two - one
-    if not np.isclose(four, one + 3 * slope, rtol=1e-9, atol=1e-12):
-        raise SkipCheck("its value does not grow linearly with the number of references")
-    for copies in _COPIES:
-        wanted = one + (copies - 1) * slope
-        with CountedOperations() as counted:
-            actual = value(copies)
-        if not np.isclose(actual, wanted, rtol=1e-6, atol=1e-9):
-            text = f"each of {len(other.labels)} references {copies} times gives {actual:.8g} instead of {wanted:.8g}"
-            raise AssertionError(f"{text}, as fewer do: references are left out, or counts overflow")
-        if counted.largest > _LARGE * len(batch.labels) * copies * len(other.labels):
-            break
-    return f"up to {copies * len(other.labels):,} references"
-
-
-@applies_to("loss", "regularizer", "miner", "distance")
+@applies_to("loss", "regularizer", "distance")
 def check_dimensions(subject: Subject) -> None:
-    """All of 600 coordinates count: each gets a gradient, and flipping signs in half of the images has an effect."""
-    component = subject.make()
+    """Each of 600 coordinates gets a gradient."""
     settings = dict(subject.settings)
     if subject.cls is not None and "embedding_size" in settings_of(subject.cls):
         settings["embedding_size"] = _DIMENSIONS
-    elif hasattr(component, "embedding_size") or [*component.parameters()]:
+    elif hasattr(subject.make(), "embedding_size") or [*subject.make().parameters()]:
         raise SkipCheck("it is made for one length of embeddings")
     wide = dataclasses.replace(subject, size=_DIMENSIONS)
-    unchanged = []
-    for case in CLOSE:
-        batch = batch_of(wide, **case)
-        turned = Batch(new_leaf(batch.embeddings), batch.labels)
-        with torch.no_grad():
-            turned.embeddings[::2, 64:] *= -1
-        results = []
-        for each in (batch, turned):  # after calls, and with parameters that are not 0, where it may start
-            results.append(outcome(with_noise(used(subject.make(settings), wide)), each))
-        if subject.kind != "miner":
-            counts = (results[1][1] != 0).any(0)
-            if not counts.any():
-                continue
-            if not counts.all():
-                raise AssertionError(f"{(~counts).sum()} of {_DIMENSIONS} coordinates get no gradient, others do")
-        beginnings = []
-        for value, *slopes in results:
-            beginnings.append([value, *(slope[:, :64] for slope in slopes[:1])])
-        if not all_close(beginnings[0], beginnings[1]):
-            return
-        unchanged.append(case)
-    if unchanged and subject.kind != "regularizer":
-        raise AssertionError("other coordinates from 65 on change nothing: they are left out")
+    for case in CLOSE:  # after calls, and with parameters that are not 0, where it may start
+        reached = (outcome(with_noise(used(subject.make(settings), wide)), batch_of(wide, **case))[1] != 0).any(0)
+        if reached.any() and not reached.all():
+            raise AssertionError(f"{(~reached).sum()} of {_DIMENSIONS} coordinates get no gradient, others do")
 
 
 @applies_to("loss", "regularizer", "distance", "reducer")
@@ -423,7 +376,6 @@ def check_nan_shows(subject: Subject) -> str | None:
     """A NaN or infinite coordinate must show in the value, as an error, or in the sum if the reducer drops it."""
     batch = batch_of(subject)
     other = batch_of(subject, seed=1)
-    note = None
 
     def shows(component: Any, taken: Batch, named: dict[str, Any]) -> bool:
         try:
@@ -435,13 +387,14 @@ def check_nan_shows(subject: Subject) -> str | None:
     for module in summed.modules():
         if hasattr(module, "set_reducer"):
             module.set_reducer(pml.reducers.SumReducer())
-    bad_numbers = [torch.nan, torch.inf]
-    if subject.kind == "reducer":  # a quantile may be finite if some of its values are not
-        bad_numbers = [torch.nan]
+    # A quantile of values, some of them infinite, may be finite.
+    bad_numbers = [torch.nan] if subject.kind == "reducer" else [torch.nan, torch.inf]
+    one = torch.arange(subject.size) == 2  # coordinate
+    note = None
     for bad, (form, named) in itertools.product(bad_numbers, call_forms(subject, batch, other).items()):
-        x = batch.embeddings.detach().clone()
-        y = other.embeddings.detach().clone()
-        x[batch.labels == 0, 2] = y[other.labels == 0, 2] = bad
+        x, y = (
+            torch.where((each.labels == 0)[:, None] & one, bad, each.embeddings).detach() for each in (batch, other)
+        )
         given = {"an embedding": (Batch(x.requires_grad_(), batch.labels), named)}
         if "ref_emb" in named:
             given["a reference"] = (batch, {**named, "ref_emb": y})
@@ -454,17 +407,6 @@ def check_nan_shows(subject: Subject) -> str | None:
     return note
 
 
-def _adds_up(subject: Subject, batch: Batch) -> bool:
-    """Return whether a regularizer's value is a mean or a sum over parts of a batch; a covariance, say, is neither."""
-    half = len(batch.labels) // 2
-    values = []
-    for rows in (slice(None), slice(half), slice(half, None)):
-        values.append(call(subject.make(), Batch(new_leaf(batch.embeddings[rows]), batch.labels[rows])).detach())
-    whole, first, second = values
-    share = half / len(batch.labels)
-    return all_close([whole], [first + second]) or all_close([whole], [share * first + (1 - share) * second])
-
-
 @applies_to("loss", "miner", "regularizer")
 def check_arguments(subject: Subject) -> None:
     """PML's own arguments do what PML says: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``."""
@@ -473,7 +415,6 @@ def check_arguments(subject: Subject) -> None:
         raise SkipCheck("it is an instance; arguments are given to a class")
     batch = batch_of(subject)
     known = {*settings_of(subject.cls)}
-    plain = outcome(subject.make(), batch)
 
     def with_(**more: Any) -> Any:
         """Return an object with further arguments, or None where they are refused."""
@@ -483,75 +424,65 @@ def check_arguments(subject: Subject) -> None:
             return subject.make({**subject.settings, **more})
 
     if recording := with_(collect_stats=True):
-        close(outcome(recording, batch), plain, "collect_stats=True changes the result; detach what is recorded")
+        text = "collect_stats=True changes the result; detach what is recorded"
+        close(outcome(recording, batch), outcome(subject.make(), batch), text)
+    if subject.kind == "loss":
+        _check_parts(subject, batch, with_)
+    if subject.kind == "regularizer":
+        _check_reducer_of_regularizer(subject, batch, with_)
+    elif {"references", "indices_tuple"} & subject.capabilities:
+        _check_distance(subject, with_)
+
+
+def _check_parts(subject: Subject, batch: Batch, with_: Callable[..., Any]) -> None:
+    """Fail if a loss's regularizer or reducer, given to the class, does something else than PML says."""
     regularizer = pml.regularizers.LpRegularizer()
-    bare = with_(embedding_regularizer=None)
-    plain = outcome(bare, batch) if bare else plain
-    regularized = with_(embedding_regularizer=regularizer, embedding_reg_weight=0.5)
-    if regularized and subject.kind == "loss":
+    bare = with_(embedding_regularizer=None) or subject.make()
+    if regularized := with_(embedding_regularizer=regularizer, embedding_reg_weight=0.5):
         text = "embedding_regularizer=, embedding_reg_weight=0.5 gives another loss; hand both to super().__init__()"
-        expected = plain[0] + 0.5 * regularizer(batch.embeddings).detach()
+        expected = outcome(bare, batch)[0] + 0.5 * regularizer(batch.embeddings).detach()
         close(outcome(regularized, batch)[0], expected, text, atol=1e-6)
-    sums = with_(reducer=pml.reducers.SumReducer())
-    means = with_(reducer=pml.reducers.MeanReducer())
-    if sums and subject.kind == "loss":
+    if sums := with_(reducer=pml.reducers.SumReducer()):
         component = subject.make()
         component.set_reducer(pml.reducers.SumReducer())
         text = "reducer=SumReducer() is not what set_reducer(SumReducer()) gives"
         close(outcome(sums, batch), outcome(component, batch), text, atol=1e-6)
-    ignored = sums and subject.kind == "regularizer" and all_close(outcome(sums, batch), outcome(means, batch))
-    if ignored and _adds_up(subject, batch):
+
+
+def _check_reducer_of_regularizer(subject: Subject, batch: Batch, with_: Callable[..., Any]) -> None:
+    """Fail if a regularizer's reducer has no effect on a mean or a sum over images; a covariance, say, is neither."""
+    sums = with_(reducer=pml.reducers.SumReducer())
+    if not sums or not all_close(outcome(sums, batch), outcome(with_(reducer=pml.reducers.MeanReducer()), batch)):
+        return
+    half = len(batch.labels) // 2
+    values = []
+    for rows in (slice(None), slice(half), slice(half, None)):
+        values.append(call(subject.make(), Batch(new_leaf(batch.embeddings[rows]), batch.labels[rows])).detach())
+    whole, first, second = values
+    share = half / len(batch.labels)
+    if all_close([whole], [first + second]) or all_close([whole], [share * first + (1 - share) * second]):
         text = "reducer= changes nothing: SumReducer() and MeanReducer() give the same"
         raise AssertionError(f"{text}, a mean or sum over images; return one value per image: per_anchor(values)")
-    if subject.kind == "regularizer" or not {"references", "indices_tuple"} & subject.capabilities:
-        return
-
-    def changes(component: Any, given: Batch) -> bool:
-        try:
-            return not all_close(outcome(subject.make(), given), outcome(component, given))
-        except Exception:  # it uses the distance
-            return True
-
-    own = subject.make().distance
-    others = {
-        "another distance gives the same; use self.distance": _stretching(own),
-        "near and far exchanged give the same; look at self.distance.is_inverted": _turned(own),
-    }
-    for what, distance in others.items():
-        component = with_(distance=distance)
-        if component and not any(changes(component, batch_of(subject, **case)) for case in CLOSE):
-            raise AssertionError(f"distance= changes nothing: {what}")
 
 
-def _turned(distance: Any) -> Any:
-    """Return a distance with the same values and ``is_inverted`` negated: near and far are exchanged."""
+def _check_distance(subject: Subject, with_: Callable[..., Any]) -> None:
+    """Fail if a distance for which near and far are exchanged gives the same result."""
+    distance = subject.make().distance
 
     class Turned(pml.BaseDistance):
         compute_mat = staticmethod(distance.compute_mat)
         pairwise_distance = staticmethod(distance.pairwise_distance)
 
     settings = {name: getattr(distance, name) for name in ("normalize_embeddings", "p", "power")}
-    return Turned(is_inverted=not distance.is_inverted, **settings)
+    component = with_(distance=Turned(is_inverted=not distance.is_inverted, **settings))
 
+    def changes(given: Batch) -> bool:
+        try:
+            return not all_close(outcome(subject.make(), given), outcome(component, given))
+        except Exception:  # it uses the distance
+            return True
 
-def _stretching(distance: Any) -> Any:
-    """Return a copy of a distance that stretches coordinates first."""
-
-    def stretched(x: Tensor | None) -> Any:
-        if x is None:
-            return x
-        return x * torch.linspace(0.2, 3, x.shape[1], dtype=x.dtype)
-
-    class Stretching(type(distance)):  # type: ignore[misc]
-        def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Any:
-            query = stretched(query_emb)
-            if ref_emb is query_emb:
-                return super().compute_mat(query, query)
-            return super().compute_mat(query, stretched(ref_emb))
-
-        def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Any:
-            return super().pairwise_distance(stretched(query_emb), stretched(ref_emb))
-
-    other = copy.deepcopy(distance)
-    other.__class__ = Stretching
-    return other
+    if component and not any(changes(batch_of(subject, **case)) for case in CLOSE):
+        raise AssertionError(
+            "distance= changes nothing: near and far exchanged give the same; use self.distance and its is_inverted"
+        )

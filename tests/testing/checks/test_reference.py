@@ -1,5 +1,6 @@
 """A component against a slow form of its equation, over batches and settings."""
 
+import functools
 import re
 
 import pytest
@@ -9,16 +10,12 @@ from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
 
-from pml_ext.distances import GramCosineSimilarity
 from pml_ext.errors import ConfigError
 from pml_ext.plugin import PairLoss, masked_mean, per_anchor
 from pml_ext.testing import SkipCheck, check_component
-from pml_ext.testing.checks import reference as reference_checks
-from tests.testing.planted import assert_found_and_named, correct, failing, loop, planted_for
-from tests.testing.planted import losses as bugs
+from tests.testing.planted import ByHand, Deviance, bug_of, failing, loop
 
 COMPARED = ["check_reference", "check_settings"]
-KINDS = {"kind": ["plain", "square"]}
 
 
 def results(component, checks=("check_reference",), **given):
@@ -26,26 +23,46 @@ def results(component, checks=("check_reference",), **given):
     return found[0] if len(found) == 1 else found
 
 
+class Needy(ByHand):
+    """A setting without a default, one that is a name, and one without effect."""
+
+    def __init__(self, temperature, name: str = "", tile: int = 4, **kwargs):
+        super().__init__(**kwargs)
+        self.temperature = temperature
+
+    def values(self, s, *masks):
+        return super().values(s / self.temperature, *masks)
+
+
+class Scaled(ByHand):
+    """A learned weight, and a setting without effect."""
+
+    def __init__(self, tile: int = 4, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def values(self, *matrices):
+        return self.scale * super().values(*matrices)
+
+
 def test_equal_under_every_setting():
-    compared, varied = results(correct.Weighted, COMPARED, reference=loop, settings=KINDS, without_effect=["tile"])
+    compared, varied = results(ByHand, COMPARED, reference=loop)
     assert compared.status == varied.status == "passed"
-    assert compared.text == "equal in 70 comparisons"  # 7 tables of settings, on 10 batches, tuples and references each
-    assert varied.text == "varied: alpha, beta, margin, weight, kind, tile"
-
-
-class SettingIgnored(correct.Weighted):
-    def values(self, *batch):
-        self.margin = 0.5
-        return super().values(*batch)
+    assert compared.text == "equal in 40 comparisons"  # 4 tables of settings, on 10 batches, tuples and references each
+    assert varied.text == "varied: alpha, margin, square"
 
 
 @pytest.mark.parametrize(
     ("component", "settings", "without_effect", "text"),
     [
-        (SettingIgnored, KINDS, ["tile"], r"margin changes neither .* \(10 pairs"),
-        (correct.Weighted, KINDS, [], r"the setting tile changes neither .* without_effect="),
-        (correct.Weighted, KINDS, ["tile", "weight"], "weight is said to be without"),
-        (correct.Weighted, None, ["tile"], r"kind is not varied; .* settings={'kind': \[...\]}"),
+        (Scaled, None, [], r"the setting tile changes neither value nor gradient \(\d+ pairs.* without_effect="),
+        (ByHand, {"margin": [0.1]}, ["alpha"], "alpha is said to be without"),
+        (
+            functools.partial(Needy, temperature=0.5),
+            None,
+            ["tile"],
+            r"name is not varied; .*{'name': \[...\]}",
+        ),
     ],
 )
 def test_what_is_said_of_settings(component, settings, without_effect, text):
@@ -72,12 +89,12 @@ def fails_without_positives(embeddings, labels):
 @pytest.mark.parametrize(
     ("component", "reference", "text"),
     [
-        (correct.ByHand(), off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
-        (correct.ByHand(), of_another_gradient, "classes: the gradient of the embeddings differs .* by up to"),
-        (bugs.GradientCut, loop, "overlapping classes: the gradient of the emb"),
-        (correct.ByHand(), lambda x, y: loop(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
-        (correct.ByHand(), fails_without_positives, "ZeroDivisionError"),
-        (correct.Weighted, lambda x, y, margin=0.5: loop(x, y, margin=margin), "takes no setting 'alpha'"),
+        (ByHand(), off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
+        (ByHand(), of_another_gradient, "classes: the gradient of the embeddings differs .* by up to"),
+        (bug_of("check_gradients"), loop, "overlapping classes: the gradient of the emb"),
+        (ByHand(), lambda x, y: loop(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
+        (ByHand(), fails_without_positives, "ZeroDivisionError"),
+        (ByHand, lambda x, y, margin=0.5: loop(x, y, margin=margin), "takes no setting 'alpha'"),
     ],
 )
 def test_what_is_said_of_a_difference(component, reference, text):
@@ -90,24 +107,17 @@ def test_of_plain_numbers_values_alone_are_compared():
     def in_plain_numbers(embeddings, labels, **settings):
         return loop(embeddings, labels, **settings).item()
 
-    assert results(correct.ByHand(), reference=in_plain_numbers).status == "passed"
-    assert results(bugs.GradientCut(), reference=in_plain_numbers).status == "passed"  # check_gradients finds it
-    assert results(correct.ByHand(), reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
+    assert results(ByHand(), reference=in_plain_numbers).status == "passed"
+    assert (
+        results(bug_of("check_gradients")(), reference=in_plain_numbers).status == "passed"
+    )  # check_gradients finds it
+    assert results(ByHand(), reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
 
 
 def test_a_reference_that_names_pairs_gets_a_miners():
-    assert results(bugs.MinedNegativesIgnored(), reference=lambda x, y: loop(x, y)).status == "passed"
-    found = results(bugs.MinedNegativesIgnored(), reference=loop)
+    assert results(bug_of("check_indices_tuple_of_pairs")(), reference=lambda x, y: loop(x, y)).status == "passed"
+    found = results(bug_of("check_indices_tuple_of_pairs")(), reference=loop)
     assert "pairs of a miner: the value is" in found.text
-
-
-def test_references_are_passed_to_a_reference_that_names_them():
-    def similarity(embeddings, ref_emb=None):
-        x, y = (torch.nn.functional.normalize(e) for e in (embeddings, embeddings if ref_emb is None else ref_emb))
-        return x @ y.T
-
-    assert results(GramCosineSimilarity(), reference=similarity).text == "equal in 8 comparisons"
-    assert results(LpDistance(), reference=similarity).status == "failed"
 
 
 def test_the_instance_is_passed_to_a_reference_that_names_it():
@@ -118,26 +128,26 @@ def test_the_instance_is_passed_to_a_reference_that_names_it():
         seen.append(component.scale.item())
         return component.scale * loop(embeddings, labels)
 
-    assert results(correct.Parameter(), reference=scaled).status == "passed"
+    assert results(Scaled(), reference=scaled).status == "passed"
     assert set(seen) != {1.5}
-    without = results(correct.Parameter(), reference=lambda x, y, component: component.scale.detach() * loop(x, y))
+    without = results(Scaled(), reference=lambda x, y, component: component.scale.detach() * loop(x, y))
     assert "the gradient of scale differs" in without.text
 
 
 def test_a_reference_may_leave_out_what_it_cannot():
-    def plain_alone(embeddings, labels, kind="plain", **settings):
-        if kind != "plain":
+    def plain_alone(embeddings, labels, square=False, **settings):
+        if square:
             raise SkipCheck("squares are not written out")
         return loop(embeddings, labels, **settings)
 
-    found = results(correct.Weighted, reference=plain_alone, settings=KINDS)
-    assert found.text.endswith("; left out by the reference: kind='square': squares are not written out")
-    found = results(correct.Weighted, reference=plain_alone, settings={"kind": ["square"]})
+    found = results(ByHand, reference=plain_alone)
+    assert found.text.endswith("; left out by the reference: square=True: squares are not written out")
+    found = results(ByHand(square=True), reference=lambda x, y: plain_alone(x, y, square=True))
     assert (found.status, "compared nothing" in found.text) == ("failed", True)
 
 
 def test_instances_regularizers_and_others():
-    instance = correct.Weighted(margin=0.25)
+    instance = ByHand(margin=0.25)
     assert results(instance, reference=lambda x, y: loop(x, y, margin=0.25)).status == "passed"
     assert results(instance, reference=loop).status == "failed"
     settings = results(instance, ["check_settings"], reference=loop)
@@ -190,34 +200,22 @@ def test_the_loop_of_a_distance_takes_its_own_settings():
 
 
 def test_settings_that_do_not_fit():
-    with pytest.raises(ConfigError, match="no setting of Weighted 'margn'; nearest: margin"):
-        check_component(correct.Weighted, settings={"margn": [1.0]})
-    with pytest.raises(ConfigError, match="Weighted is built already; give the class Weighted"):
-        check_component(correct.Weighted(), settings={"margin": [1.0]})
+    with pytest.raises(ConfigError, match="no setting of ByHand 'margn'; nearest: margin"):
+        check_component(ByHand, settings={"margn": [1.0]})
+    with pytest.raises(ConfigError, match="ByHand is built already; give the class ByHand"):
+        check_component(ByHand(), settings={"margin": [1.0]})
     with pytest.raises(ConfigError, match=r"a list of values, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
-        check_component(correct.Weighted, settings={"margin": 1.0})
+        check_component(ByHand, settings={"margin": 1.0})
     with pytest.raises(ValueError, match="'check_refrence' is no check of a loss"):
-        check_component(correct.Weighted, checks=["check_refrence"])
+        check_component(ByHand, checks=["check_refrence"])
 
 
 def test_the_first_settings_are_those_of_all_other_checks():
-    class Needy(correct.ByHand):
-        def __init__(self, temperature, **kwargs):
-            super().__init__(**kwargs)
-            self.temperature = temperature
-
-        def values(self, s, *masks):
-            return super().values(s / self.temperature, *masks)
-
     with pytest.raises(ConfigError, match="Needy needs temperature"):
         check_component(Needy)
-    given = {"settings": {"temperature": [0.5, 0.1]}, "checks": ["check_call_forms", "check_settings"]}
-    assert {result.status for result in check_component(Needy, **given)} == {"passed"}
-
-
-@pytest.mark.parametrize("bug", planted_for(reference_checks))
-def test_a_bug_is_found_and_named(bug):
-    assert_found_and_named(bug)
+    given = {"settings": {"temperature": [0.5, 0.1], "name": ["a", "b"]}, "without_effect": ["tile", "name"]}
+    checks = ["check_call_forms", "check_settings"]
+    assert {result.status for result in check_component(Needy, checks=checks, **given)} == {"passed"}
 
 
 class Ranked(PairLoss):
@@ -254,7 +252,7 @@ def test_a_tie_between_a_positive_and_a_negative_is_compared():
     assert "a positive and a negative that are equal: the value is" in found["check_reference"]
 
 
-class GivesAlpha(correct.Deviance):
+class GivesAlpha(Deviance):
     def __init__(self, **kwargs):
         super().__init__(alpha=2.0, **kwargs)
 

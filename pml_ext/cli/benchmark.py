@@ -280,7 +280,7 @@ def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
     if missing:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
-            "pass an object to pml_ext.testing.benchmark.bench instead"
+            "pass an object to pml_ext.cli.benchmark.bench instead"
         )
     module: nn.Module = registry.build(loss, kind, shape.context)
     if kind == "loss":

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pml_ext import CBMLLoss, registry
+from pml_ext.cli import benchmark
+from pml_ext.cli.benchmark import Shape, bench
 from pml_ext.errors import ConfigError
-from pml_ext.testing import benchmark
-from pml_ext.testing.benchmark import Shape, bench
 
 SMALL = [Shape(32, 8, 4)]
 

@@ -5,17 +5,17 @@ import importlib.metadata
 import pytest
 
 import pml_ext.losses
-from pml_ext.testing import doctor
+from pml_ext.cli import installation
 
 
 def test_every_extra_is_described():
-    assert set(doctor.EXTRAS) == set(importlib.metadata.metadata("pml-ext").get_all("Provides-Extra"))
+    assert set(installation.EXTRAS) == set(importlib.metadata.metadata("pml-ext").get_all("Provides-Extra"))
 
 
 def test_missing_packages_are_named_by_their_extra(monkeypatch):
-    known = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: "" if name in ("timm", "scipy") else known(name))
-    missing = doctor.missing_by_extra()
+    known = installation._version
+    monkeypatch.setattr(installation, "_version", lambda name: "" if name in ("timm", "scipy") else known(name))
+    missing = installation.missing_by_extra()
     assert [text.startswith("timm>=") for text in missing["timm"]] == [True]
     assert "scipy>=1.11" in missing["train"]
     assert "scipy>=1.11" in missing["compare"]  # has all of train
@@ -25,7 +25,7 @@ def test_missing_packages_are_named_by_their_extra(monkeypatch):
 
 def test_a_sound_installation_passes(tmp_path, monkeypatch):
     monkeypatch.setenv("PML_EXT_DATA", str(tmp_path / "not" / "yet"))
-    found = doctor.diagnose()
+    found = installation.diagnose()
     assert [check.text for check in found.checks] == [""] * len(found.checks)
     assert found.folders[str(tmp_path / "not" / "yet")] == "writable"
     assert list(tmp_path.iterdir()) == []
@@ -36,9 +36,9 @@ def test_a_sound_installation_passes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("present", [True, False])
 def test_an_accelerator_is_tested_where_there_is_one(present, monkeypatch):
-    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: present)
-    monkeypatch.setattr(doctor, "_test_accelerator", lambda: "a product on cuda:0 differs from that on the CPU")
-    found = doctor.diagnose()
+    monkeypatch.setattr(installation.torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(installation, "_test_accelerator", lambda: "a product on cuda:0 differs from that on the CPU")
+    found = installation.diagnose()
     names = [check.name for check in found.checks if not check.ok]
     assert names == ["a product on the accelerator"] * present
     assert len(found.checks) == 3 + present
@@ -46,7 +46,7 @@ def test_an_accelerator_is_tested_where_there_is_one(present, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_a_finding(monkeypatch):
     monkeypatch.setenv("PML_EXT_DATA", "/proc/nowhere")
-    found = doctor.diagnose()
+    found = installation.diagnose()
     assert found.folders["/proc/nowhere"] != "writable"
     assert not found.ok
 
@@ -61,6 +61,6 @@ def test_a_loss_with_other_values_or_an_error_is_a_finding(monkeypatch, margin, 
         return right(margin=margin)
 
     monkeypatch.setattr(pml_ext.losses, "TiledTripletMarginLoss", wrong)
-    check = next(check for check in doctor.diagnose().checks if "loss" in check.name)
+    check = next(check for check in installation.diagnose().checks if "loss" in check.name)
     assert not check.ok
     assert text in check.text
