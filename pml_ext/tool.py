@@ -245,7 +245,7 @@ if TYPE_CHECKING:  # devices and processes
 
 if TYPE_CHECKING:  # plugins, services between tools, and checks of kinds of their own
     from . import registry as registry
-    from .registry.services import service as service
+    from .registry.lookup import service as service
     from .retrieval.fit import EmbeddingListener as EmbeddingListener
     from .retrieval.fit import FitService as FitService
     from .retrieval.images import EmbeddedImages as EmbeddedImages

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from ..errors import PluginError
-from ..registry.answers import HOOK_OF
 from ..registry.components import KINDS
-from ..registry.entry_points import PluginRecord
+from ..registry.discovery import PluginRecord
+from ..registry.hooks import HOOK_OF
 from ..registry.lookup import components, owners_of, plugins, plugins_naming
 
 

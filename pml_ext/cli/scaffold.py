@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .. import registry
 from ..errors import ConfigError, needs_extra
-from ..registry.entry_points import RESERVED
+from ..registry.discovery import RESERVED
 
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:

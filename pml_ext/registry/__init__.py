@@ -1,34 +1,64 @@
 """The registry: components, recipes, data sets and more, found by name in the installed plugins."""
 
-from ..settings import settings_of as settings_of
-from .build import BuildContext as BuildContext
-from .build import build as build
-from .build import check_settings as check_settings
-from .build import fill_settings as fill_settings
-from .components import CAPABILITIES as CAPABILITIES
-from .components import KINDS as KINDS
-from .components import PML as PML
-from .components import Component as Component
-from .components import Paper as Paper
-from .components import capabilities as capabilities
-from .components import kind_of as kind_of
-from .entry_points import LOCAL as LOCAL
-from .entry_points import is_allowed as is_allowed
-from .lookup import candidates as candidates
-from .lookup import class_names as class_names
-from .lookup import commands as commands
-from .lookup import components as components
-from .lookup import factory as factory
-from .lookup import find as find
-from .lookup import get as get
-from .lookup import isolated as isolated
-from .lookup import plugins as plugins
-from .lookup import recipes as recipes
-from .lookup import record_of as record_of
-from .lookup import register as register
-from .lookup import ships as ships
-from .lookup import short_name as short_name
-from .lookup import values as values
-from .origin import Origin as Origin
-from .origin import origin_of as origin_of
-from .services import service as service
+from ..settings import settings_of
+from .components import CAPABILITIES, KINDS, PML, Component, Paper, capabilities, kind_of
+from .discovery import LOCAL, is_allowed
+from .lookup import (
+    BuildContext,
+    Origin,
+    build,
+    candidates,
+    check_settings,
+    class_names,
+    commands,
+    components,
+    factory,
+    fill_settings,
+    find,
+    get,
+    isolated,
+    origin_of,
+    plugins,
+    recipes,
+    record_of,
+    register,
+    service,
+    ships,
+    short_name,
+    values,
+)
+
+__all__ = [
+    "CAPABILITIES",
+    "KINDS",
+    "LOCAL",
+    "PML",
+    "BuildContext",
+    "Component",
+    "Origin",
+    "Paper",
+    "build",
+    "candidates",
+    "capabilities",
+    "check_settings",
+    "class_names",
+    "commands",
+    "components",
+    "factory",
+    "fill_settings",
+    "find",
+    "get",
+    "is_allowed",
+    "isolated",
+    "kind_of",
+    "origin_of",
+    "plugins",
+    "recipes",
+    "record_of",
+    "register",
+    "service",
+    "settings_of",
+    "ships",
+    "short_name",
+    "values",
+]

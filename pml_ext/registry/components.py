@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import pkgutil
 import re
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from ..errors import PluginError
-from ..settings import settings_of as settings_of
-from .imports import import_name
+from ..errors import PluginError, PluginWarning, PmlExtError, StoppedError, one_line
+from ..settings import settings_of
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
 PML = "pytorch-metric-learning"  # the plugin name of PML's own classes
@@ -48,29 +53,19 @@ class Component:
         """The class; PluginError, with the plugin's name, if text names none that can be imported."""
         if isinstance(self.source, type):
             return self.source
-        found = import_name(self.source, f"the component {self.name!r}", self.plugin, "pml_ext_components")
-        if not isinstance(found, type):
-            raise PluginError(
-                f"the component {self.name!r} of the plugin {self.plugin!r}: {self.source!r} is {found!r}, wanted a "
-                'class, "package.module:Class"'
-            )
-        if self.plugin != PML:
-            self._check_kind(found)
-        return found
-
-    def _check_kind(self, found: type) -> None:
-        """Raise PluginError for a class without a base class of components, or of another kind than the text says."""
+        owner = f"the component {self.name!r} of the plugin {self.plugin!r}"
+        found: type = import_name(self.source, owner, self.plugin, "pml_ext_components", "class")
+        if self.plugin == PML:
+            return found
         try:
             kind = kind_of(found)
         except TypeError as error:
-            raise PluginError(f"the component {self.name!r} of the plugin {self.plugin!r}: {error}") from None
+            raise PluginError(f"{owner}: {error}") from None
         named = self._kind_in_text
-        if named and kind != named:
+        if named not in ("", kind):
             advice = f'write Component(..., named_kind="{kind}")'
-            raise PluginError(
-                f"the component {self.name!r} of the plugin {self.plugin!r}: {self.source!r} is a {kind}, "
-                f"registered as a {named}; {advice}"
-            )
+            raise PluginError(f"{owner}: {self.source!r} is a {kind}, registered as a {named}; {advice}")
+        return found
 
     @property
     def class_name(self) -> str:
@@ -94,12 +89,7 @@ class Component:
     @property
     def _kind_in_text(self) -> str:
         """The kind of a class given as text, as far as the text tells it; "" otherwise."""
-        if self.named_kind:
-            return self.named_kind
-        for kind in KINDS:
-            if self.class_name.endswith(kind.capitalize()):
-                return kind
-        return ""
+        return self.named_kind or next((kind for kind in KINDS if self.class_name.endswith(kind.capitalize())), "")
 
     @property
     def one_line(self) -> str:
@@ -107,9 +97,7 @@ class Component:
         if self.summary or self.plugin == PML:
             return self.summary
         documented = self.cls.__doc__
-        if not isinstance(documented, str):
-            return ""
-        return documented.strip().partition("\n")[0]
+        return documented.strip().partition("\n")[0] if isinstance(documented, str) else ""
 
     @property
     def qualified_name(self) -> str:
@@ -131,11 +119,53 @@ class Command:
 
     def load(self, name: str = "", plugin: str = "") -> Callable[..., None]:
         """Import the function; PluginError, with the command's name and its plugin's, if that fails."""
-        found = import_name(self.function, f"the command {name!r}", plugin, "pml_ext_commands")
-        if not callable(found):
-            text = f"the command {name!r} of the plugin {plugin!r}: {self.function!r} is {found!r}, wanted a function"
-            raise PluginError(text)
-        return found  # type: ignore[no-any-return]
+        owner = f"the command {name!r} of the plugin {plugin!r}"
+        found: Callable[..., None] = import_name(self.function, owner, plugin, "pml_ext_commands", "function")
+        return found
+
+
+def package_of(path: str) -> str:
+    """Return the top package of a module, or of an import path ``"package.module:name"``."""
+    return path.partition(":")[0].partition(".")[0]
+
+
+def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) -> Any:
+    """Import ``"package.module:name"`` of a plugin, a ``"class"`` or ``"function"``; what it prints goes to stderr.
+
+    ``owner`` is what the name is of, such as ``"the loss 'mine' of the plugin 'theirs'"``. PluginError if the import
+    fails, with the hook that named it, and the line.
+    """
+    try:
+        if source.partition(":")[0] in sys.modules:  # nothing is executed
+            found = pkgutil.resolve_name(source)
+        else:
+            with contextlib.redirect_stdout(sys.stderr):
+                found = pkgutil.resolve_name(source)
+    except (PmlExtError, PluginWarning, KeyboardInterrupt, StoppedError):
+        raise
+    except BaseException as error:  # a plugin's module may raise anything, SystemExit too
+        problem = f"{owner} cannot be imported: {reason_of(error, package_of(source))}"
+        remedy = f"{hook} names {source!r} (PML_EXT_BLOCK={plugin} leaves the plugin out)"
+        raise PluginError(f"{problem}; {remedy}") from error
+    if not (isinstance(found, type) if wanted == "class" else callable(found)):
+        raise PluginError(f'{owner}: {source!r} is {found!r}, wanted a {wanted}, "package.module:name"')
+    return found
+
+
+def reason_of(error: BaseException, package: str) -> str:
+    """Return an error as one line, with the line of a package's code that raised it or called what did."""
+    place = place_in(package, error)
+    return f"{one_line(error)}, in {place}" if place else one_line(error)
+
+
+def place_in(package: str, error: BaseException) -> str:
+    """Return the file and the line of a package's code that raised an error, or called what did; "" if none did."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if package_of(str(frame.f_globals.get("__name__", ""))) == package:
+            file = Path(frame.f_code.co_filename)
+            place = f"{file.parent.name}/{file.name}:{line}"
+    return place
 
 
 def kind_of(cls: type) -> str:
@@ -145,11 +175,7 @@ def kind_of(cls: type) -> str:
     for kind, bases in pml.BASES.items():
         if issubclass(cls, bases):
             return kind
-    texts = []
-    for kind, bases in pml.BASES.items():
-        base = bases[0]
-        texts.append(f"a {kind}: {base.__module__}.{base.__name__}")
-    wanted = "; ".join(texts)
+    wanted = "; ".join(f"a {kind}: {base.__module__}.{base.__name__}" for kind, (base, *_) in pml.BASES.items())
     raise TypeError(f"{cls.__module__}.{cls.__qualname__} extends none of the base classes of components ({wanted})")
 
 
@@ -160,16 +186,12 @@ def capabilities(component: object) -> frozenset[str]:
     ``ref_labels``; ``"relation"``: supports a relation instead of equal labels; ``"state"``: keeps state between
     calls; ``"tiles"``: computes in tiles of bounded memory. The default is labels and indices_tuple.
     """
+    from .. import pml
+
     declared = getattr(component, "capabilities", None)
     if declared is not None:
         return frozenset(declared)
-    if isinstance(component, type):
-        cls = component
-    else:
-        cls = type(component)
-    from .. import pml
-
-    return pml.capabilities_of(cls)
+    return pml.capabilities_of(component if isinstance(component, type) else type(component))
 
 
 def kebab(class_name: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
+import os
 import sys
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
@@ -16,11 +19,93 @@ import pluggy
 
 from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, UnknownNameError, shortened, unknown
 from . import hooks
-from .answers import HOOK_OF, KEBAB, Entry, check_marks, entries
-from .entry_points import BUILTIN, GROUP, LOCAL, RESERVED, PluginRecord, read_entry_points
-from .imports import package_of, reason_of
+from .components import package_of, place_in, reason_of
+from .hooks import HOOK_OF, KEBAB, Entry, check_marks, entries
 
+GROUP = "pml_ext"
+ALLOW = "PML_EXT_PLUGINS"  # environment variables with names of entry points
+BLOCK = "PML_EXT_BLOCK"
+LOCAL = "local"  # plugin name of classes registered in the current process
+BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
+RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
 BUILTIN_MODULE = "pml_ext.builtin"  # it imports what is above the registry, which imports it by its name
+
+
+@dataclasses.dataclass
+class PluginRecord:
+    """An entry point, its module and distribution, and the result of loading it."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
+    error: str = ""  # the reasons, unless the status is "waiting" or "ok"
+    hooks: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0  # time to import it
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.distribution} {self.version}"
+
+    @property
+    def package(self) -> str:
+        """The top package of its module."""
+        return package_of(self.module)
+
+    @property
+    def shipped(self) -> bool:
+        """True for a plugin of this distribution."""
+        return self.distribution.replace("_", "-").lower() == "pml-ext"
+
+    def add_error(self, error: BaseException, hook: str = "") -> None:
+        """Record the plugin as broken, with one more reason."""
+        place = place_in(self.package, error)
+        reason = f"{hook and f'{hook}: '}{type(error).__name__}: {error}{place and f', in {place}'}"
+        self.status = "broken"
+        self.error = f"{self.error}; {reason}" if self.error else reason
+        self.traceback += "".join(traceback.format_exception(error))
+
+
+def read_entry_points() -> list[tuple[PluginRecord, metadata.EntryPoint]]:
+    """Return each entry point with its record, those of this distribution first.
+
+    PluginError if the allow or deny list names a plugin that is not installed.
+    """
+    found = []
+    for point in metadata.entry_points(group=GROUP):
+        record = PluginRecord(point.name, "unknown", "", point.value)
+        if point.dist is not None:
+            record.distribution = point.dist.name or "unknown"
+            record.version = point.dist.version or ""
+        if variable := _left_out_by(record.name):
+            record.status = "blocked" if variable == BLOCK else "not allowed"
+            record.error = f"by {variable}"
+        found.append((record, point))
+    found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
+    names = [record.name for record, _ in found]
+    for variable in (ALLOW, BLOCK):
+        for name in sorted(_listed_in(variable).difference(names)):
+            installed = ", ".join(names) or "none"
+            raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
+    return found
+
+
+def _listed_in(variable: str) -> set[str]:
+    """Return the entry-point names in an environment variable, which separates them by commas."""
+    return {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
+
+
+def _left_out_by(name: str) -> str:
+    """Return the environment variable that leaves a plugin out, or an empty string."""
+    if ALLOW in os.environ and name not in _listed_in(ALLOW):
+        return ALLOW
+    return BLOCK if name in _listed_in(BLOCK) else ""
+
+
+def is_allowed(name: str) -> bool:
+    """Return whether the allow list and the deny list let a plugin in, by the name of its entry point."""
+    return not _left_out_by(name)
 
 
 class Plugins:
@@ -82,9 +167,8 @@ class Plugins:
         if not KEBAB.fullmatch(point.name) or point.name in RESERVED:
             raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
         if not metadata.EntryPoint.pattern.match(point.value):
-            raise PluginError(
-                f"its entry point is {shortened(point.value, 100)!r}; wanted a module, such as 'my_package'"
-            )
+            found = shortened(repr(point.value), 100)
+            raise PluginError(f"its entry point is {found}; wanted a module, such as 'my_package'")
         if point.name in self.loaded:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
         started = time.perf_counter()
@@ -92,30 +176,26 @@ class Plugins:
             module = point.load()
         finally:
             record.seconds = time.perf_counter() - started
-        record.hooks = self._add_hooks(module, point.name)
+        check_marks(module)
+        if (other := self._manager.get_name(module)) is not None:
+            raise PluginError(f"its module is that of the entry point {other!r} already; remove one of them")
+        try:
+            self._manager.register(module, point.name)
+            self._manager.check_pending()  # raises for a marked function of another name
+        except Exception:
+            if self._manager.has_plugin(point.name):
+                self._manager.unregister(name=point.name)
+            raise
+        record.hooks = [caller.name for caller in self._manager.get_hookcallers(module) or []]
         record.status = "ok"
         self.loaded[point.name] = record
 
-    def _add_hooks(self, module: Any, plugin: str) -> list[str]:
-        """Add the hooks of a plugin, and return their names; raise for a marked function of another name."""
-        check_marks(module)
-        other = self._manager.get_name(module)
-        if other is not None:
-            raise PluginError(f"its module is that of the entry point {other!r} already; remove one of them")
-        try:
-            self._manager.register(module, plugin)
-            self._manager.check_pending()
-        except Exception:
-            if self._manager.has_plugin(plugin):
-                self._manager.unregister(name=plugin)
-            raise
-        return [caller.name for caller in self._manager.get_hookcallers(module) or []]
-
     @contextlib.contextmanager
-    def _attributed(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
+    def _attributed(self, record: PluginRecord | None, hook: str = "") -> Iterator[None]:
         """Attribute an error inside the block to a plugin, which is recorded as broken; output goes to stderr.
 
-        The block imports the plugin, or calls one of its hooks.
+        The block imports the plugin, or calls one of its hooks. Errors of the layer's own hooks, without a record, are
+        ours, and raised. Only a missing extra is kept: :func:`find` raises it when a name is looked up.
         """
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -123,12 +203,17 @@ class Plugins:
         except (KeyboardInterrupt, PluginWarning, StoppedError):  # a PluginWarning: where warnings are errors
             raise
         except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
-            left_out = f"the answer of {hook}" if hook else "it"
-            record.add_error(error, hook)
-            advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
-            reason = reason_of(error, record.package)
-            text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
-            warnings.warn(text, PluginWarning, stacklevel=4)
+            if record is not None:
+                record.add_error(error, hook)
+                left_out = f"the answer of {hook}" if hook else "it"
+                advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
+                reason = reason_of(error, record.package)
+                text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
+                warnings.warn(text, PluginWarning, stacklevel=4)
+            elif isinstance(error, MissingExtraError):
+                self.missing_extras[hook] = error
+            else:
+                raise
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return ``{name: {plugin: value}}`` of a kind, a key of HOOK_OF; UnknownNameError for another one."""
@@ -140,34 +225,22 @@ class Plugins:
         return self._registered[kind]
 
     def _call(self, hook: str) -> None:
-        """Call a hook of each plugin that has it, once; one that was interrupted is called again."""
+        """Call a hook of each plugin that has it, once, and register what it returns; if it fails, none of its names.
+
+        A hook that was interrupted is called again.
+        """
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             plugin = implementation.plugin_name
             if (plugin, hook) in self._called:
                 continue
             self._called.add((plugin, hook))
             try:
-                self._call_one(hook, plugin, implementation.function)
-            except PluginWarning:  # where warnings are errors: the plugin is recorded as broken
+                with self._attributed(self.loaded.get(plugin), hook):
+                    self.register(plugin, entries(hook, plugin, implementation.function()))
+            except BaseException as error:
+                if not isinstance(error, PluginWarning):  # with that, the plugin is recorded as broken
+                    self._called.remove((plugin, hook))
                 raise
-            except BaseException:
-                self._called.remove((plugin, hook))
-                raise
-
-    def _call_one(self, hook: str, plugin: str, function: Callable[[], Any]) -> None:
-        """Register what a hook of a plugin returns; one that fails is recorded, and none of its names is registered.
-
-        Errors of the layer's own hooks are ours, and raised. Only a missing extra is kept: :func:`find`
-        raises it when a name is looked up.
-        """
-        if plugin in self.loaded:
-            with self._attributed(self.loaded[plugin], hook):
-                self.register(plugin, entries(hook, plugin, function()))
-            return
-        try:
-            self.register(plugin, entries(hook, plugin, function()))
-        except MissingExtraError as error:
-            self.missing_extras[hook] = error
 
     def register(self, plugin: str, found: list[Entry]) -> None:
         """Register what a plugin names; a value replaces that plugin's own of the same name."""
@@ -176,15 +249,10 @@ class Plugins:
 
     def ships(self, plugin: str) -> bool:
         """Return whether a plugin belongs to this distribution."""
-        if plugin in self.loaded:
-            return self.loaded[plugin].shipped
-        return plugin != LOCAL
+        return self.loaded[plugin].shipped if plugin in self.loaded else plugin != LOCAL
 
 
 def _being_imported(path: str) -> bool:
     """Return whether the module of an import path, or its top package, is being imported right now."""
-    for name in (path.partition(":")[0], package_of(path)):
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if getattr(spec, "_initializing", False):
-            return True
-    return False
+    modules = [sys.modules.get(name) for name in (path.partition(":")[0], package_of(path))]
+    return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)

@@ -11,14 +11,19 @@ function of another name is an error. All hooks are optional.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pluggy
 
-from .components import Command, Component
+from ..errors import PluginError, shortened
+from .components import KINDS, Command, Component, Paper
 
 hookspec = pluggy.HookspecMarker("pml_ext")
 hookimpl = pluggy.HookimplMarker("pml_ext")
@@ -34,11 +39,8 @@ def packaged(module: str) -> tuple[Callable[[], list[Traversable]], Callable[[],
 
     @hookimpl
     def papers() -> dict[str, Traversable]:
-        found = {}
-        for file in (files / "papers").iterdir():
-            if file.name.endswith(".toml"):
-                found[file.name.removesuffix(".toml")] = file
-        return found
+        found = (files / "papers").iterdir()
+        return {file.name.removesuffix(".toml"): file for file in found if file.name.endswith(".toml")}
 
     return recipes, papers
 
@@ -141,3 +143,165 @@ def pml_ext_commands() -> Mapping[str, Command]:  # type: ignore[empty-body]
     module is imported when the command is called, so that ``pml-ext --help`` stays fast. The function imports torch
     when it runs.
     """
+
+
+_FUNCTION = "a function (and a name without space, ':' and '@')"
+_KEBAB_FUNCTION = "a function (and a name in kebab-case)"
+KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_NAME = re.compile(r"[^\s:@]+")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.module:name"
+
+
+def _is_metric(value: Any) -> bool:
+    """Return whether a value is a function that takes any keyword, as metrics are called with all that is known."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):  # not callable, or written in C
+        return False
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _is_command(value: Any) -> bool:
+    return isinstance(value, Command) and _is_import_path(value.function) and isinstance(value.summary, str)
+
+
+def _is_import_path(value: Any) -> bool:
+    return isinstance(value, str) and _IMPORT_PATH.fullmatch(value) is not None
+
+
+class HookTable(NamedTuple):
+    """A hook that returns a mapping from names to values of one kind, such as data sets."""
+
+    hook: str
+    names: re.Pattern[str]  # of valid names
+    is_valid: Callable[[Any], bool]  # whether the hook may return a value
+    wanted: str  # valid values and names in words, for errors
+
+
+# By kind.
+TABLES = {
+    "data set": HookTable("pml_ext_datasets", _NAME, callable, _FUNCTION),
+    "trunk": HookTable("pml_ext_trunks", _NAME, callable, _FUNCTION),
+    "transform": HookTable("pml_ext_transforms", _NAME, callable, _FUNCTION),
+    "metric": HookTable(
+        "pml_ext_metrics", re.compile("[a-z][a-z0-9_]*"), _is_metric, "a function(**kwargs) (and a name in snake_case)"
+    ),
+    "tracker": HookTable("pml_ext_trackers", KEBAB, callable, _KEBAB_FUNCTION),
+    "command": HookTable(
+        "pml_ext_commands",
+        KEBAB,
+        _is_command,
+        'Command("package.module:function", "One line for --help.") (and a name in kebab-case)',
+    ),
+    "store": HookTable("pml_ext_stores", KEBAB, callable, _KEBAB_FUNCTION),
+    "service": HookTable("pml_ext_services", KEBAB, callable, _KEBAB_FUNCTION),
+    "check": HookTable(
+        "pml_ext_checks", re.compile("[^:@]+"), callable, "a function (and the name of a kind, such as 'store')"
+    ),
+    "paper": HookTable(
+        "pml_ext_papers",
+        KEBAB,
+        lambda value: isinstance(value, Path) and value.is_file(),
+        'a file: importlib.resources.files(__name__) / "papers/mine.toml"',
+    ),
+}
+
+# The hook that names things of a kind. "class" are the classes of components, by the names of the classes.
+HOOK_OF = {
+    **dict.fromkeys(KINDS, "pml_ext_components"),
+    "recipe": "pml_ext_recipes",
+    **{kind: table.hook for kind, table in TABLES.items()},
+    "class": "pml_ext_components",
+}
+
+Entry = tuple[str, str, Any]  # kind, name and value of what a plugin registers
+
+
+def check_marks(module: object) -> None:
+    """Raise PluginError for what is no module with hooks, and for a hook that is not marked as one."""
+    if not hasattr(module, "__dict__"):
+        raise PluginError(f"its entry point names {shortened(repr(module), 100)}; wanted a module with hooks")
+    for name, value in vars(module).items():
+        if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
+            advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"
+            raise PluginError(f"{name} is not marked as a hook, so that nobody would call it; {advice}")
+
+
+def entries(hook: str, plugin: str, answer: Any) -> list[Entry]:
+    """Return what a hook's answer registers; PluginError if any of it is wrong."""
+    if hook == "pml_ext_components":
+        return _entries_of_components(plugin, answer)
+    if hook == "pml_ext_recipes":
+        return _entries_of_recipes(plugin, answer)
+    return _entries_of_table(hook, answer)
+
+
+def _entries_of_components(plugin: str, answer: Any) -> list[Entry]:
+    components: dict[tuple[str, str], Component] = {}
+    found: list[Entry] = []
+    for each in _listed("pml_ext_components", answer, "Component(...) entries"):
+        component = validated(each, plugin)
+        other = components.setdefault((component.kind, component.name), component)
+        if other is not component:
+            twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
+            raise PluginError(f"pml_ext_components names the {twice}; names are unique per kind")
+        found += entries_of_component(component)
+    return found
+
+
+def entries_of_component(component: Component) -> list[Entry]:
+    """Return a component under its name, and under the name of its class."""
+    return [(component.kind, component.name, component), ("class", component.class_name, component)]
+
+
+def _entries_of_recipes(plugin: str, answer: Any) -> list[Entry]:
+    found: list[Entry] = []
+    for folder in _listed("pml_ext_recipes", answer, "folders"):
+        if not isinstance(folder, Path) or not folder.is_dir():
+            wanted = 'importlib.resources.files(__name__) / "recipes"'
+            raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
+        for file in sorted(folder.rglob("*.toml")):
+            if file.is_file():
+                name = file.relative_to(folder).with_suffix("").as_posix()
+                found.append(("recipe", f"{plugin}/{name}", file))
+    return found
+
+
+def _entries_of_table(hook: str, answer: Any) -> list[Entry]:
+    ((kind, table),) = [(kind, table) for kind, table in TABLES.items() if table.hook == hook]
+    if not isinstance(answer, Mapping):
+        shown = shortened(repr(answer), 100)
+        raise PluginError(f"{hook} returned {shown}; it must return a mapping with names as keys")
+    for name, value in answer.items():
+        if not (isinstance(name, str) and table.names.fullmatch(name) and table.is_valid(value)):
+            raise PluginError(f"{hook}: {name!r} is {shortened(repr(value), 100)}, wanted {table.wanted}")
+    return [(kind, name, value) for name, value in answer.items()]
+
+
+def _listed(hook: str, answer: Any, wanted: str) -> list[Any]:
+    if isinstance(answer, (str, bytes, Mapping)) or not isinstance(answer, Iterable):
+        raise PluginError(f"{hook} returned {shortened(repr(answer), 100)}; it must return a list of {wanted}")
+    return list(answer)
+
+
+def validated(component: Any, plugin: str) -> Component:
+    """Return a component with its plugin's name; PluginError if it is invalid, TypeError for a class of no kind."""
+    if not isinstance(component, Component):
+        raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
+    name, source, paper = component.name, component.source, component.paper
+    rules = {
+        "name": (isinstance(name, str) and KEBAB.fullmatch(name), "kebab-case (a-z, digits, single hyphens)"),
+        "source": (isinstance(source, type) or _is_import_path(source), 'a class or its path, "package.module:Class"'),
+        "named_kind": (component.named_kind in ("", *KINDS), f"one of {', '.join(KINDS)}"),
+        "summary": (isinstance(component.summary, str), "text, one line"),
+        "paper": (paper is None or isinstance(paper, Paper), "a Paper(...)"),
+    }
+    for field, (is_valid, wanted) in rules.items():
+        if not is_valid:
+            found = shortened(repr(getattr(component, field)), 100)
+            raise PluginError(f"{field} of the component {name!r} is {found}, wanted {wanted}")
+    named: Component = dataclasses.replace(component, plugin=plugin)
+    _ = named.kind  # raises for a class without a kind
+    if isinstance(source, type):
+        _ = named.settings  # raises for a class whose signature cannot be read
+    return named

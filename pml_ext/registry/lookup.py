@@ -1,4 +1,4 @@
-"""Look-up of components, recipes, data sets, trunks ... by name.
+"""Look-up of components, recipes, data sets, trunks ... by name, and construction of components from settings.
 
 If several plugins claim a name, the plugin of this distribution wins, so that third-party plugins cannot change our
 recipes; without such a plugin it is an error. ``entry-point:name`` is always unambiguous.
@@ -7,16 +7,19 @@ recipes; without such a plugin it is an error. ``entry-point:name`` is always un
 from __future__ import annotations
 
 import contextlib
+import inspect
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
 
-from ..errors import PluginError, PluginWarning, UnknownNameError, unknown
-from .answers import HOOK_OF, entries_of_component, validated
-from .components import KINDS, Command, Component, Paper, kebab
-from .discovery import Plugins
-from .entry_points import LOCAL, PluginRecord
+from ..errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened, unknown
+from ..settings import settings_of
+from .components import KINDS, Command, Component, Paper, kebab, kind_of, package_of
+from .discovery import LOCAL, PluginRecord, Plugins
+from .hooks import HOOK_OF, entries_of_component, validated
 
 _plugins = Plugins()
 
@@ -24,7 +27,7 @@ _plugins = Plugins()
 def plugins() -> list[PluginRecord]:
     """Return the record of each entry point; this calls no further hook, and changes none."""
     _plugins.load()
-    return list(_plugins.records)
+    return _plugins.records
 
 
 def plugins_naming(kind: str) -> dict[str, dict[str, Any]]:
@@ -57,11 +60,7 @@ def owners_of(kind: str, name: str) -> dict[str, Any]:
     if prefix in registered.get(bare_name, {}):
         return {prefix: registered[bare_name][prefix]}
     by_plugin = registered.get(name, {})
-    shipped = {}
-    for plugin, value in by_plugin.items():
-        if _plugins.ships(plugin):
-            shipped[plugin] = value
-    return shipped or by_plugin
+    return {plugin: value for plugin, value in by_plugin.items() if _plugins.ships(plugin)} or by_plugin
 
 
 def find(kind: str, name: str) -> tuple[str, Any]:
@@ -71,14 +70,11 @@ def find(kind: str, name: str) -> tuple[str, Any]:
     """
     found = owners_of(kind, name)
     if not found:
-        error = _plugins.missing_extras.get(HOOK_OF[kind])
-        if error is not None:
-            raise error
+        if HOOK_OF[kind] in _plugins.missing_extras:
+            raise _plugins.missing_extras[HOOK_OF[kind]]
         raise UnknownNameError(unknown(kind, name, sorted(_plugins.registered(kind))))
-    if len(found) > 1:
-        qualified = []
-        for plugin, value in found.items():  # components have names of their own
-            qualified.append(getattr(value, "qualified_name", f"{plugin}:{name}"))
+    if len(found) > 1:  # components have names of their own
+        qualified = [getattr(value, "qualified_name", f"{plugin}:{name}") for plugin, value in found.items()]
         names = " or ".join(map(repr, qualified))
         raise PluginError(f"{name!r} is claimed by two plugins; use {names}, or leave one out with PML_EXT_BLOCK")
     return next(iter(found.items()))
@@ -108,16 +104,12 @@ def get(name: str, kind: str | None = None) -> Component:
             named = " and ".join(f"a {kind}" for kind in kinds)
             raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
         kind = kinds[0]
-    _, component = find(kind, name)
-    return component  # type: ignore[no-any-return]
+    return factory(kind, name)  # type: ignore[return-value]
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
     """Return the components that a name (see :func:`get`) may refer to: of several kinds or plugins."""
-    found: list[Component] = []
-    for each in (kind,) if kind else KINDS:
-        found += owners_of(each, name).values()
-    return found
+    return [component for each in ((kind,) if kind else KINDS) for component in owners_of(each, name).values()]
 
 
 def short_name(component: Component) -> str:
@@ -138,8 +130,7 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     _plugins.register(LOCAL, entries_of_component(component))
     meant = owners_of(component.kind, component.name)
     if LOCAL not in meant:
-        other = next(iter(meant))
-        text = f"{component.name!r} is a {component.kind} of {other!r} too, which the bare name means"
+        text = f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means"
         warnings.warn(f"{text}; {component.qualified_name} is yours", PluginWarning, stacklevel=2)
     return cls
 
@@ -159,10 +150,8 @@ def values(kind: str) -> dict[str, Any]:
 
     A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
-    found = {}
-    for name, (_, value) in sorted(_by_shortest_name(kind).items()):
-        found[name] = value
-    return found
+    named = _by_shortest_name(kind)
+    return {name: named[name][1] for name in sorted(named)}
 
 
 def commands() -> dict[str, tuple[str, Command]]:
@@ -179,18 +168,155 @@ def _by_shortest_name(kind: str) -> dict[str, tuple[str, Any]]:
     for name, by_plugin in _plugins.registered(kind).items():
         meant = list(owners_of(kind, name))
         for plugin, value in by_plugin.items():
-            shown = name if meant == [plugin] else f"{plugin}:{name}"
-            found[shown] = (plugin, value)
+            found[name if meant == [plugin] else f"{plugin}:{name}"] = (plugin, value)
     return found
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
     """Return the factory of a ``"data set"``, ``"trunk"``, ``"transform"``, ``"tracker"`` ...; see :func:`find`."""
-    _, found = find(kind, name)
-    return found  # type: ignore[no-any-return]
+    return find(kind, name)[1]  # type: ignore[no-any-return]
 
 
 def ships(plugin: str) -> bool:
     """Return whether a plugin belongs to this distribution, as the core and PML's own components do."""
     _plugins.load()
     return _plugins.ships(plugin)
+
+
+def service(name: str, what: str) -> Any:
+    """Return what a tool does for others, by the hook :func:`pml_ext.registry.hooks.pml_ext_services`.
+
+    PluginError, "``what`` needs the plugin ...", if no plugin offers it. A tool of this distribution has the name of
+    its service as the name of its entry point.
+    """
+    if owners_of("service", name):
+        return factory("service", name)()
+    reason = "not installed; type: pip install --force-reinstall pml-ext"
+    for record in plugins():
+        if record.error and name in (record.name, record.package):
+            reason = f"{record.status} ({shortened(record.error, 200)})"
+    raise PluginError(f"{what} needs the plugin {name!r}, which is {reason}")
+
+
+class Origin(NamedTuple):
+    """A plugin of another distribution, and the place in its code, in words."""
+
+    plugin: str
+    place: str
+
+
+def origin_of(error: BaseException) -> Origin | None:
+    """Return where an error comes from if the code of another distribution's plugin raised or called what did.
+
+    A method that a class of the plugin inherits, from PML or torch, counts as the class's own.
+    """
+    foreign = {record.package: record.name for record in plugins() if not record.shipped}
+    origin = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        file = Path(code.co_filename)
+        owner = type(frame.f_locals.get("self"))
+        if plugin := foreign.get(package_of(frame.f_globals.get("__name__", ""))):
+            place = f"{code.co_qualname} of the plugin {plugin!r}, {file.parent.name}/{file.name}:{line}"
+            origin = Origin(plugin, place)
+        elif plugin := foreign.get(package_of(str(owner.__module__))):
+            origin = Origin(plugin, f"{owner.__qualname__} of the plugin {plugin!r}")
+    return origin
+
+
+class BuildContext(TypedDict, total=False):
+    """Context values that fill omitted settings of a component, by the name of the setting.
+
+    A component may rely on these names and no others. Recipes provide all of them; ``pml-ext bench`` and the
+    conformance kit provide some. ``embedding_size`` and ``num_classes`` fill only settings without a default.
+    """
+
+    embedding_size: int  # D
+    num_classes: int  # in the training images, or in the timed or checked batches
+    class_labels: list[int]  # of the training images, each once, sorted
+    collect_stats: bool  # True; not passed on to nested components, unlike the other values
+    labels: Any  # one per training image, in order; for samplers, as are the next ones
+    batch_size: int  # of all processes together
+    length_before_new_iter: int  # images per epoch
+    seed: int  # seed of the run
+    relation: Any  # relation between training classes, if the recipe has one
+
+
+def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
+    """Return an instance of the component that :func:`get` finds.
+
+    ``context`` is a :class:`BuildContext`, which fills omitted settings; ``settings`` are arguments of the
+    class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is the last word
+    of the setting. ConfigError for a setting that the class does not have.
+    """
+    from .. import pml
+
+    component = get(name, kind)
+    cls = component.cls
+    context = context or {}
+    check_settings(component.name, settings_of(cls), settings)
+    inner_context = {key: value for key, value in context.items() if key != "collect_stats"}
+    for key, value in settings.items():
+        inner_kind = key.rpartition("_")[2]
+        if isinstance(value, Mapping) and "name" in value and inner_kind in KINDS:
+            inner = {key: each for key, each in value.items() if key != "name"}
+            settings[key] = build(value["name"], inner_kind, inner_context, **inner)
+    try:
+        settings = pml.converted_settings(cls, settings, context.get("class_labels"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return cls(**fill_settings(cls, context, settings)[0], **settings)
+
+
+def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
+    """Raise ConfigError for a setting that ``owner`` does not accept, with the nearest accepted ones."""
+    accepted = list(accepted)
+    for name in given:
+        if name not in accepted:
+            raise ConfigError(unknown(f"setting of {owner}", name, accepted))
+
+
+def fill_settings(
+    target: Callable[..., Any],
+    context: Mapping[str, Any],
+    given: Iterable[str] = (),
+    known: Mapping[str, inspect.Parameter] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
+
+    Values come from a :class:`BuildContext` (ConfigError for another key in it). A required setting whose annotation is
+    a component's class (``distance: My``) gets an instance, filled in the same way. ``known`` are the target's
+    :func:`settings_of`, if the caller has them.
+    """
+    check_settings("a BuildContext", BuildContext.__annotations__, context)
+    values: dict[str, Any] = {}
+    missing = []
+    given = set(given)
+    for name, parameter in (known or settings_of(target)).items():
+        required = parameter.default is parameter.empty
+        keeps_default = not required and name in ("embedding_size", "num_classes")
+        if name in given or keeps_default:
+            continue
+        if name in context:
+            values[name] = context[name]
+        elif required:
+            instance = _instance_of(parameter.annotation, context)
+            if instance is None:
+                missing.append(name)
+            else:
+                values[name] = instance
+    return values, missing
+
+
+def _instance_of(annotation: Any, context: Mapping[str, Any]) -> Any:
+    """Return an instance of a component's class if the context has all required settings; else None."""
+    try:
+        kind_of(annotation)
+    except TypeError:
+        return None
+    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # a base class: any component would do
+        return None
+    known = settings_of(annotation)
+    optional = [name for name, setting in known.items() if setting.default is not setting.empty]  # keep their defaults
+    values, missing = fill_settings(annotation, context, optional)
+    return None if missing else annotation(**values)

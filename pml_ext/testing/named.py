@@ -8,8 +8,8 @@ import sys
 import torch
 
 from .. import registry
-from ..registry.answers import HOOK_OF
-from ..registry.entry_points import PluginRecord
+from ..registry.discovery import PluginRecord
+from ..registry.hooks import HOOK_OF
 from .calling import error_location, error_summary
 from .contracts import CONTRACTS, Contract, Named
 from .runner import CheckResult

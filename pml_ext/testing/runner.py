@@ -29,7 +29,6 @@ _PACKAGED_CHECKS = (
     "check_mined_references",
     "check_calls_are_independent",
     "check_order_does_not_matter",
-    "check_dimensions",
     "check_arguments",
 )
 _NOT_REDUCED = "it returns the dictionary that it is given"

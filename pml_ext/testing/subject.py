@@ -18,7 +18,7 @@ import torch
 from .. import pml, registry
 from ..errors import ConfigError
 from ..registry import BuildContext, check_settings, fill_settings
-from ..registry.imports import package_of
+from ..registry.components import package_of
 
 SIZE = 8  # default embedding size
 CLASSES = 6  # default number of classes

@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 from pytorch_metric_learning import losses, miners
 from torch.utils.data import SequentialSampler
 
@@ -12,6 +13,7 @@ from pml_ext.cli.description import describe
 from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import PluginError, PluginWarning, UnknownNameError
 from pml_ext.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
+from pml_ext.registry import service
 from pml_ext.testing.subject import find_components
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
@@ -187,3 +189,74 @@ def test_a_recipe_reaches_any_plugins_names():
     assert "zzz/own" in describe("zzz:cbml")[0]["recipes"]
     assert "zzz/own" not in describe("cbml", "loss")[0]["recipes"]
     assert registry.get("aaa:whole-class").cls.__mro__[1] is SequentialSampler
+
+
+PLUGIN = """
+from pytorch_metric_learning.losses import ContrastiveLoss
+from pml_ext.plugin import Component, hookimpl
+
+class RaisingLoss(ContrastiveLoss):
+    def compute_loss(self, *arguments):
+        return 1 / 0
+
+class NothingLoss(ContrastiveLoss):
+    def compute_loss(self, *arguments):
+        return None
+
+@hookimpl
+def pml_ext_components():
+    return [Component(RaisingLoss, "raising"), Component(NothingLoss, "nothing")]
+"""
+
+
+@pytest.mark.usefixtures("isolated_registry")
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("raising", "RaisingLoss.compute_loss of the plugin 'careless', careless/__init__.py:7"),
+        ("nothing", "NothingLoss of the plugin 'careless'"),  # PML's code fails, in a method that the class inherits
+    ],
+)
+def test_the_code_that_an_error_comes_from(install_plugin, name, place):
+    install_plugin("careless", PLUGIN)
+    loss = registry.build(name, "loss")
+    with pytest.raises((ZeroDivisionError, TypeError)) as raised:
+        loss(torch.eye(2), torch.arange(2))
+    assert registry.origin_of(raised.value) == ("careless", place)
+
+
+def test_what_no_plugin_raised_has_no_origin():
+    with pytest.raises(ZeroDivisionError) as raised:
+        divmod(1, 0)
+    assert registry.origin_of(raised.value) is None
+
+
+MINE = """
+from pml_ext.plugin import hookimpl
+
+class Greeting:
+    def greet(self, name):
+        return f"hello {name}"
+
+@hookimpl
+def pml_ext_services():
+    return {"greeting": Greeting}
+"""
+
+
+def test_a_service_of_any_plugin_is_found(install_plugin):
+    install_plugin("greets", MINE)
+    with registry.isolated():
+        assert service("greeting", "--greet").greet("you") == "hello you"
+
+
+def test_the_error_says_which_plugin_is_missing(monkeypatch):
+    with pytest.raises(PluginError, match="--greet needs the plugin 'greeting', which is not installed; type: pip"):
+        service("greeting", "--greet")
+    monkeypatch.setenv("PML_EXT_BLOCK", "stores")
+    with registry.isolated():
+        with pytest.raises(
+            PluginError, match=r"--to X needs the plugin 'stores', which is blocked \(by PML_EXT_BLOCK\)"
+        ):
+            service("stores", "--to X")
+        assert service("search", "pml-ext browse").load_run is not None

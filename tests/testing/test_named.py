@@ -70,4 +70,4 @@ def test_the_metrics_of_a_plugin_are_checked(install_plugin, pml_ext_command):
     told = pml_ext_command("check", "measures")
     assert told.returncode == 1
     assert "first (metric)" in told.stdout
-    assert set(CONTRACTS) <= {*registry.answers.HOOK_OF}
+    assert set(CONTRACTS) <= {*registry.hooks.HOOK_OF}
