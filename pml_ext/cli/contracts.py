@@ -1,4 +1,4 @@
-"""Checks of what plugins name for runs: data sets, transforms, trunks, trackers, commands and recipes."""
+"""Checks of what plugins name for runs: data sets, transforms, trunks, metrics, trackers, commands and recipes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ import torch
 
 from ..data import DataSplits
 from ..errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
+from ..evaluation.calculator import RetrievalAccuracyCalculator
+from ..evaluation.of_plugins import needs_clusters
 from ..recipe import load_recipes
 from ..registry import settings_of
 from ..testing import SkipCheck
+from ..testing.batches import shuffle
 from ..testing.calling import error_summary
 from ..testing.contracts import Contract, Named, requires_no_options, takes_arguments
 from ..testing.subject import set_seed
@@ -193,6 +196,28 @@ def _check_transformed(transform: Any, channels: int, size: int) -> None:
             raise AssertionError(f"{text}; draw from torch's generator, not from random or numpy.random")
 
 
+def check_metric(named: Named) -> str:
+    """A metric returns a finite number, the same for images in another order, with a gallery and without."""
+    calculator = RetrievalAccuracyCalculator(include=(named.name,), k="max_bin_count", device=torch.device("cpu"))
+    labels = torch.arange(6).repeat_interleave(5)
+    centers = torch.nn.functional.normalize(torch.randn(6, 8))
+    points = torch.nn.functional.normalize(centers[labels] + 0.4 * torch.randn(30, 8))
+    order = shuffle(30, 1)
+
+    def value(*arguments: Any) -> float:
+        found = float(calculator.get_accuracy(*arguments)[named.name])
+        if not math.isfinite(found):
+            raise AssertionError(f"it gives {found} for six classes of five images")
+        return found
+
+    first = value(points, labels)
+    other = value(points[order], labels[order])
+    if not needs_clusters(named.value) and not math.isclose(first, other, rel_tol=1e-5, abs_tol=1e-6):
+        raise AssertionError(f"the order of the images changes it: {first:.6g} and {other:.6g}")
+    in_gallery = value(points[::2], labels[::2], points[1::2], labels[1::2])
+    return f"{first:.4g}, and {in_gallery:.4g} with a gallery"
+
+
 def check_tracker(named: Named) -> None:
     """A tracker is built from a folder and a recipe, logs numbers, NaN too, and ends in each of three ways."""
     filled = {"folder": Path(), "recipe": {"loss.name": "cbml"}, "iteration": 0, "epoch": 0}
@@ -250,6 +275,7 @@ CHECKS: dict[str, Contract] = {
     "data set": check_data_set,
     "trunk": check_trunk,
     "transform": check_transform,
+    "metric": check_metric,
     "tracker": check_tracker,
     "command": check_command,
     "recipe": check_recipe,

@@ -66,9 +66,9 @@ def check(
 
     A plugin's recipes, data sets, transforms, trunks, metrics, trackers, stores and commands are checked, too.
     """
-    from ..testing.named import broken_plugins, check_named, find_named, find_named_by_name
+    from ..testing.named import check_named
     from ..testing.runner import CheckResult, check_component
-    from ..testing.subject import find_components
+    from .targets import broken_plugins, find_components, find_named, find_named_by_name
 
     all_named = find_named(what)
     results: list[CheckResult] = broken_plugins(what)

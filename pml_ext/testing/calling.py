@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import traceback
 from collections.abc import Callable
@@ -117,37 +118,30 @@ def call_forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[s
     return found
 
 
+@functools.lru_cache(16)
 def takes_references(subject: Subject) -> bool:
     """Return whether a loss declares references with labels; whether a miner accepts them, as PML's base class does."""
-    if subject.kind == "loss":
-        return {"labels", "references"} <= subject.capabilities
     if subject.kind != "miner":
-        return False
-    if subject.findings.takes_references is None:
-        batch = batch_of(subject, (3, 3))
-        other = batch_of(subject, (3, 2), seed=1)
-        try:
-            seeded(subject.make(), batch, other.embeddings, other.labels)
-            subject.findings.takes_references = True
-        except Exception:
-            subject.findings.takes_references = "references" in subject.capabilities
-    return subject.findings.takes_references
+        return subject.kind == "loss" and {"labels", "references"} <= subject.capabilities
+    other = batch_of(subject, (3, 2), seed=1)
+    try:
+        seeded(subject.make(), batch_of(subject, (3, 3)), other.embeddings, other.labels)
+    except Exception:
+        return "references" in subject.capabilities
+    return True
 
 
+@functools.lru_cache(16)
 def has_fixed_rows(subject: Subject) -> bool:
     """Return whether a regularizer accepts batches of some numbers of rows, but not of others."""
-    if subject.kind != "regularizer":
-        return False
-    if subject.findings.has_fixed_rows is None:
-        accepted = set()
-        for images in range(1, _IMAGES_PER_CLASS + 1):
-            try:
-                call(subject.make(), batch_of(subject, (CLASSES, images)))
-                accepted.add(True)
-            except Exception:
-                accepted.add(False)
-        subject.findings.has_fixed_rows = len(accepted) == 2
-    return subject.findings.has_fixed_rows
+    accepted = set()
+    for images in range(1, _IMAGES_PER_CLASS + 1) if subject.kind == "regularizer" else ():
+        try:
+            call(subject.make(), batch_of(subject, (CLASSES, images)))
+            accepted.add(True)
+        except Exception:
+            accepted.add(False)
+    return len(accepted) == 2
 
 
 def result_of(component: Any, batch: Batch) -> list[Tensor]:
@@ -165,25 +159,21 @@ def used(component: Any, subject: Subject) -> Any:
     return component
 
 
+@functools.lru_cache(16)
 def is_random(subject: Subject) -> bool:
     """Return whether two seeds give different values."""
-    if subject.findings.is_random is None:
-        batch = batch_of(subject)
-        values = []
-        for seed in (0, 1):
-            set_seed(seed)
-            values.append(call(subject.make(), batch))
-        subject.findings.is_random = not equal(*values)
-    return subject.findings.is_random
+    values = []
+    for seed in (0, 1):
+        set_seed(seed)
+        values.append(call(subject.make(), batch_of(subject)))
+    return not equal(*values)
 
 
+@functools.lru_cache(16)
 def is_repeatable(subject: Subject) -> bool:
     """Return whether a second call of one object gives the same value."""
-    if subject.findings.is_repeatable is None:
-        batch = batch_of(subject)
-        component = subject.make()
-        subject.findings.is_repeatable = equal(seeded(component, batch), seeded(component, batch))
-    return subject.findings.is_repeatable
+    component = subject.make()
+    return equal(*[seeded(component, batch_of(subject)) for _ in range(2)])
 
 
 def error_location(error: BaseException) -> str:

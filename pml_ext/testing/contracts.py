@@ -1,17 +1,13 @@
-"""What plugins name beside components, and the checks that the kit itself has for it."""
+"""What plugins name beside components, and its documentation, which the kit checks for every kind."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
 from ..registry import settings_of
-from .batches import shuffle
 from .subject import SkipCheck
 
 _NEEDED = "it needs {}, which a recipe's table gives; check it with functools.partial in a test of your own"
@@ -62,34 +58,10 @@ def check_documentation(named: Named) -> None:
         raise AssertionError("it has no docstring (or summary), which `pml-ext list` and --help show; write one")
 
 
-def check_metric(named: Named) -> str:
-    """A metric returns a finite number, the same for images in another order, with a gallery and without."""
-    from ..evaluation.calculator import RetrievalAccuracyCalculator
-    from ..evaluation.of_plugins import needs_clusters
-
-    calculator = RetrievalAccuracyCalculator(include=(named.name,), k="max_bin_count", device=torch.device("cpu"))
-    labels = torch.arange(6).repeat_interleave(5)
-    centers = torch.nn.functional.normalize(torch.randn(6, 8))
-    points = torch.nn.functional.normalize(centers[labels] + 0.4 * torch.randn(30, 8))
-    order = shuffle(30, 1)
-
-    def value(*arguments: Any) -> float:
-        found = float(calculator.get_accuracy(*arguments)[named.name])
-        if not math.isfinite(found):
-            raise AssertionError(f"it gives {found} for six classes of five images")
-        return found
-
-    first = value(points, labels)
-    other = value(points[order], labels[order])
-    if not needs_clusters(named.value) and not math.isclose(first, other, rel_tol=1e-5, abs_tol=1e-6):
-        raise AssertionError(f"the order of the images changes it: {first:.6g} and {other:.6g}")
-    in_gallery = value(points[::2], labels[::2], points[1::2], labels[1::2])
-    return f"{first:.4g}, and {in_gallery:.4g} with a gallery"
-
-
 # Of each kind; tools give more for the kinds that they use, by the hook ``pml_ext_checks``.
 CONTRACTS: dict[str, tuple[Contract, ...]] = {
-    **dict.fromkeys(("data set", "trunk", "transform", "tracker", "store", "command"), (check_documentation,)),
-    "metric": (check_documentation, check_metric),
+    **dict.fromkeys(
+        ("data set", "trunk", "transform", "metric", "tracker", "store", "command"), (check_documentation,)
+    ),
     "recipe": (),
 }

@@ -1,63 +1,18 @@
-"""Checks of what plugins name beside components: what they name, and the results of its contract."""
+"""The results of the contract of what a plugin names beside components."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 
 import torch
 
 from .. import registry
-from ..registry.discovery import PluginRecord
-from ..registry.hooks import HOOK_OF
-from .calling import error_location, error_summary
+from .calling import KIT, error_summary
 from .contracts import CONTRACTS, Contract, Named
 from .runner import CheckResult
 from .subject import SkipCheck, set_seed
-
-
-def find_named(what: str) -> list[Named]:
-    """Return what an entry point, or a package, names beside components."""
-    found = []
-    for record in _records_of(what):
-        for kind in CONTRACTS:
-            hook = HOOK_OF[kind]
-            if hook in record.hooks:  # other hooks, which may import much, are not called
-                found += [named for named in _all_of(kind) if named.plugin == record.name]
-    return found
-
-
-def broken_plugins(what: str) -> list[CheckResult]:
-    """Return a failed check of each plugin of a name, or of a package, whose import or hooks failed."""
-    results = []
-    for record in _records_of(what):
-        for kind, hook in HOOK_OF.items():
-            if hook in record.hooks:
-                registry.values(kind)  # calls the hook
-        if record.status == "broken":
-            results.append(CheckResult(f"{record.name} (plugin)", "check_hooks", "failed", record.error))
-    return results
-
-
-def _records_of(what: str) -> list[PluginRecord]:
-    """Return the records of an entry point, or of those of a package."""
-    return [record for record in registry.plugins() if what in (record.name, record.package)]
-
-
-def find_named_by_name(name: str) -> list[Named]:
-    """Return what has a name, of any plugin and kind."""
-    found = []
-    for kind in CONTRACTS:
-        found += [named for named in _all_of(kind) if named.name == name]
-    return found
-
-
-def _all_of(kind: str) -> list[Named]:
-    values = []
-    for name, value in registry.values(kind).items():
-        plugin, _ = registry.find(kind, name)
-        values.append(Named(kind, name, value, plugin))
-    return values
 
 
 def check_named(named: Named) -> list[CheckResult]:
@@ -78,7 +33,9 @@ def check_named(named: Named) -> list[CheckResult]:
         except (Exception, SystemExit) as raised:
             status = "failed"
             error = raised
-            is_finding = isinstance(raised, AssertionError) and not error_location(raised)
+            own = getattr(check, "__globals__", {}).get("__file__", KIT)
+            raised_in = traceback.extract_tb(raised.__traceback__)[-1].filename
+            is_finding = isinstance(raised, AssertionError) and raised_in.startswith((KIT, own))
             text = str(raised) if is_finding else error_summary(raised)
         results.append(CheckResult(named.title, check.__name__, status, text, error))  # type: ignore[arg-type]
     return results

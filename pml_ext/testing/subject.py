@@ -8,17 +8,14 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import pkgutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .. import pml, registry
+from .. import registry
 from ..errors import ConfigError
 from ..registry import BuildContext, check_settings, fill_settings
-from ..registry.components import package_of
 
 SIZE = 8  # default embedding size
 CLASSES = 6  # default number of classes
@@ -58,23 +55,16 @@ def kept_generators() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Findings:
-    """What one check has found out about a subject, and others need; None where none has."""
+    """What one check has found out about a subject, and others need."""
 
-    capabilities: frozenset[str] | None = None
-    has_class_rows: bool | None = None
-    takes_references: bool | None = None
-    has_fixed_rows: bool | None = None
-    is_random: bool | None = None
-    is_repeatable: bool | None = None
     settings_of_process: dict[str, Any] = dataclasses.field(default_factory=dict)  # before the first call
     failures: dict[str, str] = dataclasses.field(default_factory=dict)  # by check; "" for one that does not fail
-    cases_of_settings: list[Any] | None = None  # batches with which settings are compared
     outcomes: dict[str, list[torch.Tensor]] = dataclasses.field(default_factory=dict)  # by case and settings
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A component under check."""
+    """A component under check, equal to itself alone, so that what is found out about it is kept."""
 
     name: str  # of the class
     kind: str
@@ -90,19 +80,15 @@ class Subject:
     registered: registry.Component | None = None  # the entry of a plugin that was given
     findings: Findings = dataclasses.field(init=False, repr=False, default_factory=Findings)
 
-    @property
+    @functools.cached_property
     def capabilities(self) -> frozenset[str]:
         """The capabilities that an instance declares."""
-        if self.findings.capabilities is None:
-            self.findings.capabilities = registry.capabilities(self.make())
-        return self.findings.capabilities
+        return registry.capabilities(self.make())
 
-    @property
+    @functools.cached_property
     def has_class_rows(self) -> bool:
         """Whether labels index a tensor: it has a row per class, or several if the component names num_classes."""
-        if self.findings.has_class_rows is None:
-            self.findings.has_class_rows = _has_class_rows(self.make(), self.classes)
-        return self.findings.has_class_rows
+        return _has_class_rows(self.make(), self.classes)
 
 
 def names_classes(component: Any) -> bool:
@@ -283,49 +269,3 @@ def _in_float64(component: Any) -> Any:
     if isinstance(component, torch.nn.Module):
         return component.double()
     return component
-
-
-def find_components(what: str) -> list[tuple[str, Any]]:
-    """Return components by name; raise ConfigError if there are none.
-
-    ``what`` is an importable package, whose registered components are meant (all of its classes of a component's kind
-    if it registers none); ``package.Class``; an entry point's name; a component's name; ``pml`` for PML's losses.
-    """
-    if what == "pml":
-        return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
-    served = []
-    for component in registry.components():
-        if what in (component.plugin, package_of(component.path)):
-            served.append(component)
-    found = served or registry.candidates(what)
-    if found:
-        return _with_titles(found)
-    try:
-        imported = pkgutil.resolve_name(what)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        plugins = ", ".join(record.name for record in registry.plugins())
-        raise ConfigError(
-            f"{what}: no package, class, entry point or component ({error}); entry points: {plugins}; or pml"
-        ) from None
-    if isinstance(imported, type):
-        return [(imported.__name__, imported)]
-    bases = tuple(itertools.chain.from_iterable(pml.BASES.values()))
-    members = getattr(imported, "__dict__", {})
-    classes = [(name, c) for name, c in members.items() if isinstance(c, type) and issubclass(c, bases)]
-    defined_here = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
-    if not defined_here:
-        wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
-        raise ConfigError(f"{what}: no component in it; wanted {wanted}")
-    return defined_here
-
-
-def _with_titles(components: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Return components with their names; of those that share a name, with the kind behind it."""
-    counts = Counter(component.name for component in components)
-    titled = []
-    for component in components:
-        title = component.name
-        if counts[component.name] > 1:
-            title = f"{component.name} ({component.kind})"
-        titled.append((title, component))
-    return titled

@@ -3,7 +3,8 @@
 import json
 import re
 
-from pml_ext.testing import named, runner
+from pml_ext.cli import targets
+from pml_ext.testing import runner
 from pml_ext.testing.runner import CheckResult
 from tests.testing.planted import bug_of
 
@@ -57,7 +58,7 @@ def test_counts_of_checks_are_summed(pml_ext_command, monkeypatch):
         return [CheckResult("", f"check_{number}", status) for number, status in enumerate(statuses)]
 
     monkeypatch.setattr(runner, "check_component", check)
-    monkeypatch.setattr(named, "find_named", lambda what: [])
+    monkeypatch.setattr(targets, "find_named", lambda what: [])
     done = pml_ext_command("check", "pml_ext_cbml", "--fast")
     assert done.returncode == 1
     assert asked == [(True, None)] * len(COMPONENTS)

@@ -10,7 +10,7 @@ import torch
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.reducers import MeanReducer
-from torch.nn.functional import one_hot, softplus
+from torch.nn.functional import softplus
 from torch.utils.data import Sampler
 
 from pml_ext.plugin import (
@@ -209,8 +209,7 @@ def with_seed(self, **kwargs):
 
 
 def recorded(self, matrix, *masks):
-    self._record_these = ["hardest"]
-    self.hardest = matrix.detach().amax(1)
+    self._record_these = ["hardest"]  # which is not set
     return ByHand.values(self, matrix, *masks)
 
 
@@ -229,12 +228,6 @@ def off_after_empty(self, embeddings, *more):
     return self.zero_losses() if self.off else InHalf.compute_loss(self, embeddings, *more)
 
 
-def first_label(self, embeddings, labels=None, *others, **named):
-    if isinstance(labels, torch.Tensor) and labels.ndim == 2:
-        labels = one_hot(labels.long().argmax(1), labels.shape[1])
-    return Deviance.forward(self, embeddings, labels, *others, **named)
-
-
 def all_negatives(indices, labels):
     return (*indices[:2], *torch.where(labels[:, None] != labels)) if len(indices) == 4 else indices
 
@@ -246,11 +239,6 @@ def printed(self, *matrices):
 
 def of_one_thread(self, gap, near):
     return Equation.pull(self, gap if threading.current_thread() is threading.main_thread() else gap / 2, near)
-
-
-def first_64(self, x, y):
-    z = x[:, :64]
-    return ByHand.similarity(self, z, z if y is x else y[:, :64])
 
 
 def mean_of_tile(self, pairs):
@@ -267,13 +255,11 @@ BUGS = [
         ByHand,
         values=lambda self, *m: ByHand.values(self, *m) / len(m[0]),
     ),
-    plant("reducers", "'loss' repeats one number", ByHand, packed=lambda self, v: per_anchor(v.mean().expand(len(v)))),
     plant("indices_belong_to_values", "do not belong to its values", ByHand, packed=of_classes),
     plant("parameters_get_gradients", "scale get no gradient", Scaled),
     plant("labels_are_used", "labels are ignored", ByHand, masks=sees(torch.zeros_like)),
     plant("indices_tuple_of_pairs", "the negative pairs that", ByHand, masks=mines(all_negatives)),
     plant("indices_tuple_of_triplets", "", ByHand, masks=mines(lambda t, _: t if len(t) == 4 else (t[0], t[2], t[1]))),
-    plant("relation", "label sets with SharedLabel", Deviance, forward=first_label),
     plant("references", "has_references=True to", ByHand, masks=lambda self, *m: ByHand.masks(self, *m[:4], False)),
     plant("dtypes", "compute it in float32 or float64|autocast changes", InHalf),
     plant(
@@ -307,12 +293,6 @@ BUGS = [
     ),
     plant("pickle", "other results", Deviance, __reduce__=lambda self: (type(self), ())),
     plant("compile", "fullgraph = True, but", ByHand, fullgraph=True, values=printed),
-    plant(
-        "torch_func",
-        "grad stops",
-        ByHand,
-        values=lambda self, s, *m: ByHand.values(self, s, *m) * (s.detach().numpy().max() < 9),
-    ),
     plant("globals_unchanged", "changes warnings.filters", ByHand, values=silenced),
     plant("globals_unchanged", "seeds the global generator of torch", ByHand, __init__=with_seed),
     plant("calls_are_independent", "after an empty batch", ByHand, compute_loss=off_after_empty),
@@ -325,7 +305,6 @@ BUGS = [
         compute_loss=lambda self, x, y, *m: InHalf.compute_loss(self, x, y.sort().values, *m),
     ),
     plant("sizes", r"with \d+ images", ByHand, masks=sees(lambda labels: labels % 1009)),
-    plant("dimensions", "coordinates get no", ByHand, similarity=first_64),
     plant(
         "nan_shows",
         "as if nothing",
@@ -355,7 +334,7 @@ BUGS = [
         ByHand,
         pull=lambda self, gap, near: Equation.pull(self, gap + torch.zeros(len(gap)), near),
     ),
-    plant("pml_trainer", "the recorded attribute hardest", ByHand, values=recorded),
+    plant("pml_trainer", "with its HookContainer, stops: .*hardest", ByHand, values=recorded),
     plant(
         "mined_indices",
         "listed twice",

@@ -3,8 +3,9 @@
 import pytest
 
 from pml_ext import registry
+from pml_ext.cli.targets import find_named
 from pml_ext.testing.contracts import CONTRACTS, Named
-from pml_ext.testing.named import check_named, checks_of_tools, find_named
+from pml_ext.testing.named import check_named, checks_of_tools
 
 CHECKS = """
 from pml_ext.plugin import hookimpl

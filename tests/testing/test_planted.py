@@ -51,4 +51,4 @@ def test_a_correct_one_passes_all_checks():
     results = check_component(ByHand, reference=loop, on_fail=None)
     assert not [(result.check, result.text) for result in results if result.fails]
     skipped = {result.check for result in results if result.status == "skipped"}
-    assert skipped <= {"check_docstring", "check_parameters_get_gradients", "check_tiles", "check_relation"}
+    assert skipped <= {"check_docstring", "check_parameters_get_gradients", "check_tiles"}

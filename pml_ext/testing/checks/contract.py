@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ... import pml
-from ...relations import SharedLabel, related_pairs
 from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call, call_forms, compute, error_summary, is_random, needs, outcome, seeded, used
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients, weighted
@@ -111,25 +110,11 @@ def check_reducers(subject: Subject) -> None:
     single = [n for n, value in values.items() if value.ndim == 0 or terms[n]["reduction_type"] == "already_reduced"]
     if single:
         raise AssertionError(f"sub-loss {single[0]!r} is reduced already, others are not; return all unreduced")
-    _check_values_differ(subject, values)
     losses[1].set_reducer(pml.reducers.SumReducer())
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
     if not is_random(subject) and not isinstance(getattr(losses[0], "reducer", None), pml.reducers.SumReducer):
         _check_not_divided(subject, batch)
-
-
-def _check_values_differ(subject: Subject, values: dict[str, Tensor]) -> None:
-    """Fail if a sub-loss repeats one number, the mean of the batch, for every image, pair or triplet."""
-    others = compute(subject.make(), batch_of(subject, seed=1))
-    for name, value in values.items():
-        other = torch.as_tensor(others[name]["losses"])
-        repeats = all(len(each.flatten()) > 2 and (each == each.flatten()[0]).all() for each in (value, other))
-        if repeats and value.flatten()[0] != other.flatten()[0]:  # a hinge may give the same number in every batch
-            raise AssertionError(
-                f"sub-loss {name!r} repeats one number, {value.flatten()[0].item():.6g}, for each of {value.numel()} "
-                "values, so that a reducer has no effect; hand over the values before their mean"
-            )
 
 
 def _check_not_divided(subject: Subject, batch: Batch) -> None:
@@ -184,10 +169,9 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         other = after[name]["losses"]
         if not torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6):
             raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
-        of_proxies = kind == "element" and subject.has_class_rows  # then an order of images does not move the rows
         mine = _by_index(index, values, len(order))
         restored = [_by_index(tuple(order[i] for i in moved), other, len(order))]
-        if of_proxies:
+        if kind == "element" and subject.has_class_rows:  # an order of images does not move the rows
             restored.append(_by_index(moved, other, len(order)))
         if not any(torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6) for theirs in restored):
             raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: order changes them")
@@ -311,36 +295,6 @@ def _check_narrowed(
     for kind, part in kinds.items():
         if not any(changes(batch_of(subject, **settings), part) for settings in CLOSE):
             raise AssertionError(f"the {kind} that a miner chose are ignored: a third of them gives the loss of all")
-
-
-@applies_to("loss", "miner")
-def check_relation(subject: Subject) -> None:
-    """One-hot labels must give the result of labels, bit for bit; other label sets that of the list of their pairs."""
-    needs(subject, "relation", fixed=True)
-    batch = batch_of(subject, (4, 3))
-
-    def made(relation: SharedLabel | None, tile_size: int | None = None) -> Any:
-        component = subject.make()
-        component.relation = relation
-        component.tile_size = tile_size
-        return component
-
-    one_hot = Batch(batch.embeddings, torch.nn.functional.one_hot(batch.labels))
-    text = "one-hot labels with SharedLabel() give something else than labels do"
-    close(outcome(made(SharedLabel()), one_hot), outcome(made(None), batch), text, 0, 0)
-    sets = torch.rand(len(batch.labels), 6, generator=torch.Generator().manual_seed(0)) < 0.3
-    multiple = Batch(batch.embeddings, sets)
-    if subject.kind == "miner":
-        mined = seeded(made(SharedLabel()), multiple)
-        weights = SharedLabel().matrix(sets, sets)
-        anchors = mined[0] if len(mined) == 3 else mined[2]
-        if not (weights[mined[0], mined[1]] > 0).all() or not (weights[anchors, mined[-1]] == 0).all():
-            raise AssertionError("with label sets it chooses pairs that the relation does not allow")
-        return
-    wanted = outcome(made(None), batch, indices_tuple=related_pairs(SharedLabel(), sets, sets, itself=True))
-    text = "label sets with SharedLabel() give something else than their pairs do"
-    for tile_size in (None, 3):
-        close(outcome(made(SharedLabel(), tile_size), multiple), wanted, text, atol=1e-9)
 
 
 @applies_to("loss")
@@ -514,7 +468,6 @@ def check_degenerate_batches(subject: Subject) -> None:
             batch = batch_of(subject, shape)
             point = Batch(new_leaf(scale * batch.embeddings[:1].expand_as(batch.embeddings)), batch.labels)
             batches.append((f"a batch of embeddings that are all {what}", point))
-    _check_images_at_proxies(subject)
     remedy = "; norms and roots want eps below them, as pml_ext.plugin.normalize has it"
     for what, batch in batches:
         value = seeded(subject.make(), batch)
@@ -527,33 +480,6 @@ def check_degenerate_batches(subject: Subject) -> None:
             raise AssertionError(f"{what} gives {value.item()}, which is not finite{remedy}")
         if not gradient(value, batch.embeddings).isfinite().all():
             raise AssertionError(f"{what} gives a gradient that is not finite{remedy}")
-
-
-def _check_images_at_proxies(subject: Subject) -> None:
-    """Fail if the gradient is not finite where each image is exactly at a proxy, as acos and roots have it."""
-    component = subject.make()
-    places = torch.arange(subject.classes) % subject.size
-    points = torch.nn.functional.one_hot(places, subject.size).double()
-    found = False
-    with torch.no_grad():
-        for parameter in component.parameters():
-            if parameter.shape == points.shape:
-                parameter.copy_(points)
-                found = True
-            elif parameter.shape == points.T.shape:
-                parameter.copy_(points.T)
-                found = True
-    if subject.kind != "loss" or not found:
-        return
-    batch = batch_of(subject)
-    batch = Batch(new_leaf(points[batch.labels]), batch.labels)
-    value = seeded(component, batch)
-    slopes = gradients(value, [batch.embeddings, *(p for p in component.parameters() if p.requires_grad)])
-    if not all(slope.isfinite().all() for slope in slopes):
-        raise AssertionError(
-            "a batch of images that are exactly at their proxies gives a gradient that is not finite; acos wants "
-            "cosines clamped below 1, and roots want eps below them"
-        )
 
 
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")

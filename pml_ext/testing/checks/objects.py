@@ -1,4 +1,4 @@
-"""A component as an object: its state, copies, ``torch.compile`` and ``torch.func``."""
+"""A component as an object: its state, copies, ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..batches import CLOSE, batch_of
-from ..calling import call, error_location, error_summary, needs, outcome, result_of, seeded
+from ..calling import call, needs, outcome, result_of, seeded
 from ..comparing import close, gradient, gradients, weighted
-from ..subject import SkipCheck, Subject, applies_to, label_arguments, set_seed
+from ..subject import Subject, applies_to, label_arguments, set_seed
 from .reference import other_settings
 
 WITH_STATE = ("loss", "miner", "regularizer", "distance")  # kinds that may keep state between calls
@@ -180,34 +180,3 @@ def check_compile(subject: Subject) -> str:
     if breaks:
         return f"more than one graph: {breaks}"
     return "one graph"
-
-
-@applies_to("loss", "regularizer", slow=True)
-def check_torch_func(subject: Subject) -> None:
-    """``torch.func.grad`` of ``functional_call`` must agree with ``backward``, for parameters too.
-
-    Skipped if an ``autograd.Function`` has no ``setup_context``.
-    """
-    component = subject.make()
-    batch = batch_of(subject)
-    expected = outcome(subject.make(), batch)[1:]
-    x = batch.embeddings.detach()
-    parameters = {name: p.detach() for name, p in component.named_parameters() if p.requires_grad}
-    buffers = {name: buffer.clone() for name, buffer in component.named_buffers()}
-
-    def value(embeddings: Tensor, given: dict[str, Tensor]) -> Tensor:
-        arguments = (embeddings, *label_arguments(component, batch.labels))
-        return torch.func.functional_call(component, (given, buffers), arguments)  # type: ignore[no-any-return]
-
-    set_seed(0)
-    try:
-        by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(x, parameters)
-    except Exception as error:
-        if "in-place" in str(error) and "captured Tensor" in str(error) and buffers:
-            raise SkipCheck("a call updates a buffer in place, which torch.func refuses") from None
-        if "setup_context" in str(error):
-            where = error_location(error)
-            raise SkipCheck(f"the autograd.Function that is called at {where} has no setup_context") from None
-        raise AssertionError(f"torch.func.grad stops: {error_summary(error)}") from error
-    actual = [by_embeddings, *by_parameters.values()]
-    close(actual, expected, f"torch.func.grad gives the embeddings{', '.join(['', *parameters])} other gradients")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import typing
@@ -293,11 +294,10 @@ def _differ(subject: Subject, one: Values, other: Values, rtol: float = 1e-9) ->
     return False
 
 
+@functools.lru_cache(16)
 def _cases_of_settings(subject: Subject) -> list[_Case]:
-    if subject.findings.cases_of_settings is None:
-        wanted = ["ref_emb"] if "references" in subject.capabilities or takes_references(subject) else []
-        subject.findings.cases_of_settings = _cases(subject, wanted)
-    return subject.findings.cases_of_settings
+    wanted = ["ref_emb"] if "references" in subject.capabilities or takes_references(subject) else []
+    return _cases(subject, wanted)
 
 
 def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
