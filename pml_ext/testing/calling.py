@@ -144,14 +144,6 @@ def has_fixed_rows(subject: Subject) -> bool:
     return len(accepted) == 2
 
 
-def result_of(component: Any, batch: Batch) -> list[Tensor]:
-    """Return the value of a seeded call without gradients, or a miner's indices, sorted."""
-    result = seeded(component, batch)
-    if isinstance(result, tuple):
-        return [sorted_rows(result)]
-    return [result.detach()]
-
-
 def used(component: Any, subject: Subject) -> Any:
     """Return a component after three calls in training, since a weight may grow from zero."""
     for seed in (5, 6, 7):

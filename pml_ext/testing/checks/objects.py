@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..batches import CLOSE, batch_of
-from ..calling import call, needs, outcome, result_of, seeded
+from ..calling import call, needs, outcome, seeded
 from ..comparing import close, gradient, gradients, weighted
 from ..subject import Subject, applies_to, label_arguments, set_seed
 from .reference import other_settings
@@ -41,7 +41,7 @@ def check_state_dict(subject: Subject) -> None:
     text += "state dict; keep it in a buffer"
     for case in CLOSE[:3]:
         batch = batch_of(subject, dtype=torch.float32, seed=9, **case)
-        close(result_of(resumed, batch), result_of(component, batch), text, 0, 0)
+        close(outcome(resumed, batch)[:1], outcome(component, batch)[:1], text, 0, 0)
 
 
 _RESULT = {"loss": "loss", "miner": "choice of pairs", "regularizer": "value", "distance": "matrix"}
@@ -65,7 +65,7 @@ def check_eval_keeps_state(subject: Subject) -> None:
     if moved := ", ".join(name for name, value in after.items() if not torch.equal(value, before[name])):
         raise AssertionError(f"a call in eval() mode changes {moved} of its state; {remedy}")
     text = f"after a call in eval() mode the next {_RESULT[subject.kind]} is another: something beside its state moves"
-    close(result_of(tested, batches[3]), result_of(trained, batches[3]), f"{text}; {remedy}", 0, 0)
+    close(outcome(tested, batches[3])[:1], outcome(trained, batches[3])[:1], f"{text}; {remedy}", 0, 0)
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
