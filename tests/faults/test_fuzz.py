@@ -1,4 +1,4 @@
-"""A small selection of :mod:`benchmarks.faults.fuzz`: recipes, overrides, settings and files that nobody meant."""
+"""Recipes, overrides, settings and files that nobody meant."""
 
 import itertools
 import random
@@ -9,11 +9,11 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.faults import fuzz
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipes, read_tables, validate
 
 from ..overrides import typed
+from . import fuzz
 
 TABLES = read_tables("cbml/digits")
 

@@ -1,9 +1,9 @@
-"""A small selection of :mod:`benchmarks.faults.images`: damaged images, through everything that opens an image."""
+"""Damaged images, through everything that opens an image."""
 
 import pytest
 
 pytest.importorskip("torchvision")
-from benchmarks.faults import images
+from . import images
 
 
 def test_damaged_images_are_read_or_refused_by_name(tmp_path, monkeypatch):

@@ -1,11 +1,11 @@
-"""A selection of :mod:`benchmarks.faults.kills`: processes killed, resumed, and compared with one that was not."""
+"""Processes killed, resumed, and compared with one that was not."""
 
 import dataclasses
 import signal
 
 import pytest
 
-from benchmarks.faults import kills
+from . import kills
 
 
 @pytest.fixture(scope="module")

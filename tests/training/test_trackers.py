@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks.faults import events
 from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, StoppedError
 from pml_ext.training.launch import train
@@ -16,6 +15,7 @@ from pml_ext.training.listener import Silence
 from pml_ext.training.records import Records
 from pml_ext.training.trackers import of_epochs
 
+from ..faults import events
 from ..overrides import typed
 
 SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]

@@ -1,28 +1,18 @@
-"""Recipes, overrides, settings and files mutated, with fixed seeds: the project's own error, or a valid recipe.
-
-As commands: ``python -m benchmarks.faults.fuzz recipes --count 10000``, ``... settings --count 60000`` and
-``... files --count 2000`` print what got through raw.
-"""
+"""Recipes, overrides, settings and files mutated, with fixed seeds: the project's own error, or a valid recipe."""
 
 from __future__ import annotations
 
-import argparse
 import copy
 import datetime
 import itertools
-import os
 import random
-import sys
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 MOST = 600
-MEMORY = 7 << 30  # bytes, of addresses
 ODD: tuple[Any, ...] = (
     0,
     1,
@@ -214,24 +204,6 @@ def told(attempt: Callable[[], Any]) -> str:
     return ""
 
 
-def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
-    """Mutated recipes and overrides, and what is wrong with how each is taken."""
-    from pml_ext import registry
-    from pml_ext.recipe import load_recipes, parse_override, read_tables, validate
-
-    draw = random.Random(seed)
-    names = sorted(registry.recipes())
-    known = {name: read_tables(name) for name in names}
-    for number in range(count):
-        name = draw.choice(names)
-        if number % 4 == 3:
-            text = override(known[name], draw)
-            yield text, told(lambda name=name, text=text: load_recipes(name, [parse_override(text)]))
-        else:
-            tables = mutated({key: value for key, value in known[name].items() if key != "sweep"}, draw)
-            yield tables, told(lambda tables=tables, name=name: validate(tables, name))
-
-
 def single_settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Each setting of each component with each value: kind, what it is, and the tables of a recipe with it."""
     from pml_ext import registry
@@ -335,34 +307,3 @@ def files(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
             content = damaged(draw.choice(texts), draw)
             path.write_bytes(content)
             yield content, told(lambda: load_recipes(str(path)))
-
-
-def main() -> int:
-    """The sweep."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=["recipes", "settings", "files"])
-    options.add_argument("--count", type=int, default=10_000)
-    options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if sys.platform != "win32":
-        import resource
-
-        # What is too large for any machine is refused, and does not fill this one.
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    started = time.monotonic()
-    kinds = Counter[str]()
-    number = 0
-    sweep = {"recipes": recipes, "settings": settings, "files": files}[given.what]
-    for number, (case, text) in enumerate(sweep(given.count, given.seed), 1):  # noqa: B007
-        if text:
-            kinds[text] += 1
-            if kinds[text] == 1:
-                print(f"{text}\n    {repr(case)[:300]}", flush=True)
-    seconds = time.monotonic() - started
-    print(f"{number} {given.what}, {sum(kinds.values())} raw, of {len(kinds)} kinds; {seconds:.0f} s")
-    return 1 if kinds else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

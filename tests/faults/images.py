@@ -1,16 +1,12 @@
 """Damaged image files through everything that opens them: an image or a DataError with the file's name, nothing else.
 
-Small images of all formats are mutated by a seeded generator. ``python -m benchmarks.faults.images`` reads 1,000 of
-them, ``--count`` others, as training, an index and a query read them. Then they go, among sound images, through the
-commands: ``fit`` and ``index`` get their folder, and each is a query. Each error of another kind is printed.
+Small images of all formats are mutated by a seeded generator, and read as training, an index and a query read them.
+Then they go, among sound images, through the commands: ``fit`` and ``index`` get their folder, and each is a query.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from pml_ext.data import LabeledImages, build_transforms, open_image, prepare
@@ -175,27 +170,3 @@ def _write_sound_images(folder: Path) -> None:
         for number in range(4):
             pixels = generator.integers(256, size=(40, 50, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"class{label}" / f"sound{number}.png")
-
-
-def main() -> int:
-    """Print the errors of other kinds; the exit code is 1 if there are some."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    torch.set_num_threads(1)
-    count = parser.parse_args().count
-    with tempfile.TemporaryDirectory() as place:
-        wrong, outcomes = raw_errors(Path(place), count)
-    print(*wrong, sep="\n")
-    print(f"{count} files, {outcomes['read']} times read, {outcomes['refused']} times refused, {len(wrong)} raw errors")
-    with tempfile.TemporaryDirectory() as place:
-        more, outcomes = raw_errors_of_commands(Path(place), count)
-    print(*more, sep="\n")
-    print(
-        f"{count} files through fit, index ({outcomes['indexed']} images) and query ({outcomes['read']} answered, "
-        f"{outcomes['refused']} refused): {len(more)} raw errors"
-    )
-    return bool(wrong or more)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
