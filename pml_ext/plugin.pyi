@@ -103,9 +103,9 @@ from .settings import check_tile_size as check_tile_size
 # data sets, clustering, figures, trackers and stores
 from .data import DataSplits as DataSplits
 from .data import LabeledImages as LabeledImages
-from .evaluation import figures as figures
 from .evaluation import kmeans as kmeans
 from .files import write_atomically as write_atomically
+from .report import figures as figures
 from .retrieval.stores import Rows as Rows
 from .retrieval.stores import SearchFilter as SearchFilter
 from .retrieval.stores import SearchResult as SearchResult

@@ -1,4 +1,4 @@
-"""Retrieval and clustering metrics, nearest-neighbor searches, k-means, and figures."""
+"""Retrieval and clustering metrics, nearest-neighbor searches and k-means."""
 
 from ..lazy import lazily, require_packages
 

@@ -1,4 +1,3 @@
-from . import figures as figures
 from .calculator import Evaluation as Evaluation
 from .calculator import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
 from .classification import nearest_class_mean as nearest_class_mean
