@@ -42,15 +42,6 @@ def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
     assert signals.received() is None
 
 
-def test_a_tool_handles_signals(capfd):
-    with signals.handle_signals(wait=True) as received:
-        assert received() is None
-        send()
-        assert received() == signal.SIGTERM
-    with signals.handle_signals(), pytest.raises(StoppedError, match="^stopped by SIGTERM$"):
-        send()
-
-
 def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
     with signals.listening(), signals.deferred():
         send()
