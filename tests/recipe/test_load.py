@@ -6,21 +6,10 @@ import pytest
 
 from pml_ext.errors import ConfigError, RecipeWarning
 from pml_ext.recipe import load_recipes
-from pml_ext.recipe.tables import merged
 from pml_ext.training.launch import QUICK
 
 from ..overrides import typed
 from .recipes import one, write
-
-
-def test_extends_merges_and_another_name_replaces():
-    recipe = one("cbml/digits")
-    assert recipe.loss.name == "cbml"
-    assert recipe.loss.miner is None  # the parent's miner belongs to the parent's loss
-    assert recipe.sampler == one("pml/multi-similarity/digits").sampler
-    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"q": 2}}) == {"a": {"name": "x", "p": 1, "q": 2}}
-    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}}) == {"a": {"name": "y"}}
-    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 3}}) == {"a": {"name": "x", "p": 3}}
 
 
 def test_overrides():

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from pml_ext.data import LabeledImages
 from pml_ext.errors import DataError
 from pml_ext.training.batches import BatchReader, embed_batches, epoch_batches
 
@@ -64,13 +63,6 @@ def test_images_that_cannot_be_pickled_are_refused():
         next(reader.read(epoch_batches([[1, 2]], 0, 1)))
     with pytest.raises(DataError, match=wanted):
         next(embed_batches(nn.Flatten(), nn.Identity(), Open(), CPU, workers=1))
-
-
-def test_a_transform_that_cannot_be_pickled_is_refused():
-    pixels = torch.zeros(4, 1, 6, 6, dtype=torch.uint8)
-    images = LabeledImages(pixels, [0, 1] * 2, ["a", "b"], lambda image: image.float(), channels=1)
-    with pytest.raises(DataError, match="LabeledImages: these images or their transform .* not picklable"):
-        list(embed_batches(nn.Flatten(), nn.Identity(), images, CPU, workers=1))
 
 
 def test_images_that_do_not_fit_shared_memory_are_refused(monkeypatch):
