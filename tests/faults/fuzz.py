@@ -1,4 +1,4 @@
-"""Recipes, overrides, settings and files mutated, with fixed seeds: the project's own error, or a valid recipe."""
+"""Recipes, overrides and settings mutated, with fixed seeds: the project's own error, or a valid recipe."""
 
 from __future__ import annotations
 
@@ -275,35 +275,3 @@ def settings(count: int, seed: int = 0, largest: float = float("inf")) -> Iterat
     random.Random(seed).shuffle(everything)
     for kind, name, tables in itertools.islice(everything, count):
         yield (kind, name, tables), told(lambda tables=tables: validate(tables, "recipe.toml"))
-
-
-def damaged(whole: bytes, draw: random.Random) -> bytes:
-    """A file's content damaged in one of five ways: empty, cut, a bit flipped, a part of zeros, something else."""
-    place = draw.randrange(max(1, len(whole)))
-    what = draw.randrange(5)
-    if what == 0:
-        return b""
-    if what == 1:
-        return whole[:place]
-    if what == 2 and whole:
-        return whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :]
-    if what == 3:
-        return whole[:place] + bytes(min(200, len(whole) - place)) + whole[place + 200 :]
-    return draw.randbytes(draw.choice((3, 100, 5000)))
-
-
-def files(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
-    """Recipes as files, damaged, and what is wrong with how each is read."""
-    import tempfile
-
-    from pml_ext import registry
-    from pml_ext.recipe import load_recipes
-
-    draw = random.Random(seed)
-    texts = [file.read_bytes() for file in registry.recipes().values()]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.toml"
-        for _ in range(count):
-            content = damaged(draw.choice(texts), draw)
-            path.write_bytes(content)
-            yield content, told(lambda: load_recipes(str(path)))
