@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from pml_ext import PDDMDistance, PDDMLoss
-from pml_ext_density import ClusteringLoss
-from pml_ext_pddm import MahalanobisDistance
+from pml_ext_density.clustering import ClusteringLoss
+from pml_ext_pddm.distances import MahalanobisDistance
 from tests.plugins.density.test_clustering import reference as clustering
 from tests.plugins.pddm import loops
 

@@ -19,7 +19,6 @@ import pml_ext
 import pml_ext.testing
 from pml_ext import registry
 from pml_ext.cli.app import app_for
-from pml_ext.lazy import imports_of_plugins, own_imports
 from pml_ext.recipe.schema import Recipe
 from pml_ext.settings import settings_of
 from pml_ext.training import folder
@@ -94,8 +93,7 @@ def text() -> str:
 
 def _names() -> Iterator[str]:
     """Yield the names of ``pml_ext`` that are no modules."""
-    names = own_imports("pml_ext") | imports_of_plugins("pml_ext")
-    for name in sorted(names):
+    for name in sorted({*pml_ext._NAMES, *pml_ext._OF_PLUGINS}):
         value = getattr(pml_ext, name)
         if not isinstance(value, types.ModuleType):
             yield f"pml_ext.{name}{signature(value)}"

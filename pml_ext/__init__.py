@@ -1,36 +1,88 @@
 """A plugin layer on pytorch-metric-learning (PML): ``from pml_ext import CBMLLoss`` gives every registered class.
 
-``__init__.pyi`` lists the other public names. The first name that needs torch and PML imports them.
+The first name that needs torch and PML imports them. Type checkers read ``__init__.pyi``; a test compares both.
 """
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import Any
+
+import lazy_loader
 
 try:
     __version__ = _version("pml-ext")
 except PackageNotFoundError:  # the sources are on the path but not installed, so there are no entry points
     __version__ = "0+unknown"
 
+_MODULES = ["evaluation", "plugin", "registry", "testing"]
+_get, _, _NAMES = lazy_loader.attach(
+    __name__,
+    _MODULES,
+    {
+        "distributed": ["DistributedBatchSampler", "DistributedLoss", "DistributedMiner", "keep_freed_memory"],
+        "errors": ["ConfigError", "DataError", "MissingExtraError", "PmlExtError"],
+        "evaluation": ["RetrievalAccuracyCalculator"],
+        "losses": [
+            "CachedGradients",
+            "CrossBatchMemory",
+            "MultipleLosses",
+            "RegularizedLoss",
+            "SelfSupervisedLoss",
+            "TiledContrastiveLoss",
+            "TiledMultiSimilarityLoss",
+            "TiledNTXentLoss",
+            "TiledSupConLoss",
+            "TiledTripletMarginLoss",
+            "WithRelation",
+        ],
+        "miners": ["SemiHardTripletMiner"],
+        "registry": ["register"],
+        "relations": ["DifferentGroups", "FromMatrix", "Hierarchy", "Near", "NegativesOnly", "Relation", "SharedLabel"],
+        "samplers": ["MPerLabelSampler", "TreeSampler"],
+        "whitening": ["TotalWhitening", "WithinClassWhitening"],
+    },
+)
+# Names of shipped plugins, which no other plugin can replace: the other plugins are not even imported.
+_OF_PLUGINS = {
+    "AngularLoss": "pml_ext_angular.losses",
+    "AngularTripletLoss": "pml_ext_angular.losses",
+    "NPairAngularLoss": "pml_ext_angular.losses",
+    "NPairLoss": "pml_ext_angular.losses",
+    "CBMLLoss": "pml_ext_cbml.losses",
+    "HardPairMiner": "pml_ext_cbml.miners",
+    "MetricVarianceRegularizer": "pml_ext_cbml.regularizers",
+    "SoftmaxLoss": "pml_ext_cbml.softmax",
+    "ClusteringLoss": "pml_ext_density.clustering",
+    "DensityRegularizer": "pml_ext_density.regularizers",
+    "WholeClassSampler": "pml_ext_density.samplers",
+    "EntropyRegularizer": "pml_ext_density.spreading",
+    "GlobalOrthogonalRegularizer": "pml_ext_density.spreading",
+    "MahalanobisDistance": "pml_ext_pddm.distances",
+    "PDDMDistance": "pml_ext_pddm.distances",
+    "PDDMLoss": "pml_ext_pddm.losses",
+    "HardQuadrupletMiner": "pml_ext_pddm.miners",
+    "load_run": "pml_ext_search.trained",
+    "BatchAllTripletLoss": "pml_ext_triplets.losses",
+    "AnchorSwapMiner": "pml_ext_triplets.miners",
+    "LocalPositiveMiner": "pml_ext_triplets.miners",
+    "HardNegativePoolSampler": "pml_ext_triplets.samplers",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return _names_without_modules()
+    if name == "__all__":  # without modules, and without what cannot be imported
+        return sorted({*_NAMES, *_allowed()} - {*_MODULES} | {*filter(_is_importable, _registered())})
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
-    from .lazy import imported, imports_of_plugins, own_imports
-
-    if origin := own_imports("pml_ext").get(name):
-        return imported(origin, "pml_ext")
+    if name in _NAMES:
+        return _get(name)
+    if name in _allowed():
+        return getattr(importlib.import_module(_OF_PLUGINS[name]), name)
     from . import registry
     from .errors import UnknownNameError
-
-    origin = imports_of_plugins("pml_ext").get(name, "")
-    plugin = _shipped_plugin_of(origin)
-    if plugin and registry.is_allowed(plugin):  # no other plugin can replace its names, so that the others stay out
-        return imported(origin, "pml_ext")
 
     try:
         return registry.find("class", name)[1].cls
@@ -38,10 +90,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
 
 
-def _names_without_modules() -> list[str]:
-    """Return the names that ``from pml_ext import *`` imports: classes and functions, as far as they can be had."""
-    own = [name for name, origin in _names_of_stub().items() if origin != f"pml_ext.{name}"]
-    return sorted({*own, *filter(_is_importable, _registered())})
+def _allowed() -> set[str]:
+    """Return the names of shipped plugins that are not blocked."""
+    from . import registry
+
+    return {name for name, module in _OF_PLUGINS.items() if registry.is_allowed(_entry_point_of(module))}
+
+
+def _entry_point_of(module: str) -> str:
+    """Return ``"cbml"`` for ``"pml_ext_cbml.losses"``."""
+    return module.partition(".")[0].removeprefix("pml_ext_")
 
 
 def _is_importable(name: str) -> bool:
@@ -57,24 +115,6 @@ def _is_importable(name: str) -> bool:
     return True
 
 
-def _names_of_stub() -> dict[str, str]:
-    """Return the names that ``__init__.pyi`` lists, and where each is from, without those of plugins left out."""
-    from . import registry
-    from .lazy import imports_of_plugins, own_imports
-
-    names = own_imports("pml_ext")
-    for name, origin in imports_of_plugins("pml_ext").items():
-        if registry.is_allowed(_shipped_plugin_of(origin)):
-            names[name] = origin
-    return names
-
-
-def _shipped_plugin_of(origin: str) -> str:
-    """Return the entry point of one of our plugins, ``"cbml"`` for ``"pml_ext_cbml.CBMLLoss"``."""
-    package, _, _ = origin.partition(".")
-    return package.removeprefix("pml_ext_")
-
-
 def _registered() -> list[str]:
     from . import registry
 
@@ -82,4 +122,4 @@ def _registered() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", *_names_of_stub(), *_registered()})
+    return sorted({"__version__", *_NAMES, *_allowed(), *_registered()})

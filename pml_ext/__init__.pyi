@@ -1,4 +1,4 @@
-# The public names of pml_ext. __init__.py reads the relative imports; a test holds the classes to the registry.
+# The public names of pml_ext, for type checkers; a test compares them with __init__.py and with the registry.
 from pml_ext.miners import SemiHardTripletMiner as SemiHardTripletMiner
 from pml_ext.samplers import MPerLabelSampler as MPerLabelSampler
 from pml_ext.samplers import TreeSampler as TreeSampler

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
+from importlib import resources
 from typing import Any
 
 from .errors import needs_extra
-from .lazy import own_imports
 from .registry.components import KINDS, PML, Command, Component, Paper, kebab
 from .registry.hooks import hookimpl, packaged
 
@@ -18,10 +19,9 @@ def pml_components() -> list[Component]:
     found = []
     for kind in KINDS:
         plural = "losses" if kind == "loss" else f"{kind}s"
-        for class_name, origin in own_imports(f"pytorch_metric_learning.{plural}").items():
+        for class_name, module in _classes_of_pml(plural).items():
             if re.match("Base|Generic|BatchedDistance|.*Mixin$", class_name):
                 continue
-            module = origin.rpartition(".")[0]
             component = Component(
                 source=f"{module}:{class_name}",
                 name=f"pml/{kebab(class_name)}",
@@ -31,6 +31,17 @@ def pml_components() -> list[Component]:
             )
             found.append(component)
     return found
+
+
+def _classes_of_pml(package: str) -> dict[str, str]:
+    """Return the classes that a package of PML exports, with their modules: read, since an import imports torch."""
+    modules = {}
+    source = resources.files("pytorch_metric_learning") / package / "__init__.py"
+    for node in ast.parse(source.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                modules[alias.name] = f"pytorch_metric_learning.{package}.{node.module}"
+    return modules
 
 
 @hookimpl

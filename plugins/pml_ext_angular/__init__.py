@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
-
-if TYPE_CHECKING:
-    from .losses import AngularLoss as AngularLoss
-    from .losses import AngularTripletLoss as AngularTripletLoss
-    from .losses import NPairAngularLoss as NPairAngularLoss
-    from .losses import NPairLoss as NPairLoss
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 WANG_2017 = Paper(
     title="Deep Metric Learning with Angular Loss",
@@ -52,4 +44,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pml_ext.plugin import Command, hookimpl, lazily
+import lazy_loader
+
+from pml_ext.plugin import Command, hookimpl
 
 if TYPE_CHECKING:
     from .collection import BrowsedRun as BrowsedRun
-    from .collection import Neighbor as Neighbor
-    from .collection import Pair as Pair
     from .collection import open_collections as open_collections
 
-__getattr__ = lazily(__name__, "train", "pml-ext browse")
+__getattr__, _, __all__ = lazy_loader.attach(__name__, submod_attrs={"collection": ["BrowsedRun", "open_collections"]})
 
 
 @hookimpl

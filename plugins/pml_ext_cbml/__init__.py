@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
+import lazy_loader
+
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 if TYPE_CHECKING:
-    from .losses import CBMLLoss as CBMLLoss
-    from .miners import HardPairMiner as HardPairMiner
-    from .regularizers import MetricVarianceRegularizer as MetricVarianceRegularizer
-    from .softmax import SoftmaxLoss as SoftmaxLoss
     from .statistics import PairStatistics as PairStatistics
 
 KAN_2022 = Paper(
@@ -53,4 +51,4 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch
+__getattr__, _, __all__ = lazy_loader.attach(__name__, submod_attrs={"statistics": ["PairStatistics"]})

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
-
-if TYPE_CHECKING:
-    from .clustering import ClusteringLoss as ClusteringLoss
-    from .functional import class_densities as class_densities
-    from .regularizers import DensityRegularizer as DensityRegularizer
-    from .samplers import WholeClassSampler as WholeClassSampler
-    from .spreading import EntropyRegularizer as EntropyRegularizer
-    from .spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 LI_2019 = Paper(
     title="Deep Metric Learning with Density Adaptivity",
@@ -72,4 +62,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

@@ -14,16 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pml_ext.plugin import hookimpl, lazily
+from pml_ext.plugin import hookimpl
 
 if TYPE_CHECKING:
     from pml_ext.tool import PartsService
-
-    from .listing import listed as listed
-    from .segments import Segment as Segment
-    from .segments import Work as Work
-
-__getattr__ = lazily(__name__, "train", "parts")
 
 
 @hookimpl

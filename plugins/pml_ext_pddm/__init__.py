@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
-
-if TYPE_CHECKING:
-    from .distances import MahalanobisDistance as MahalanobisDistance
-    from .distances import PDDMDistance as PDDMDistance
-    from .losses import PDDMLoss as PDDMLoss
-    from .miners import HardQuadrupletMiner as HardQuadrupletMiner
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 HUANG_2016 = Paper(
     title="Local Similarity-Aware Deep Feature Embedding",
@@ -52,4 +44,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

@@ -5,42 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pml_ext.plugin import Command, hookimpl, lazily
+import lazy_loader
+
+from pml_ext.plugin import Command, hookimpl
 
 if TYPE_CHECKING:
     from pml_ext.tool import SearchService
 
-    from .calibration import Calibration as Calibration
-    from .clusters import SHEET as SHEET
-    from .clusters import Clusters as Clusters
-    from .clusters import Grouping as Grouping
-    from .clusters import group as group
-    from .collection import Collection as Collection
-    from .duplicates import Duplicates as Duplicates
-    from .embedded import Embedded as Embedded
-    from .embedded import save_embeddings as save_embeddings
-    from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
-    from .enrolment import Enrolment as Enrolment
-    from .faiss_index import FaissIndex as FaissIndex
-    from .gallery import Gallery as Gallery
-    from .identify import Identified as Identified
-    from .identify import Scored as Scored
-    from .open_set import Classes as Classes
-    from .open_set import metrics_of as metrics_of
-    from .open_set import threshold_at as threshold_at
     from .problems import RetrievalWarning as RetrievalWarning
     from .problems import StoreWarning as StoreWarning
     from .query import Answer as Answer
-    from .selection import Selection as Selection
     from .selection import most_distinct as most_distinct
     from .selection import nearest_to_centers as nearest_to_centers
     from .selection import outliers as outliers
-    from .selection import select as select
     from .trained import TrainedRun as TrainedRun
     from .trained import load_run as load_run
 
-__getattr__ = lazily(__name__, "train", "load_run")
+__getattr__, _, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "embedding": ["SkippedImage"],
+        "problems": ["RetrievalWarning", "StoreWarning"],
+        "query": ["Answer"],
+        "selection": ["most_distinct", "nearest_to_centers", "outliers"],
+        "trained": ["TrainedRun", "load_run"],
+    },
+)
 
 
 @hookimpl

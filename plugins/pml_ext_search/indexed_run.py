@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -32,9 +32,6 @@ from .reading import Images, Listed, listed
 from .run_of_folder import run_of as run_of
 from .table_images import cut_images, is_table
 from .vectors import VectorEmbedder
-
-if TYPE_CHECKING:  # takes seconds to import, which a query saves
-    pass
 
 
 class IndexedRun(LoadedRun):

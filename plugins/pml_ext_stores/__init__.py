@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pml_ext.plugin import Store, hookimpl, lazily
+from pml_ext.plugin import Store, hookimpl
 
 if TYPE_CHECKING:
     from pml_ext.tool import Named, StoresService
-
-    from .contract import check_contract as check_contract
-    from .mirror import MirroredStore as MirroredStore
-
-__getattr__ = lazily(__name__, "train", "stores")
 
 
 @hookimpl

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
-
-if TYPE_CHECKING:
-    from .losses import BatchAllTripletLoss as BatchAllTripletLoss
-    from .miners import AnchorSwapMiner as AnchorSwapMiner
-    from .miners import LocalPositiveMiner as LocalPositiveMiner
-    from .samplers import HardNegativePoolSampler as HardNegativePoolSampler
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 SHAH = Paper(
     title="Clustering and Querying Images from Unknown Classes Using Metric Learning",
@@ -52,4 +44,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

@@ -12,7 +12,7 @@ from .reading import read_image
 def thumbnail(path: Path, channels: int = 3, longest: int = 220) -> Image.Image:
     """Return an upright thumbnail of an image file; a JPEG is decoded at a reduced size if that suffices.
 
-    *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``benchmarks/contact_sheets.py``).
+    *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels.
     """
     pixels = read_image(path, channels, smallest=longest)
     if channels == 1:

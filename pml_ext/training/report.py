@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..data import LabeledImages
 from ..errors import ConfigError, UnknownNameError, needs_extra
-from ..evaluation.fonts import short_name
 from ..evaluation.listed import scores_of_pairs, scores_of_triplets
 from ..evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
 from ..files import write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.papers import Quoted
 from ..report import ReportFigure, ReportTable, percent, render
+from ..report.fonts import short_name
 from .evaluation import nearest
 from .findings import confusions, counts, recall_by_class
 from .measured import tables_of

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import needs_extra, one_line
-from ..evaluation import Evaluation, figures
-from ..evaluation.fonts import short_name
+from ..evaluation import Evaluation
 from ..evaluation.listed import scores_of_pairs, scores_of_triplets
 from ..evaluation.metrics import headline_metric, title_of
-from ..report import ReportFigure, draw
+from ..report import ReportFigure, draw, figures
+from ..report.fonts import short_name
 from .checkpoint import load
 from .database import CURVE, VALIDATION
 from .evaluation import nearest

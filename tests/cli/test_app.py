@@ -4,9 +4,6 @@ import sys
 
 import pytest
 
-from pml_ext import registry
-from pml_ext.errors import PluginWarning
-
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 
 COMMAND = """
@@ -63,14 +60,6 @@ def test_a_command_that_cannot_be_imported_is_named(install_command, pml_ext_com
     assert "greet" in pml_ext_command("--help").stdout
 
 
-def test_a_broken_hook_leaves_the_others(install_plugin, pml_ext_command):
-    hook = "from pml_ext.plugin import hookimpl\n@hookimpl\ndef pml_ext_commands(): return {'greet': print}"
-    install_plugin("wrong", hook)
-    with pytest.warns(PluginWarning, match=r"'wrong' of wrong 1.0 is broken and the answer of pml_ext_commands"):
-        assert "index" in registry.commands()
-    assert pml_ext_command("list", "losses").returncode == 0
-
-
 def test_a_name_of_two_plugins_is_refused(install_command, pml_ext_command):
     install_command("first")
     install_command("second")
@@ -85,24 +74,3 @@ def test_ours_cannot_be_replaced(install_command, pml_ext_command):
     install_command("thief", name="report")
     assert "Redraw the report" in pml_ext_command("report", "--help").stdout
     assert pml_ext_command("thief:report").stdout == "hello from thief\n"
-
-
-def test_plugins_says_where_a_command_is_from(install_command, pml_ext_command):
-    install_command("greeter")
-    told = pml_ext_command("plugins", "-v").stdout
-    assert "commands    greet" in told
-    assert "commands    embed, index, query, identify, enroll, cluster, duplicates, select\n" in told
-
-
-def test_the_commands_are_collected_once(pml_ext_command, monkeypatch):
-    """A command that ends well asks for no other, which a sys.exit() in the code of a plugin does."""
-    asked = []
-    commands = registry.commands
-
-    def counted():
-        asked.append(1)
-        return commands()
-
-    monkeypatch.setattr(registry, "commands", counted)
-    assert pml_ext_command("list", "reducers").returncode == 0
-    assert len(asked) == 1

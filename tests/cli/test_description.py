@@ -52,12 +52,6 @@ def test_data_sets_and_trunks_have_options_that_a_recipe_sets(name, kind):
     assert describe(name, kind) == [shown]
 
 
-@pytest.mark.parametrize("name", ["digits", "convnet", "folder", "RandomErasing"])
-def test_data_sets_and_trunks_have_their_documentation(name):
-    (shown,) = describe(name)
-    assert shown["text"]
-
-
 def test_unknown_names_have_the_nearest_of_their_kind():
     with pytest.raises(
         UnknownNameError, match="no component, recipe, table, data set, transform or trunk 'digit'; nearest: .*dig"
@@ -67,11 +61,3 @@ def test_unknown_names_have_the_nearest_of_their_kind():
         describe("convnt", "trunk")
     with pytest.raises(UnknownNameError, match="no miner 'hard-pear'; nearest: hard-pair"):
         describe("hard-pear", "miner")
-
-
-def test_a_folder_may_have_the_sign_of_variants(tmp_path):
-    file = tmp_path / "with@sign" / "mine.toml"
-    file.parent.mkdir()
-    file.write_text('extends = "cbml/digits"\n')
-    (shown,) = describe(str(file), "recipe")
-    assert shown["kind"] == "recipe"

@@ -35,25 +35,3 @@ def test_a_diagnosis_changes_no_record(install_plugin):
     assert "the command 'greet' of the plugin 'theirs' cannot be imported" in found.error
     assert registry.plugins() == before
     assert of("theirs", registry.plugins()).status == "ok"
-
-
-def test_names_of_several_plugins_are_told_to_each(install_loss):
-    install_loss("first", "Same", "same")
-    install_loss("second", "Same", "same")
-    records = diagnosis()
-    for name, other in (("first", "second"), ("second", "first")):
-        text = f"loss 'same': also of {other!r}; the bare name is an error"
-        assert text in of(name, records).clashes
-
-
-def test_plugins_alone_call_no_hook(install_plugin):
-    install_plugin("theirs", "from pml_ext.plugin import hookimpl\n@hookimpl\ndef pml_ext_trunks():\n    1 / 0\n")
-    assert of("theirs", registry.plugins()).status == "ok"
-    with pytest.warns(match="ZeroDivisionError"):
-        assert of("theirs", diagnosis()).status == "broken"
-
-
-def test_values_are_of_any_kind():
-    assert registry.values("recipe") == registry.recipes()
-    assert registry.values("recipe")["cbml/digits"].is_file()
-    assert callable(registry.values("data set")["digits"])

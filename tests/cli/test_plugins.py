@@ -3,9 +3,6 @@
 import json
 import re
 
-from pml_ext.cli import targets
-from pml_ext.testing import runner
-from pml_ext.testing.runner import CheckResult
 from tests.testing.planted import bug_of
 
 StopsHalfway = bug_of("check_sampler")
@@ -46,6 +43,7 @@ def test_a_new_plugin_is_written_with_what_to_type_next(pml_ext_command, tmp_pat
     refused = pml_ext_command("new-plugin", "WideMargin", "--out", tmp_path / "other")
     assert refused.returncode == 2
     assert "kebab-case" in refused.stderr
+<<<<<<< HEAD
 
 
 def test_counts_of_checks_are_summed(pml_ext_command, monkeypatch):
@@ -73,3 +71,5 @@ def test_counts_of_checks_are_summed(pml_ext_command, monkeypatch):
 
 
 COMPONENTS = {"cbml", "hard-pair", "metric-variance", "softmax"}
+=======
+>>>>>>> f6f2e523b68a3916af598c0c35b07733b9845920

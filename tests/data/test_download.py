@@ -8,14 +8,11 @@ import io
 import json
 import tarfile
 import threading
-import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from torchvision.datasets.utils import download_url
 
 from pml_ext.data import get_archives, image_sets, omniglot, omniglot_small
 from pml_ext.data.published import Archive, Count
@@ -78,24 +75,6 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
     gone = wanted._replace(name="other.bin", url=server.url + "other")
     with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or fetch other.bin yourself and put it into"):
         get_archives(about(gone), tmp_path)
-
-
-def test_a_file_that_another_process_downloads_is_waited_for(server, tmp_path, monkeypatch):
-    begun = []
-
-    def download(url, folder, name):
-        begun.append(name)
-        time.sleep(0.2)  # the other one begins meanwhile
-        download_url(url, folder, name)
-
-    monkeypatch.setattr("torchvision.datasets.utils.download_url", download)
-    (tmp_path / "set.bin.part").write_bytes(b"of a download that was killed")
-    wanted = about(archive(server, unpack=False))
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(get_archives, [wanted] * 2, [tmp_path] * 2))
-    assert begun == ["set.bin.part"]
-    assert (tmp_path / "set.bin").read_bytes() == BODY
-    assert not (tmp_path / "set.bin.part").exists()
 
 
 def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # noqa: B006

@@ -160,15 +160,6 @@ def test_a_path_that_is_relative_and_absolute_is_one(images, monkeypatch):
         pairs(path="mine.csv")
 
 
-def test_a_file_of_vectors_that_is_missing_or_has_nan(tmp_path):
-    file = list_of(tmp_path, PAIRS)
-    with pytest.raises(DataError, match=r"none.npz: no such file; wanted vectors:FILE"):
-        pairs(path=file, vectors=str(tmp_path / "none.npz"))
-    np.savez(tmp_path / "bad.npz", embeddings=np.full((8, 2), np.nan))
-    with pytest.raises(DataError, match="8 of 8 vectors have NaN or infinity"):
-        pairs(path=file, vectors=str(tmp_path / "bad.npz"))
-
-
 def test_notes_name_what_is_not_used_and_what_trains_too(tmp_path):
     rows = [f"{row},x" for row in PAIRS]
     splits = of_vectors(tmp_path, rows, f"{HEAD},colour", split=np.array(["train", "test"] * 4))

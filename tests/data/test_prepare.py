@@ -12,7 +12,6 @@ from pml_ext.data import (
     LabeledImages,
     Pipeline,
     build_transforms,
-    left_out_text,
     prepare,
 )
 from pml_ext.errors import ConfigError, DataError
@@ -86,20 +85,3 @@ def test_what_cannot_be_kept(jpegs):
     with pytest.raises(ConfigError, match="which leaves nothing to keep; data.images.resize"):
         prepare(labeled(jpegs), whole, "memory")
     assert len(prepare(labeled(jpegs), whole, skip_unreadable=True)[0]) == 9
-
-
-def test_files_that_are_left_out_are_named():
-    def broken(*names):
-        return {
-            name: f"{name}: not a readable image (UnidentifiedImageError); mend or remove the file" for name in names
-        }
-
-    assert left_out_text({}) == left_out_text({"train": {}}) == ""
-    text = left_out_text({"train": broken("d", "b", "c"), "test": broken("a")})
-    why = "not a readable image (UnidentifiedImageError)"
-    assert text == (
-        f"left out 4 images that cannot be read (3 of train, 1 of test): a: {why}; b: {why}; c: {why}; d: {why}"
-    )
-    text = left_out_text({"train": broken(*"abcdefg")})
-    assert text.endswith(f"e: {why}; and 2 more")
-    assert "f: " not in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext.data import image_sets, published_sets
+from pml_ext.data import image_sets
 from pml_ext.errors import DataError
 
 from .made_up import cub_folder, jpeg, sop_folder
@@ -55,16 +55,3 @@ def test_a_set_that_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "cars_annos.mat").write_bytes(b"no matlab")
     with pytest.raises(DataError, match="cars_annos.mat: not the annotations of Cars196"):
         image_sets.cars196(tmp_path)
-
-
-def test_the_published_counts():
-    counts = {name: about.counts for name, about in published_sets().items()}
-    assert counts == {
-        "cub": {"train": (5864, 100), "test": (5924, 100)},
-        "cars196": {"train": (8054, 98), "test": (8131, 98)},
-        "sop": {"train": (59551, 11318), "test": (60502, 11316)},
-        "inshop": {"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)},
-        "imagenet": {"train": (667289, 500), "gallery": (638878, 500), "query": (25000, 500)},
-        "omniglot": {"train": (19280, 964), "test": (13180, 659)},
-        "omniglot-small": {"train": (2720, 136), "test": (2120, 106)},
-    }

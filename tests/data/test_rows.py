@@ -16,11 +16,6 @@ def test_the_separators_of_spreadsheets(tmp_path, separator):
     assert rows == [("line 3", {"a": "1", "b": "x\ny"}), ("line 4", {"a": "2", "b": "z"})]
 
 
-def test_an_empty_file_has_no_columns(tmp_path):
-    (tmp_path / "mine.csv").touch()
-    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == ([], [])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -37,18 +32,6 @@ def test_cells_of_no_column_of_their_own(tmp_path, text, message):
 def test_spaces_around_names_and_empty_cells_at_the_end(tmp_path):
     (tmp_path / "mine.csv").write_text("a, b \n1,2,,\n")
     assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == (["a", "b"], [("line 2", {"a": "1", "b": "2"})])
-
-
-def test_a_file_that_cannot_be_read_names_its_form(tmp_path):
-    with pytest.raises(DataError, match=r"none.csv: cannot be read as pairs .*pairs:FILE.csv must be UTF-8"):
-        read_rows(tmp_path / "none.csv", "pairs:FILE.csv")
-    with pytest.raises(DataError, match="not a regular file; wanted triplets:FILE.csv"):
-        read_rows(tmp_path, "triplets:FILE.csv")
-
-
-def test_cells_without_a_value():
-    assert all(map(is_empty, ["", " ", None, "nan", "NaN", "None", "NaT", "<NA>"]))
-    assert not any(map(is_empty, ["0", "a", False]))
 
 
 def test_parquet_files_and_frames_have_the_cells_of_a_csv_file(tmp_path):

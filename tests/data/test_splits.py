@@ -1,6 +1,5 @@
 """Splits of a data set."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,6 @@ from pml_ext.data import (
     digits,
     hold_out_classes,
 )
-from pml_ext.data.splits import classes_of_two
 from pml_ext.errors import DataError
 
 
@@ -23,18 +21,6 @@ def test_held_out_classes():
     assert set(hold_out_classes(train, 0.3, seed=4)[1].labels) != set(held_out.labels)
     rest, held_out = hold_out_classes(train, 0.3, which="last")
     assert (set(rest.labels.tolist()), set(held_out.labels.tolist())) == ({*range(7)}, {7, 8, 9})
-
-
-def test_classes_of_two_images_are_counted():
-    for labels, count in (([3, 1, 2], 0), ([3, 1, 3, 2, 3], 1), ([0, 0, 1, 1], 2), ([], 0)):
-        assert classes_of_two(np.array(labels, dtype=np.int64)) == count
-
-
-def test_splits_are_tested_by_test_or_by_query_and_gallery():
-    images = LabeledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
-    about = {"image_size": 4, "channels": 1}
-    assert list(DataSplits(images, images, **about).tested()) == ["test"]
-    assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
 
 
 def test_images_without_labels_are_not_tested():

@@ -114,12 +114,6 @@ def test_groups_of_pandas_that_are_missing(tmp_path):
     assert file.groups.tolist() == ["a", "", "", "", "", "b", "b", "c"]
 
 
-def test_labels_that_are_lists_of_lists(tmp_path):
-    file = safetensors(tmp_path, labels=[[1], [1, 2]] * 4)
-    with pytest.raises(DataError, match=r"labels are lists of lists; wanted \[8\], one for each embedding"):
-        read_vectors(file)
-
-
 def test_a_column_for_each_number_is_refused(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     from pyarrow.parquet import write_table
@@ -196,14 +190,4 @@ def test_an_array_that_claims_more_than_it_has_is_refused(tmp_path):
     with pytest.raises(
         DataError, match=r"mine.npz: embeddings claim 16,384,000,000,000 bytes, .* and have 4,096; write"
     ):
-        read_vectors(tmp_path / "mine.npz")
-
-
-def test_more_vectors_than_fit_into_memory(tmp_path, monkeypatch):
-    def full(*_):
-        raise MemoryError("Unable to allocate 15.3 GiB")
-
-    np.savez(tmp_path / "mine.npz", embeddings=np.ones((4, 2), np.float32), labels=np.arange(4))
-    monkeypatch.setattr(sys.modules["pml_ext.data.vector_file"], "_array_of", full)
-    with pytest.raises(DataError, match=r"mine.npz: more than fits into memory .*15.3 GiB\); save fewer vectors"):
         read_vectors(tmp_path / "mine.npz")

@@ -1,9 +1,10 @@
-"""A selection of :mod:`benchmarks.faults.files`: files of a run, an index and an export, damaged in one way each."""
+"""Files of a run, an index and an export, damaged in one way each."""
 
 import pytest
 
-from benchmarks.faults import files
 from pml_ext.files.checksums import SUMS, changed_files
+
+from . import files
 
 
 @pytest.fixture(scope="module")

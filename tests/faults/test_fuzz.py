@@ -1,6 +1,5 @@
-"""A small selection of :mod:`benchmarks.faults.fuzz`: recipes, overrides, settings and files that nobody meant."""
+"""Recipes, overrides and settings that nobody meant."""
 
-import itertools
 import random
 
 import pytest
@@ -9,11 +8,11 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.faults import fuzz
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipes, read_tables, validate
 
 from ..overrides import typed
+from . import fuzz
 
 TABLES = read_tables("cbml/digits")
 
@@ -35,10 +34,6 @@ def test_an_override_is_taken_or_refused_in_a_line(seed):
 def test_single_settings_are_taken_or_refused_in_a_line():
     raw = {text: case for case, text in fuzz.settings(100, 1, largest=10_000) if text}
     assert raw == {}
-
-
-def test_a_damaged_recipe_is_taken_or_refused_in_a_line():
-    assert [text for _, text in itertools.islice(fuzz.files(40), 40) if text] == []
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""A small selection of :mod:`benchmarks.faults.images`: damaged images, through everything that opens an image."""
+"""Damaged images, through everything that opens an image."""
 
 import pytest
 
 pytest.importorskip("torchvision")
-from benchmarks.faults import images
+from . import images
 
 
 def test_damaged_images_are_read_or_refused_by_name(tmp_path, monkeypatch):
@@ -12,12 +12,3 @@ def test_damaged_images_are_read_or_refused_by_name(tmp_path, monkeypatch):
     assert wrong == []
     assert outcomes["read"] > 50
     assert outcomes["refused"] > 200
-
-
-@pytest.mark.slow
-def test_damaged_images_go_through_the_commands(tmp_path, monkeypatch):
-    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "1000000")
-    wrong, outcomes = images.raw_errors_of_commands(tmp_path, 71)
-    assert wrong == []
-    assert outcomes["read"] + outcomes["refused"] == 71
-    assert outcomes["indexed"] == outcomes["read"] + 16  # with the sound ones

@@ -1,11 +1,12 @@
-"""A selection of :mod:`benchmarks.faults.kills`: processes killed, resumed, and compared with one that was not."""
+"""Processes killed, resumed, and compared with one that was not."""
 
 import dataclasses
+import shutil
 import signal
 
 import pytest
 
-from benchmarks.faults import kills
+from . import kills
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, names)
     for name, _ in names[1:]:  # killed again, at a place that the resumed run counts anew
         log = tmp_path / "places.txt"
         rehearsal = tmp_path / "rehearsal"
-        kills.shutil.copytree(out, rehearsal)
+        shutil.copytree(out, rehearsal)
         assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
         at = log.read_text().splitlines().index(name) + 1
         assert kills.execute(scenario, out, at, resume=True) == -signal.SIGKILL
@@ -87,7 +88,7 @@ def test_a_run_killed_inside_of_an_epoch_goes_on(tmp_path):
         assert kills.execute(scenario, out, at[iterations - 1] + 1, resume=out.exists()) == -signal.SIGKILL
         rehearsal = tmp_path / f"rehearsal {iterations}"
         log = tmp_path / "places.txt"
-        kills.shutil.copytree(out, rehearsal)
+        shutil.copytree(out, rehearsal)
         log.unlink()
         assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
         assert kills.difference(whole.folder, rehearsal) == ""

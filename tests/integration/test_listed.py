@@ -1,7 +1,5 @@
 """Whole runs on listed pairs and triplets: vectors, images, resumed, by two processes, and their search."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -17,12 +15,10 @@ from pml_ext.files import read_json
 from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
 from pml_ext.training.launch import draw_report, train
-from pml_ext.training.profile import profile_recipe
 from pml_ext.training.run import Run
 from pml_ext.training.series import loss_series
 
 from ..overrides import typed
-from .test_processes import torchrun
 
 RECIPE = """
 description = "a list"
@@ -193,32 +189,6 @@ def test_images_by_their_paths(lists, tmp_path, kind):
     assert draw_report(tmp_path / "run", "cpu", data=lists).is_file()
 
 
-def test_unreadable_images_take_their_pairs_along(lists, tmp_path):
-    broken = lists / "photos" / "3.png"
-    kept = broken.read_bytes()
-    broken.write_bytes(b"no image")
-    settings = [f"data.name=pairs:{lists}/pairs-of-images.csv", "data.image_size=8", "data.channels=1"]
-    settings += ["data.unreadable=skip", 'model.trunk={name="convnet", width=8, blocks=2}', "schedule.epochs=1"]
-    try:
-        one = Run(load_recipe(str(lists / "pairs.toml"), typed(settings)), "skips", tmp_path / "run")
-    finally:
-        broken.write_bytes(kept)
-    listed = (lists / "pairs.csv").read_text().splitlines()
-    with_it = [line for line in listed if "3" in line.split(",")[:2] and line.endswith("train")]
-    every = [line for line in listed if line.endswith("train")]
-    assert len(one.data.listed) == len(every) - len(with_it) < len(every)
-    assert len(one.data.training_images) < 200
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_a_list_is_searched(lists, finished, kind):
-    one = load_run(finished[kind][0], device="cpu")
-    one.index(lists / "digits.npz")
-    answer = one.query(["7"], k=3)[0]
-    assert len(answer.paths) == 3
-    assert "7" not in answer.paths
-
-
 def test_other_pairs_are_refused_on_resume(lists, tmp_path):
     place = tmp_path / "mine"
     place.mkdir()
@@ -252,12 +222,6 @@ def test_a_loss_of_0_of_listed_pairs(lists, tmp_path):
         run(lists, "pairs", tmp_path / "run", "loss.name=vanishing", "evaluation.baselines=false")
 
 
-def test_a_margin_that_no_triplet_misses_is_refused(lists, tmp_path):
-    settings = ['loss={name="pml/triplet-margin", margin=-9}', "evaluation.baselines=false"]
-    with pytest.raises(ConfigError, match="cannot train on triplets:.*: as it is set here, not every triplet adds"):
-        run(lists, "triplets", tmp_path / "run", *settings)
-
-
 def test_triplets_that_conflict_need_a_loss_of_triplets(lists, tmp_path):
     head, *rows = (lists / "triplets.csv").read_text().splitlines()
     anchor, positive, _, _ = rows[0].split(",")
@@ -270,34 +234,6 @@ def test_triplets_that_conflict_need_a_loss_of_triplets(lists, tmp_path):
     assert run(lists, "triplets", tmp_path / "run", *settings)["after"]
 
 
-def test_steps_on_lists_are_not_profiled(lists):
-    with pytest.raises(ConfigError, match="lists pairs; wanted a recipe of vectors with labels"):
-        profile_recipe(str(lists / "pairs.toml"), device="cpu")
-
-
 def test_too_few_tuples_for_a_batch(lists, tmp_path):
     with pytest.raises(ConfigError, match="1 batches of 500 need more than the 200 training triplets; make batch_size"):
         run(lists, "triplets", tmp_path / "run", "sampler.batch_size=500")
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.usefixtures("without_report")
-def test_two_processes_are_one(lists, tmp_path):
-    settings = ["evaluation.figures=few", "schedule.epochs=2"]
-    rows = [f'[sweep.rows.{kind}]\nextends = "{lists}/{kind}.toml"\n' for kind in KINDS]
-    both = tmp_path / "both.toml"
-    both.write_text("".join(rows))
-    done = torchrun("train", both, "--out", tmp_path / "two", "--json", settings=settings, restarts=0)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["runs"]
-    for kind, two in zip(KINDS, found, strict=True):
-        one = run(lists, kind, tmp_path / "one" / kind, *settings)
-        assert two["processes"] == 2
-        for phase in ("raw", "after"):
-            assert two[phase] == pytest.approx(one[phase], abs=0.02)
-        folders = tmp_path / "one" / kind, tmp_path / "two" / kind
-        losses = [loss_series(folder, [])["loss"][1] for folder in folders]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-        states = [checkpoint.load(folder / "checkpoints" / "model.pt")["embedder"] for folder in folders]
-        for name, value in states[0].items():
-            torch.testing.assert_close(value, states[1][name], rtol=1e-3, atol=1e-5)

@@ -51,7 +51,7 @@ def projected(monkeypatch) -> list[list[str]]:
         drawn.append(list(parts))
         return Figure()
 
-    monkeypatch.setattr("pml_ext.evaluation.figures.projections", projections)
+    monkeypatch.setattr("pml_ext.report.figures.projections", projections)
     return drawn
 
 

@@ -18,8 +18,8 @@ from pml_ext import (
 )
 from pml_ext.distances import GramCosineSimilarity, GramDotProductSimilarity
 from pml_ext.testing import SecondDevice
-from pml_ext_cbml import SoftmaxLoss
-from pml_ext_density import ClusteringLoss
+from pml_ext_cbml.softmax import SoftmaxLoss
+from pml_ext_density.clustering import ClusteringLoss
 
 from .registered import registered
 

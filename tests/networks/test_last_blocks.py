@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pml_ext.networks.last_blocks import SHARE, blocks_in_a_row, last_blocks, operations_of
+from pml_ext.networks.last_blocks import SHARE, last_blocks, operations_of
 from pml_ext.networks.trunks import RepeatedGray, timm_trunk, torchvision_trunk
 
 
@@ -26,15 +26,6 @@ def test_a_vision_transformer_is_cut_before_a_third_of_its_blocks():
     pytest.importorskip("timm", reason="the extra timm is not installed")
     trunk = timm_trunk(3, 224, "vit_tiny_patch16_224")
     assert last_blocks(trunk, 3, 224).first == "blocks.8"
-
-
-def test_a_row_is_the_longest_in_parameters_and_in_order():
-    model = nn.Module()
-    model.stem1, model.stem2 = nn.Linear(2, 2), nn.Linear(2, 2)
-    model.blocks = nn.Sequential(*[nn.Linear(4, 4) for _ in range(11)])
-    model.tail = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    assert blocks_in_a_row(model) == [f"blocks.{number}" for number in range(11)]
-    assert blocks_in_a_row(nn.Sequential(nn.Linear(2, 2))) == []
 
 
 def test_a_last_block_that_takes_more_is_the_only_one():

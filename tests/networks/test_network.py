@@ -24,16 +24,6 @@ def test_a_network_is_its_parts_and_its_preprocessing():
     assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing
 
 
-def test_a_network_without_head_shares_the_trunk():
-    preprocessing = Preprocessing(image_size=8, channels=1, crop=False, normalize=None)
-    network = Network(preprocessing, models.convnet(1, 8, blocks=2, width=5), 6, hidden_sizes=[]).eval()
-    headless = network.without_head()
-    images = torch.rand(3, 1, 8, 8)
-    assert torch.equal(headless(images), network.trunk(images))
-    assert (headless.embedding_size, headless.training) == (20, False)
-    assert network(images).shape == (3, 6)
-
-
 def test_a_network_without_embedder_gives_its_features():
     preprocessing = Preprocessing(image_size=8, channels=1, crop=False, normalize=None)
     trunk = models.convnet(1, 8, blocks=2, width=5)

@@ -8,16 +8,14 @@ from safetensors.torch import load_file
 
 from pml_ext.errors import ConfigError
 from pml_ext.networks.hf import hf_trunk
-from pml_ext.networks.network import Preprocessing
 from pml_ext.networks.pretrained import (
     PretrainedImages,
     add_lora,
     merged_lora,
     pretrained_images,
-    weights_to_choose,
 )
-from pml_ext.networks.trunks import mlp, timm_trunk, unwrapped_trunk
-from pml_ext.recipe import build_network, load_recipes
+from pml_ext.networks.trunks import mlp
+from pml_ext.recipe import load_recipes
 from pml_ext.training.launch import train
 from pml_ext_search.trained import load_run
 
@@ -100,18 +98,6 @@ def test_a_loaded_trunk_pools_as_the_trained_one(tmp_path, channels, pool):
     assert str(loaded) == str(trained)
 
 
-def test_a_trunk_with_its_own_pooling_loads_it(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
-    transformers.ViTModel(transformers.ViTConfig(**SIZES, image_size=32)).save_pretrained(tmp_path)
-    images = torch.randn(2, 3, 32, 32)
-    trained = hf_trunk(3, 32, str(tmp_path), "DEFAULT").eval()
-    loaded = hf_trunk(3, 32, str(tmp_path)).eval()
-    loaded.load_state_dict(trained.state_dict())
-    with torch.no_grad():
-        wanted = trained.model(pixel_values=images).pooler_output
-        assert torch.equal(loaded(images), wanted)
-
-
 def test_a_model_that_cannot_be_had_is_one_line(tmp_path):
     pytest.importorskip("transformers", reason="the extra hf is not installed")
     with pytest.raises(
@@ -141,18 +127,6 @@ def test_every_kind_of_trunk_trains_frozen_and_embeds(tmp_path, trunk):
     assert load_run(tmp_path / "run").embed(images).shape == (2, 64)
 
 
-def test_a_saved_folder_of_transformers_is_its_weights(tmp_path):
-    model = saved(tmp_path / "model", "dinov2")
-    settings = [f"model.trunk=hf/{tmp_path / 'model'}", "model.freeze=trunk", "data.images.crop=32"]
-    (recipe,) = load_recipes("cbml/digits", typed(settings)).values()
-    network = build_network(recipe.model, Preprocessing(image_size=32, channels=1, crop=True, normalize=None))
-    loaded = unwrapped_trunk(network.trunk).model.state_dict()
-    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
-    (recipe,) = load_recipes("cbml/digits", typed([*settings, "model.trunk.weights=random"])).values()
-    other = unwrapped_trunk(build_network(recipe.model, network.preprocessing).trunk).model.state_dict()
-    assert not all(torch.equal(other[name], value) for name, value in loaded.items())
-
-
 @pytest.mark.parametrize("settings", [["model.freeze=trunk"], ["model.freeze=['0']"], ['model.lora={targets=["1"]}']])
 def test_a_frozen_trunk_without_weights_is_refused(tmp_path, settings):
     trunk = 'model.trunk={name="mlp", hidden_sizes=[24]}'
@@ -161,16 +135,6 @@ def test_a_frozen_trunk_without_weights_is_refused(tmp_path, settings):
     load_recipes("cbml/digits", typed([trunk, *settings, "model.trunk.weights=random"]))
     if settings != ["model.freeze=trunk"]:  # whose features are kept
         load_recipes("cbml/digits", typed([trunk, *settings, "model.init=run"]))
-
-
-def test_unknown_weights_of_timm_are_one_line():
-    pytest.importorskip("timm", reason="the extra timm is not installed")
-    for call in (
-        lambda: timm_trunk(3, 32, "resnet10t", "none"),
-        lambda: pretrained_images("timm/resnet10t", {"weights": "none"}),
-    ):
-        with pytest.raises(ConfigError, match="^timm/resnet10t: no weights 'none'; known: c3_in1k"):
-            call()
 
 
 @pytest.mark.usefixtures("without_report")
@@ -197,16 +161,3 @@ def test_adapters_are_trained_alone_and_merged_by_export(tmp_path):
     assert merged_lora(plain) is plain
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: found \['qkv'\]; linear layers: 1 "):
         add_lora(plain, 2, ["qkv"])
-
-
-def test_the_weights_that_a_trunk_may_name():
-    found = {}
-    for name in ("efficientnet-lite0", "timm/resnet18", "torchvision/resnet18", "hf/google/vit", "convnet"):
-        found[name] = weights_to_choose(name)
-    assert found == {
-        "efficientnet-lite0": ["'imagenet'"],
-        "timm/resnet18": ["a tag of timm"],
-        "torchvision/resnet18": ["'DEFAULT'"],
-        "hf/google/vit": ["'DEFAULT'"],
-        "convnet": [],
-    }

@@ -21,7 +21,7 @@ from pml_ext import (
     SoftmaxLoss,
     WholeClassSampler,
 )
-from pml_ext_cbml import PairStatistics
+from pml_ext_cbml.statistics import PairStatistics
 
 X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) // 3

@@ -4,8 +4,7 @@ import pytest
 
 from pml_ext import registry
 from pml_ext.errors import PluginError
-from pml_ext.recipe import names_in, plugins_in, read_tables
-from pml_ext.recipe.names import missing_plugins
+from pml_ext.recipe import names_in
 from pml_ext.training.plan import plan
 from pml_ext_search.trained import load_run
 
@@ -16,28 +15,6 @@ def test_a_recipe_names_what_its_tables_and_sweeps_name():
     named = names_in("cbml/digits")
     assert {("loss", "cbml"), ("data set", "digits"), ("trunk", "convnet")} <= named
     assert names_in("nobody/knows-it") == set()
-
-
-def test_the_plugins_of_a_recipe_have_a_version(install_loss):
-    assert plugins_in(read_tables("cbml/digits")) == {
-        "cbml": {"distribution": "pml-ext", "version": registry.record_of("cbml").version}
-    }
-    assert plugins_in(read_tables("pml/contrastive/digits")) == {}
-    assert plugins_in({"loss": {"name": "nobody-has-it"}}) == {}
-
-
-def test_missing_plugins_are_told_with_what_to_type(monkeypatch):
-    monkeypatch.setenv("PML_EXT_BLOCK", "angular")
-    wanted = {
-        "gone": {"distribution": "gone-losses", "version": "1.2"},
-        "angular": {"distribution": "pml-ext", "version": "0.1.0"},
-        "cbml": {"distribution": "pml-ext", "version": "0.1.0"},
-    }
-    assert missing_plugins(wanted) == (
-        "the plugin 'gone' of gone-losses 1.2 is not installed; type: pip install gone-losses==1.2. "
-        "the plugin 'angular' is blocked, by PML_EXT_BLOCK"
-    )
-    assert missing_plugins({}) == ""
 
 
 RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribution = "gone-losses", version = "1.2"}\n'

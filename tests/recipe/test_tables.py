@@ -2,8 +2,7 @@
 
 import pytest
 
-from pml_ext.recipe import flat, load_recipes, merged, nested, origin_of, origins_of, overridden
-from pml_ext.recipe.tables import KEPT_FOR_ANY_DATA, NO_EFFECT
+from pml_ext.recipe import merged, overridden
 
 from ..overrides import typed
 
@@ -32,12 +31,6 @@ def test_tables_are_merged_key_by_key(base, over, expected):
     assert repr(base) == before
 
 
-def test_another_data_set_keeps_what_every_one_has():
-    base = {"data": {"name": "x", "root": "r"} | dict.fromkeys(KEPT_FOR_ANY_DATA, 1)}
-    found = merged(base, {"data": {"name": "y", "workers": 5}})
-    assert found == {"data": {"name": "y"} | dict.fromkeys(KEPT_FOR_ANY_DATA, 1) | {"workers": 5}}
-
-
 def test_a_setting_takes_its_inherited_origin_away():
     base = {"loss": {"a": 1, "b": 2}, "origin": {"loss.a": "paper", "loss.b": "paper", "optimizer": "program"}}
     over = {"loss": {"a": 3}, "origin": {"loss": "ours"}}
@@ -53,46 +46,6 @@ def test_ranges_of_a_replaced_table_are_dropped():
     assert found["tune"]["loss.b"] == [3, 4]
     assert "loss.a" not in found["tune"]
     assert merged(base, {"tune": {"loss": "all"}})["tune"] == {"losses": 1, "optimizer.lr": [0, 1], "loss": "all"}
-
-
-def test_ranges_of_a_replaced_inner_table_are_dropped():
-    base = {"loss": {"name": "x", "miner": {"name": "m", "epsilon": 1}}, "tune": {"loss.miner.epsilon": 1, "loss.a": 2}}
-    assert merged(base, {"loss": {"miner": {"name": "n"}}})["tune"] == {"loss.a": 2}
-    assert merged(base, {"loss": {"miner": {"epsilon": 2}}})["tune"] == base["tune"]
-    in_a_sweep = {"sweep": {"rows": {"one": base}}}
-    found = merged(in_a_sweep, {"sweep": {"rows": {"one": {"loss": {"miner": "n"}}}}})
-    assert found["sweep"]["rows"]["one"]["tune"] == {"loss.a": 2}
-
-
-def test_flat_keys_are_dotted():
-    tables = {"a": {"b": 1, "c": {"d": [2, 3]}}, "stages": [{"lr": 1}, {"lr": 2}], "empty": []}
-    assert flat(tables) == {"a.b": 1, "a.c.d": [2, 3], "stages.0.lr": 1, "stages.1.lr": 2, "empty": []}
-    assert flat(nested("x.y.z", 4)) == {"x.y.z": 4}
-    assert nested("x.y", {"z": 4}) == {"x": {"y": {"z": 4}}}
-    assert nested("", 4) == 4
-
-
-def test_the_nearest_group_has_the_origin():
-    origins = {"loss": "paper", "loss.miner": "program", "loss.miner.epsilon": "ours", "lo": "nobody"}
-    for key, origin in (("loss.alpha", "paper"), ("loss.miner.kind", "program"), ("loss.miner.epsilon", "ours")):
-        assert origin_of(key, origins) == origin
-    assert origin_of("losses.alpha", origins) == origin_of("l", origins) == ""
-
-
-def test_a_setting_without_effect_takes_no_origin_of_its_group():
-    (recipe,) = load_recipes("cbml/digits", {"schedule.name": "constant", "schedule.epochs": 3}).values()
-    settings = flat(recipe.as_dict())
-    found = origins_of(settings, {"schedule": "paper", "schedule.gamma": "ours"})
-    assert found.keys() == settings.keys()
-    assert found["schedule.milestones"] == found["optimizer.scheduled"] == NO_EFFECT
-    assert (found["schedule.gamma"], found["schedule.epochs"], found["optimizer.lr"]) == ("ours", "paper", "")
-
-
-def test_names_go_before_settings():
-    tables = {"optimizer": {"name": "adam", "lr": 1}}
-    found = overridden(tables, [("optimizer.lr", 2), ("optimizer.name", "sgd")])
-    assert found == {"optimizer": {"name": "sgd", "lr": 2}}
-    assert tables == {"optimizer": {"name": "adam", "lr": 1}}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
 
 import pml_ext
-import pml_ext_cbml
 from pml_ext import registry
 from pml_ext.plugin import per_anchor
 from pml_ext.testing import check_component, parametrize_with_checks
@@ -125,7 +124,7 @@ RIGHT = {
         ["check_sampler"],
     ),
     "as many classes as numbers": (
-        pml_ext_cbml.SoftmaxLoss(num_classes=8, embedding_size=8),
+        pml_ext.SoftmaxLoss(num_classes=8, embedding_size=8),
         ["check_names_of_classes"],
     ),
     "lists classes": (samplers.MPerClassSampler([0, 1, 2, 3] * 8, 2, 8, 32), ["check_sampler"]),

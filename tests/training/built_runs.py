@@ -16,22 +16,6 @@ def built(folder, *overrides, recipe="pml/proxy-anchor/digits", **settings):
     return Run(loaded, recipe, folder, **settings)
 
 
-def stepped(run):
-    """Change everything that training changes."""
-    run.epoch = 1
-    run.enter_stage(run.stages[0])
-    objective, _ = run.objective(run.stages[0], recorded=False)
-    for optimizer in objective.optimizers.values():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    for schedule in run.schedules.values():
-        schedule.step()
-    run.history.skipped = 3
-    run.warn("careful")
-
-
 def equal(one, other):
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)

@@ -116,15 +116,6 @@ def test_a_stage_with_a_cut_and_then_the_whole_network(tmp_path):
     assert changed["4.weight"]
 
 
-def test_stages_come_from_images_after_activations(tmp_path):
-    """The stem keeps its weights and statistics in the stage with the cut, and in no other."""
-    stage = '[{epochs=4, loss={name="cbml"}, freeze={until="4"}}]'
-    small = ["optimizer.lr=1e-3", "schedule.milestones=[5]", f"stages={stage}"]
-    state, _ = finished(tmp_path / "run", *small)
-    assert state["trunk"]["1.num_batches_tracked"] == 20
-    assert state["trunk"]["5.num_batches_tracked"] == 100
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -164,24 +155,6 @@ def test_random_weights_before_a_cut_are_refused(tmp_path):
         train("cbml/digits", overrides=typed(['model.freeze={until="4"}']), out=tmp_path / "run")
 
 
-def test_the_size_is_told_before_anything_is_computed(tmp_path):
-    lines = []
-
-    class Told:
-        def step(self, text):
-            lines.append(text)
-
-        def iteration(self, *given): ...
-        def warn(self, text): ...
-
-    settings = [*SHORT, cut("float16"), "model.views=2", "schedule.epochs=1", "schedule.milestones=[1]"]
-    train("cbml/digits", overrides=typed(settings), out=tmp_path / "run", listener=Told())
-    [size] = [number for number, line in enumerate(lines) if line.startswith("the activations before 4 take ")]
-    [first, *_] = [number for number, line in enumerate(lines) if line.startswith("computing")]
-    assert size < first
-    assert "x 2 views x" in lines[size]
-
-
 def test_images_pass_the_stem_once_and_tests_are_those_of_images(tmp_path, monkeypatch):
     """Whitening, and the tests before and after the training, share one pass over all images."""
     passed = Counter()
@@ -205,20 +178,3 @@ def test_images_pass_the_stem_once_and_tests_are_those_of_images(tmp_path, monke
     for split, phase, close in (("test", "after", 1e-9), ("train", "training", 2e-3)):
         found = evaluate_split(view, split)["map_at_r"]
         assert found == pytest.approx(metrics[phase]["map_at_r"], abs=close)
-
-
-def test_tested_activations_are_not_kept_where_they_save_nothing_or_are_too_large(tmp_path):
-    def kept_tests(*settings):
-        run = Run(load_recipe("cbml/digits", typed([*SHORT, PLAIN, *settings])), "x", tmp_path)
-        return run, run._kept_tests(run.inputs.cut_of(run.stages[0]))
-
-    run, kept = kept_tests(cut())
-    assert kept == {"test"}
-    _, kept = kept_tests(cut(), "evaluation.baselines=false")
-    assert kept == set()
-    each = run.inputs.cut_of(run.stages[0]).bytes_in("float32")
-    training = len(run.images("train")) * each
-    tested = len(run.images("test")) * each
-    for share, wanted in ((0.9, set()), (1.1, {"test"})):
-        _, kept = kept_tests(cut(gigabytes=(training + share * tested) / 1e9))
-        assert kept == wanted

@@ -136,16 +136,6 @@ def test_an_attribute_that_cannot_be_kept_is_named_once(folder, recwarn):
     assert (other.order, other.seen, other.pair, other.all) == (one.order, one.seen, one.pair, one.all)
 
 
-def test_torch_alone_reads_the_checkpoints_of_a_run(finished):
-    place, _ = finished
-    names = []
-    for path in sorted((place / "checkpoints").glob("*.pt")):
-        state = torch.load(path, weights_only=True)
-        assert state["of"]
-        names.append(path.stem)
-    assert {"last", "previous", "model"} <= set(names)
-
-
 def test_a_full_disk_is_told_as_the_system_says_it(folder, monkeypatch):
     checkpoint.save(folder / "last.pt", a_state("last"))
     open_file = Path.open

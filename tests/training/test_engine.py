@@ -15,7 +15,7 @@ from pml_ext.data import LabeledImages
 from pml_ext.errors import TrainingError
 from pml_ext.recipe.schema import EngineTable
 from pml_ext.training.batches import Batch, BatchReader, epoch_batches
-from pml_ext.training.engine import Engine, NotFiniteError, Objective, first_nonfinite
+from pml_ext.training.engine import Engine, NotFiniteError, Objective
 from pml_ext.training.loader import WorkerDataset
 
 CPU = torch.device("cpu")
@@ -338,8 +338,3 @@ def test_a_step_that_is_left_out_leaves_the_memory_alone(monkeypatch):
     assert (memory.filled, memory.queue_idx) == (8, 8)
     assert memory.embedding_memory.data_ptr() == place  # the queue itself stays where it is
     assert all(value.numel() < 100 for value in copied if torch.is_tensor(value))
-
-
-def test_an_entry_of_a_sparse_tensor_is_found():
-    sparse = torch.sparse_coo_tensor([[1, 1]], torch.tensor([[1.0], [math.inf]]), (5, 1))
-    assert first_nonfinite({"empty": torch.zeros(0), "sparse": sparse}) == ("sparse", math.inf)

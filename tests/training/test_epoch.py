@@ -14,15 +14,6 @@ from .built_runs import built, equal
 HEAD = ("sampler.iterations=6", "model.hidden_sizes=[16]", "model.dropout=0.5")
 
 
-def test_steps_are_counted_and_seen(tmp_path):
-    run = built(tmp_path)
-    run.epoch = 2
-    epoch = begin_epoch(run, Checkpointer(run), recorded=False)
-    assert (epoch.iteration, epoch.is_over, len(epoch.batches)) == (2, False, 2)
-    losses = [step.loss for step in epoch.steps()]
-    assert (epoch.iteration, epoch.is_over, epoch.losses) == (4, True, losses)
-
-
 @pytest.mark.parametrize("freeze", ["model.freeze=none", "model.freeze=trunk"])
 def test_an_interrupted_epoch_goes_on_with_the_same_random_numbers(tmp_path, monkeypatch, freeze):
     """Dropout draws from torch's generator in each step."""

@@ -210,28 +210,6 @@ def test_a_card_has_no_path_and_no_html_of_a_recipe(runs, tmp_path):
     assert "somebody" not in words
 
 
-class Opens:
-    """Opens a file when it is unpickled."""
-
-    def __reduce__(self):
-        return open, ("written", "w")
-
-
-def test_no_code_of_an_exports_author_is_run(runs, tmp_path, monkeypatch):
-    """Its tensors are read by safetensors, which knows no code, and the rest is JSON."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    monkeypatch.chdir(tmp_path)
-    load_run(runs[0], "cpu").export(tmp_path)
-    names = {"model.safetensors", "preprocess.json", "README.md", "SHA256SUMS"}
-    assert {path.name for path in tmp_path.iterdir()} == names
-    torch.save({"trunk.weight": Opens()}, tmp_path / "model.safetensors")
-    with pytest.raises(SafetensorError):
-        load_file(tmp_path / "model.safetensors")
-    assert {path.name for path in tmp_path.iterdir()} == names
-
-
 @pytest.mark.parametrize("side", [24, 40])
 def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(runs, tmp_path, side):
     trained = load_run(runs[0], "cpu")

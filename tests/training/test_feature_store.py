@@ -1,14 +1,10 @@
 """Vectors on the disk by key: found, appended by several processes, and damaged."""
 
-import contextlib
 import multiprocessing
-import sqlite3
-import threading
 
 import numpy as np
 import pytest
 
-from pml_ext.errors import DataError, UnwritableError
 from pml_ext.training.feature_store import FeatureStore
 
 SIZE = 5
@@ -45,63 +41,12 @@ def test_a_key_has_its_vector_while_its_file_is_unchanged(store):
     assert np.array_equal(store.vectors(), rows(0, 5))
 
 
-def test_a_changed_file_gets_a_row_of_its_own(store):
-    store.append(keys(0, 2), stats(2), rows(0, 2))
-    mapped = store.vectors()
-    assert store.append(keys(0, 1), stats(1, size=99), rows(7, 1)) == {b"0.png": 2}
-    assert store.find({b"0.png": stats(1)[0]}) == ({}, 0)
-    assert store.find({b"0.png": stats(1, size=99)[0]}) == ({b"0.png": 2}, 0)
-    assert np.array_equal(mapped, rows(0, 2))  # which a reader may have mapped
-    assert np.array_equal(store.vectors()[2], rows(7, 1)[0])
-
-
-def test_a_damaged_row_is_counted_and_left_out(store):
-    store.append(keys(0, 4), stats(4), rows(0, 4))
-    file = store.folder / "vectors.f32"
-    content = bytearray(file.read_bytes())
-    content[SIZE * 4 + 3] ^= 1  # of row 1
-    file.write_bytes(content[:-4])  # and row 3 is cut
-    found, damaged = store.find(dict(zip(keys(0, 4), stats(4), strict=True)))
-    assert (found, damaged) == ({b"0.png": 0, b"2.png": 2}, 2)
-    assert len(store.vectors()) == 3
-    store.clear()
-    assert list(store.folder.iterdir()) == []
-    store.clear()
-
-
 def test_what_a_killed_process_left_is_overwritten(store):
     store.append(keys(0, 2), stats(2), rows(0, 2))
     with (store.folder / "vectors.f32").open("ab") as file:
         file.write(b"half of a row")
     assert store.append(keys(2, 1), stats(1), rows(2, 1)) == {b"2.png": 2}
     assert np.array_equal(store.vectors(), rows(0, 3))
-
-
-def test_rows_before_half_a_number_are_found(store):
-    """As a process leaves the file that is killed while it writes."""
-    store.append(keys(0, 2), stats(2), rows(0, 2))
-    with (store.folder / "vectors.f32").open("ab") as file:
-        file.write(b"hal")
-    assert store.find({b"1.png": stats(2)[1]}) == ({b"1.png": 1}, 0)
-
-
-def test_a_damaged_database_is_named_with_what_to_delete(store):
-    store.append(keys(0, 1), stats(1), rows(0, 1))
-    (store.folder / "keys.sqlite").write_bytes(b"no database" * 100)
-    text = r"keys.sqlite: damaged \(DatabaseError: .*\); delete .*store, and it is computed again"
-    for call in (lambda: store.find({b"0.png": (1, 1)}), lambda: store.append(keys(1, 1), stats(1), rows(1, 1))):
-        with pytest.raises(DataError, match=text):
-            call()
-
-
-def test_a_locked_database_is_not_called_damaged(store, monkeypatch):
-    monkeypatch.setattr("pml_ext.training.feature_store._WAIT", 0.0)
-    store.append(keys(0, 1), stats(1), rows(0, 1))
-    with contextlib.closing(sqlite3.connect(store.folder / "keys.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UnwritableError, match=r"keys.sqlite: cannot be written now \(OperationalError: .*locked"):
-            store.find({b"0.png": stats(1)[0]})
-    assert store.find({b"0.png": stats(1)[0]}) == ({b"0.png": 0}, 0)
 
 
 def test_an_error_while_rows_are_written_leaves_no_key(store, monkeypatch):
@@ -140,14 +85,3 @@ def test_processes_append_at_once(store):
     for first in (0, 100, 200):
         for key, vector in zip(keys(first, 20), rows(first, 20), strict=True):
             assert np.array_equal(store.vectors()[found[key]], vector)
-
-
-def test_a_lock_lets_others_wait(store):
-    order = []
-    with store.locked():
-        waiting = threading.Thread(target=lambda: store.locked().__enter__() or order.append("other"))
-        waiting.start()
-        waiting.join(0.3)
-        order.append("first")
-    waiting.join(60)
-    assert order == ["first", "other"]

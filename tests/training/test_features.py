@@ -250,11 +250,7 @@ def test_weights_come_from_a_file(tmp_path):
             finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")
 
 
-@pytest.mark.usefixtures("without_report")
-def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatch):
-    """Files that the run has read do not go through the trunk again; new ones do, once for all runs of the trunk."""
-    photos = tmp_path / "photos"
-    passed = []
+def frozen_run(place, photos):
     for number in range(24):
         (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
@@ -262,8 +258,15 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
     data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
     overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
     overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
-    overrides += ["model.trunk.width=8", "model.trunk.weights=random"]
-    train("cbml/digits", overrides=typed(overrides), out=tmp_path / "run")
+    train("cbml/digits", overrides=typed(["model.trunk.width=8", "model.trunk.weights=random", *overrides]), out=place)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatch):
+    """Files that the run has read do not go through the trunk again; new ones do, once for all runs of the trunk."""
+    photos = tmp_path / "photos"
+    passed = []
+    frozen_run(tmp_path / "run", photos)
     Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-0" / "new.png")
     expected = load_run(tmp_path / "run", store=tmp_path / "apart")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
@@ -282,17 +285,6 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
     with pytest.warns(StoreWarning, match="features are computed, and not kept: .*damaged"):
         found = load_run(tmp_path / "run", store=tmp_path / "last").embed(photos)
     torch.testing.assert_close(found, expected.embeddings, atol=1e-5, rtol=0)
-
-
-def frozen_run(place, photos):
-    for number in range(24):
-        (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(photos / f"class-{number % 4}" / f"{number}.png")
-    data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
-    overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
-    overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
-    train("cbml/digits", overrides=typed(["model.trunk.width=8", "model.trunk.weights=random", *overrides]), out=place)
 
 
 @pytest.mark.usefixtures("without_report")
@@ -344,13 +336,3 @@ def test_a_frozen_trunk_needs_no_home(tmp_path, monkeypatch, home):
 
 def no_home():
     raise RuntimeError("Could not determine home directory.")
-
-
-def test_data_sets_need_no_home(tmp_path, monkeypatch, pml_ext_command):
-    for name in ("XDG_CACHE_HOME", "PML_EXT_DATA", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("pml_ext.data.published.Path.home", no_home)
-    monkeypatch.chdir(tmp_path)
-    told = pml_ext_command("data", "cub")
-    assert (told.returncode, "set PML_EXT_DATA" in told.stderr) == (1, True)
-    assert str(tmp_path / "cub") in told.stdout

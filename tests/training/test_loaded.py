@@ -12,8 +12,6 @@ from pml_ext.errors import DataError
 from pml_ext.recipe import load_recipes
 from pml_ext.training.launch import train
 from pml_ext.training.loaded import LoadedRun
-from pml_ext.training.run import Run
-from pml_ext.training.state import load_model
 
 from ..overrides import typed
 
@@ -35,18 +33,6 @@ def test_the_network_has_the_weights_of_the_run(runs):
     (recipe,) = load_recipes(str(runs[0] / "recipe.toml")).values()
     assert loaded.recipe.as_dict() == recipe.as_dict()
     assert loaded.network.preprocessing.image_size == json.loads((runs[0] / "network.json").read_text())["image_size"]
-
-
-def test_it_embeds_as_the_run_did(runs):
-    loaded = LoadedRun(runs[0], "cpu")
-    (recipe,) = load_recipes(str(runs[0] / "recipe.toml")).values()
-    run = Run(recipe, "x", runs[0])
-    load_model(run, "model")
-    images = torch.stack([run.splits["test"][number][0] for number in range(5)])
-    _, steps = loaded.network.preprocessing.transforms()
-    with torch.no_grad():
-        found = loaded.network(torch.stack([steps(image) for image in images]))
-    torch.testing.assert_close(found, run.embeddings("test")[:5], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "network.json", "checkpoints/model.pt"])

@@ -7,11 +7,9 @@ import threading
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from pml_ext.data import LabeledImages, build_transforms, prepare
 from pml_ext.errors import DataError
 from pml_ext.training.batches import BatchReader, embed_batches, epoch_batches
 
@@ -67,13 +65,6 @@ def test_images_that_cannot_be_pickled_are_refused():
         next(embed_batches(nn.Flatten(), nn.Identity(), Open(), CPU, workers=1))
 
 
-def test_a_transform_that_cannot_be_pickled_is_refused():
-    pixels = torch.zeros(4, 1, 6, 6, dtype=torch.uint8)
-    images = LabeledImages(pixels, [0, 1] * 2, ["a", "b"], lambda image: image.float(), channels=1)
-    with pytest.raises(DataError, match="LabeledImages: these images or their transform .* not picklable"):
-        list(embed_batches(nn.Flatten(), nn.Identity(), images, CPU, workers=1))
-
-
 def test_images_that_do_not_fit_shared_memory_are_refused(monkeypatch):
     def full(*_):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
@@ -82,16 +73,3 @@ def test_images_that_do_not_fit_shared_memory_are_refused(monkeypatch):
     monkeypatch.setattr(DataLoader, "__iter__", full)
     with pytest.raises(DataError, match="images in memory do not fit into /dev/shm .* docker run --shm-size"):
         next(reader.read(epoch_batches([[1, 2]], 0, 1)))
-
-
-def test_many_images_in_memory_are_passed_to_workers(tmp_path):
-    """Each tensor that is passed on takes a file descriptor."""
-    rows = torch.arange(600).remainder(256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5).contiguous()
-    for number, pixels in enumerate(rows):
-        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
-    steps, _ = build_transforms(4, 3, True)
-    files = LabeledImages([tmp_path / f"{number}.png" for number in range(600)], [0] * 600, ["a"])
-    kept, _ = prepare(files, steps, "memory")
-    flat = nn.Flatten(), nn.Identity()
-    batches = [batch for batch, *_ in embed_batches(*flat, kept.with_transform(steps), CPU, 100, workers=2)]
-    assert torch.equal((torch.cat(batches)[:, 0, 0, 0] * 255).round().long(), torch.arange(600).remainder(256))

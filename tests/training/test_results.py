@@ -60,7 +60,7 @@ def test_what_is_gone_is_made_again_without_failing_figures(finished, tmp_path, 
     (out / "checkpoints" / "last.pt").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     (out / "figures" / "notes.txt").write_text("mine")
-    monkeypatch.setattr("pml_ext.evaluation.figures.similarity_distributions", fails)
+    monkeypatch.setattr("pml_ext.report.figures.similarity_distributions", fails)
     drawn_with = registry.get("cbml", "loss").cls  # a plugin that was loaded again has another class
     monkeypatch.setattr(drawn_with, "figures", lambda *_: sys.exit("no more"), raising=False)
     assert draw_report(out, "cpu", listener=ear) == out / "report.html"

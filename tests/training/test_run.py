@@ -9,29 +9,6 @@ from pml_ext.training.checkpointing import Checkpointer
 from pml_ext.training.loop import train_epoch
 
 from .built_runs import built
-from .whole_runs import Ear
-
-
-def test_a_stage_sets_its_learning_rate_once(tmp_path):
-    stage = 'stages=[{epochs=2, lr_factor=0.5, loss={name="cbml"}}]'
-    run = built(tmp_path, stage, "schedule.name=constant", "schedule.milestones=[]", recipe="cbml/digits")
-    (group,) = run.optimizers["trunk_optimizer"].param_groups
-    rates = []
-    first = group["lr"]
-    for epoch in (1, 2, 3, 4):
-        run.epoch = epoch
-        run.enter_stage(run.stages.of(epoch))
-        rates.append(group["lr"] / first)
-    assert rates == [0.5, 0.5, 1, 1]
-
-
-def test_a_warning_is_told_once(tmp_path):
-    ear = Ear()
-    run = built(tmp_path, listener=ear)
-    before = len(ear.warnings)
-    for text in ("one", "", "two", "one"):
-        run.warn(text)
-    assert ear.warnings[before:] == run.history.warnings[before:] == ["one", "two"]
 
 
 class Watching(nn.Module):

@@ -1,12 +1,10 @@
 """The data of a run: splits, what is tested, and the listing that a resumed run must find again."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from pml_ext.data import LabeledImages
 from pml_ext.errors import DataError
@@ -70,21 +68,3 @@ def test_data_of_another_run_are_refused_by_what_differs():
         data.check_listing(Path("run"), others)
     with pytest.raises(ValueError, match="no split 'query'; splits: test, train"):
         data.images("query")
-
-
-def test_queries_search_the_gallery():
-    data = data_of()
-    assert (data.queries, data.gallery_of("test"), data.noun, data.unit) == ("test", "test", "images", "images")
-    divided = replace(data, splits={"query": data.splits["test"], "gallery": data.splits["train"]})
-    assert (divided.queries, divided.gallery_of("query")) == ("query", "gallery")
-
-
-def test_what_is_read_is_named_by_its_split(tmp_path):
-    for name in "abcd":
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
-    recipe = load_recipe("fit/photographs", typed([f"data.name=folder:{tmp_path}", "data.cache=memory"]))
-    told = []
-    load_run_data(recipe, 0, None, told.append)
-    assert told == ["train: reading 8 images, into memory", "test: reading 8 images, into memory"]

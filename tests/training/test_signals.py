@@ -42,15 +42,6 @@ def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
     assert signals.received() is None
 
 
-def test_a_tool_handles_signals(capfd):
-    with signals.handle_signals(wait=True) as received:
-        assert received() is None
-        send()
-        assert received() == signal.SIGTERM
-    with signals.handle_signals(), pytest.raises(StoppedError, match="^stopped by SIGTERM$"):
-        send()
-
-
 def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
     with signals.listening(), signals.deferred():
         send()
@@ -130,7 +121,7 @@ TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", 
 PHASES = {
     "the check of the recipe": "pml_ext.recipe.check._check_optimizer",
     "reading last.pt": "torch.load",
-    "drawing a figure": "pml_ext.evaluation.figures.similarity_distributions",
+    "drawing a figure": "pml_ext.report.figures.similarity_distributions",
 }
 
 
@@ -154,7 +145,7 @@ def test_a_signal_ends_a_run_in_every_phase(tmp_path, monkeypatch, pml_ext_comma
 def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
     begun = []
     execute = launch.execute
-    monkeypatch.setattr("pml_ext.evaluation.figures.similarity_distributions", interrupting(lambda *_: None))
+    monkeypatch.setattr("pml_ext.report.figures.similarity_distributions", interrupting(lambda *_: None))
     monkeypatch.setattr(launch, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
     with pytest.raises(StoppedError, match="/out --resume"):
         launch.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=typed(TINY))

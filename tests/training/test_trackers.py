@@ -8,14 +8,13 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks.faults import events
 from pml_ext.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, StoppedError
 from pml_ext.training.launch import train
 from pml_ext.training.listener import Silence
-from pml_ext.training.records import Records
 from pml_ext.training.trackers import of_epochs
 
+from ..faults import events
 from ..overrides import typed
 
 SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]
@@ -138,19 +137,6 @@ def test_trackers_that_fail_change_nothing_else(tmp_path, seen):
     assert kept.values == of_record_keeper(tmp_path / "run") == of_record_keeper(tmp_path / "plain")
     assert not (tmp_path / "run" / "tensorboard").exists()
     assert result["after"] == plain["after"]
-
-
-def test_record_keeper_goes_on_after_a_failure(tmp_path, monkeypatch):
-    texts = []
-    records = Records(tmp_path, 0, 0, texts.append)
-    with monkeypatch.context() as patch:
-        patch.setattr("record_keeper.RecordWriter.save_records", lambda _: 1 / 0)
-        records.add(1, {"loss_histories": {"total_loss": 1.0}})
-        records.save()
-    records.add(2, {"loss_histories": {"total_loss": 2.0}})
-    records.close()
-    assert of_record_keeper(tmp_path) == {"loss_histories/total_loss": {2: 2.0}}
-    assert len(texts) == 1
 
 
 def test_a_tracker_that_is_not_installed_is_named_at_once(tmp_path, monkeypatch):

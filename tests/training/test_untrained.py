@@ -52,8 +52,8 @@ def test_its_figures_do_not_tell_of_training(tmp_path, monkeypatch):
     """What is drawn: each of the table's phases once, and the embeddings once."""
     curves = []
     maps = []
-    monkeypatch.setattr("pml_ext.evaluation.figures.recall_curve", lambda phases: curves.append(phases))
-    monkeypatch.setattr("pml_ext.evaluation.figures.projections", lambda parts, *_, **__: maps.append(parts))
+    monkeypatch.setattr("pml_ext.report.figures.recall_curve", lambda phases: curves.append(phases))
+    monkeypatch.setattr("pml_ext.report.figures.projections", lambda parts, *_, **__: maps.append(parts))
     metrics, _ = run(tmp_path / "run", "schedule.epochs=8", "evaluation.figures=all")
     (phases,) = curves
     assert [*phases] == [*shown_phases(metrics).values()]

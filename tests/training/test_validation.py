@@ -1,6 +1,5 @@
 """Tests beside training: which epochs are tested, which weights are kept."""
 
-import json
 import math
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import pytest
 
 from pml_ext.errors import DataError
 from pml_ext.recipe import load_recipe
-from pml_ext.training import train
 from pml_ext.training.checks import check_validation
 from pml_ext.training.history import RunHistory
 from pml_ext.training.loop import train_run
@@ -74,15 +72,3 @@ def test_an_epoch_whose_metric_is_nan_is_named(monkeypatch):
     validate(run, records, checkpointer=None)
     assert told == ["evaluation.select: map_at_r of validation is NaN; an epoch with NaN is not chosen"]
     assert history.best["epoch"] is None
-
-
-@pytest.mark.parametrize("baselines", [False, True])
-def test_untrained_network_is_tested_if_asked(tmp_path, baselines):
-    train(
-        "cbml/digits",
-        out=tmp_path / "run",
-        overrides=typed([*SETTINGS, f"evaluation.baselines={str(baselines).lower()}"]),
-    )
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert ("before" in metrics) is baselines
-    assert ("raw" in metrics) is baselines

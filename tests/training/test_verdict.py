@@ -95,11 +95,3 @@ def test_features_ahead_of_the_embeddings_are_told():
     one_fell = {"after": {"recall_at_1": 0.6, "map_at_r": 0.2}, "features": {"recall_at_1": 0.5, "map_at_r": 0.3}}
     assert told(one_fell).endswith("MAP@R is 30.0 %, and 20.0 % of the embeddings. To search by them, type: "
                                    "pml-ext index 'a run' 'my photos' --by features")  # fmt: skip
-
-
-def test_a_network_behind_the_pixels_is_named():
-    (recipe,) = load_recipes("cbml/digits").values()
-    phases = {"raw": {"recall_at_1": 0.9}, "before": {"recall_at_1": 0.6}, "after": {"recall_at_1": 0.8}}
-    text = "The trained network is behind the raw pixels: Recall@1 is 80.0 %, and 90.0 % without any network."
-    assert setback(recipe, phases) == text
-    assert setback(recipe, {**phases, "raw": {"recall_at_1": 0.8}}) == ""

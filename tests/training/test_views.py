@@ -12,8 +12,6 @@ from pml_ext.recipe import load_recipe
 from pml_ext.training import run_data
 from pml_ext.training.batches import BatchReader, epoch_batches
 from pml_ext.training.checks import _normalized_together
-from pml_ext.training.launch import train
-from pml_ext.training.profile import profile_recipe
 from pml_ext.training.run import Run
 
 from ..overrides import typed
@@ -41,26 +39,6 @@ def test_views_follow_each_other_with_seeds_that_do(processes):
         sizes = [len(part[number]) for part in parts]
         assert [item for part in parts for item in part[number]] == batch
         assert max(sizes) - min(sizes) <= 1
-
-
-def test_one_view_has_the_seeds_that_it_had():
-    drawn = [[3, 1, 4], [1, 5]]
-    seeds = np.random.default_rng((7, 2)).integers(2**63, size=5).tolist()
-    wanted = [[(3, seeds[0]), (1, seeds[1]), (4, seeds[2])], [(1, seeds[3]), (5, seeds[4])]]
-    assert epoch_batches(drawn, 7, 2) == epoch_batches(drawn, 7, 2, views=1) == wanted
-
-
-def test_first_draws_of_the_views_of_an_image_do_not_go_together():
-    """The views' seeds are consecutive; the numbers that they begin with are as those of any two seeds."""
-    (items,) = epoch_batches([list(range(4000))], 0, 1, views=2)
-    draws = []
-    for _, seed in items:
-        generator = torch.Generator().manual_seed(seed)
-        draws.append(torch.rand(5, generator=generator))
-    one = torch.stack(draws[::2])
-    other = torch.stack(draws[1::2])
-    joint = np.corrcoef(one.T.numpy(), other.T.numpy())[:5, 5:]
-    assert np.abs(joint).max() < 4 / 4000**0.5
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -149,32 +127,12 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path, settings):
     assert_the_same_when_resumed(tmp_path, *UNLABELED, *settings)
 
 
-def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path):
-    norms = ["model.freeze_batch_norm=true", "optimizer.name=sgd", *TWO_EPOCHS]
-    whole, _ = finished(tmp_path / "whole", *UNLABELED, *norms)
-    parts, _ = finished(tmp_path / "parts", *UNLABELED, *norms, "engine.micro_batch=30")
-    for part in ("trunk", "embedder"):
-        for name, value in whole[part].items():
-            torch.testing.assert_close(parts[part][name], value, rtol=1e-4, atol=1e-5)
-
-
-def test_a_frozen_trunk_trains_a_head_without_labels(tmp_path):
-    frozen = ["model.freeze=trunk", "model.views=3", "model.embedder=mlp", "model.hidden_sizes=[16]"]
-    state, _ = finished(tmp_path / "run", *UNLABELED, *frozen, *TWO_EPOCHS)
-    assert all(value.isfinite().all() for value in state["embedder"].values())
-
-
 def test_classes_are_images_for_losses_with_classes(tmp_path):
     settings = [*SHORT, *UNLABELED, "loss={name='pml/proxy-anchor'}"]
     run = Run(load_recipe("cbml/digits", typed(settings)), "cbml/digits", tmp_path)
     assert len(run.stages[0].loss.proxies) == len(run.data.training_images) == 899
     assert run.data.network_json(run.network.features)["classes"] == list(range(10))
     assert _normalized_together(run, run.stages[0]) == 80
-
-
-def test_the_bench_of_steps_takes_views():
-    profile = profile_recipe("cbml/digits", overrides=typed([*SHORT, *UNLABELED]), device="cpu", steps=3, warm_up=1)
-    assert profile.steps == 3
 
 
 def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
@@ -195,18 +153,3 @@ def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
     (step,) = run.engine.epoch(run.inputs.reader_of(stage).read(batches, labels), objective)
     run.inputs.close()
     assert step.loss == pytest.approx(float(wanted), rel=1e-5)
-
-
-def test_runs_train_from_a_cache_in_memory(tmp_path):
-    place = tmp_path / "photos"
-    place.mkdir()
-    write_photos(place, classes=4, each=8)
-    settings = [f"data.name=folder:{place}", "data.image_size=16", "data.split=image", "data.cache=memory"]
-    settings += ["data.augment.shift=2", "sampler.batch_size=8", "sampler.iterations=2"]
-    short = [*SHORT, *UNLABELED, *settings, *TWO_EPOCHS]
-    for name, cache in (("cached", "memory"), ("read", "none")):
-        train("cbml/digits", overrides=typed([*short, f"data.cache={cache}"]), out=tmp_path / name)
-    states = []
-    for name in ("cached", "read"):
-        states.append(torch.load(tmp_path / name / "checkpoints" / "model.pt", weights_only=True)["trunk"])
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -10,7 +10,7 @@ from torch import nn
 
 from pml_ext.recipe import load_recipe
 from pml_ext.training.run import Run
-from pml_ext.training.warmup import WarmUp, warmup_factor
+from pml_ext.training.warmup import WarmUp
 
 from ..overrides import typed
 from .short_runs import assert_the_same_when_resumed, finished
@@ -99,11 +99,6 @@ def test_a_step_takes_the_rate_that_is_recorded(tmp_path):
 @pytest.mark.usefixtures("without_report")
 def test_a_run_stopped_in_its_warm_up_goes_on_exactly(tmp_path):
     assert_the_same_when_resumed(tmp_path, *SCHEDULES["cosine"], "schedule.warmup=2.5", "optimizer.lr=0.02")
-
-
-def test_no_iteration_has_a_rate_of_0_and_the_last_has_all():
-    factors = [warmup_factor(3, epoch, step, 4) for epoch in range(1, 6) for step in range(1, 5)]
-    assert factors == pytest.approx([*(step / 12 for step in range(1, 13)), *[1] * 8])
 
 
 def test_rates_are_put_back_after_an_iteration_and_an_error():

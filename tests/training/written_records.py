@@ -6,9 +6,10 @@ from contextlib import closing
 
 from record_keeper import RecordWriter
 
-from benchmarks.faults import events
 from pml_ext.training.records import Records
 from pml_ext.training.trackers import TensorBoard
+
+from ..faults import events
 
 
 def tables(folder):

@@ -5,8 +5,8 @@ import torch
 from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning.losses import MultiSimilarityLoss
 
+from pml_ext import CBMLLoss, HardPairMiner
 from pml_ext.testing import check_component
-from pml_ext_cbml import CBMLLoss, HardPairMiner
 
 from . import loops
 

@@ -3,7 +3,7 @@
 import pytest
 from pytorch_metric_learning import distances, miners
 
-from pml_ext_cbml import HardPairMiner
+from pml_ext_cbml.miners import HardPairMiner
 
 from . import loops
 

@@ -1,7 +1,7 @@
 """The metric variance constraint as a regularizer."""
 
 from pml_ext.testing import check_component
-from pml_ext_cbml import MetricVarianceRegularizer
+from pml_ext_cbml.regularizers import MetricVarianceRegularizer
 
 from . import loops
 

@@ -10,8 +10,9 @@ from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimila
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_ext import PDDMDistance
-from pml_ext_cbml import CBMLLoss, PairStatistics
 from pml_ext_cbml.functional import log_ratio
+from pml_ext_cbml.losses import CBMLLoss
+from pml_ext_cbml.statistics import PairStatistics
 
 from . import loops
 

@@ -8,8 +8,7 @@ import torch
 from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext.testing import check_component
-from pml_ext_density import ClusteringLoss
-from pml_ext_density.clustering import nmi_after_moves
+from pml_ext_density.clustering import ClusteringLoss, nmi_after_moves
 
 
 def nmi(labels, clusters):

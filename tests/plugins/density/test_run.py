@@ -9,7 +9,7 @@ import torch
 from pml_ext.recipe import load_recipes
 from pml_ext.training.launch import train
 from pml_ext.training.run import Run
-from pml_ext_density import class_densities
+from pml_ext_density.functional import class_densities
 
 from ...overrides import typed
 

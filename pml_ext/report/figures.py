@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
+from ..evaluation.neighbors import distance_matrix
+from ..evaluation.sampling import sample_indices as sample_indices
 from .fonts import drawable, font_families
-from .neighbors import distance_matrix
 from .projection import ONE_POINT, flattened, mark, unit_rows_on_cpu
-from .sampling import sample_indices as sample_indices
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure

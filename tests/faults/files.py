@@ -1,20 +1,15 @@
 """Every file of a run, an index and an export, damaged in five ways: one line, or recovery, never another result.
 
-The files are those that lie on the disk; none is forgotten. ``python -m benchmarks.faults.files`` damages each
-of them in each way, and takes some minutes.
+The files are those that lie on the disk; none is forgotten.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
-import sys
-import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -285,34 +280,3 @@ def _export(folder: Path, name: str) -> str:
     if name == "SHA256SUMS":  # cut behind a line it says nothing; what it is for is whole
         return ""
     return "" if done.returncode != 0 and name in done.stdout else "it does not say so"
-
-
-def sweep(made: Made) -> Iterator[tuple[str, str, str]]:
-    """Each file of each folder with each damage."""
-    for what in ("finished", "interrupted", "index", "export"):
-        for name in made.files(what):
-            for damage in DAMAGES:
-                yield what, name, damage
-
-
-def main() -> int:
-    """The sweep."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    torch.set_num_threads(1)
-    count = 0
-    wrong = 0
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        made = Made(Path(place))
-        for what, name, damage in sweep(made):
-            count += 1
-            if text := surprise(made, what, name, damage):
-                wrong += 1
-                print(f"{what}: {name}, {damage}: {text}", flush=True)
-        files = {what: len(made.files(what)) for what in ("finished", "interrupted", "index", "export")}
-    print(f"{count} damaged files ({files}), {wrong} surprises; {time.monotonic() - started:.0f} s")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from pml_ext.evaluation import projection
-from pml_ext.evaluation.projection import flattened
+from pml_ext.report import projection
+from pml_ext.report.projection import flattened
 
 
 def test_principal_components_are_those_of_scikit_learn():

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 from pytorch_metric_learning.distances import LpDistance
 
-from pml_ext.evaluation import figures
+from pml_ext.report import figures
 
 
 def pixels(figure):

@@ -1,28 +1,18 @@
-"""Recipes, overrides, settings and files mutated, with fixed seeds: the project's own error, or a valid recipe.
-
-As commands: ``python -m benchmarks.faults.fuzz recipes --count 10000``, ``... settings --count 60000`` and
-``... files --count 2000`` print what got through raw.
-"""
+"""Recipes, overrides and settings mutated, with fixed seeds: the project's own error, or a valid recipe."""
 
 from __future__ import annotations
 
-import argparse
 import copy
 import datetime
 import itertools
-import os
 import random
-import sys
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 MOST = 600
-MEMORY = 7 << 30  # bytes, of addresses
 ODD: tuple[Any, ...] = (
     0,
     1,
@@ -214,24 +204,6 @@ def told(attempt: Callable[[], Any]) -> str:
     return ""
 
 
-def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
-    """Mutated recipes and overrides, and what is wrong with how each is taken."""
-    from pml_ext import registry
-    from pml_ext.recipe import load_recipes, parse_override, read_tables, validate
-
-    draw = random.Random(seed)
-    names = sorted(registry.recipes())
-    known = {name: read_tables(name) for name in names}
-    for number in range(count):
-        name = draw.choice(names)
-        if number % 4 == 3:
-            text = override(known[name], draw)
-            yield text, told(lambda name=name, text=text: load_recipes(name, [parse_override(text)]))
-        else:
-            tables = mutated({key: value for key, value in known[name].items() if key != "sweep"}, draw)
-            yield tables, told(lambda tables=tables, name=name: validate(tables, name))
-
-
 def single_settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Each setting of each component with each value: kind, what it is, and the tables of a recipe with it."""
     from pml_ext import registry
@@ -303,66 +275,3 @@ def settings(count: int, seed: int = 0, largest: float = float("inf")) -> Iterat
     random.Random(seed).shuffle(everything)
     for kind, name, tables in itertools.islice(everything, count):
         yield (kind, name, tables), told(lambda tables=tables: validate(tables, "recipe.toml"))
-
-
-def damaged(whole: bytes, draw: random.Random) -> bytes:
-    """A file's content damaged in one of five ways: empty, cut, a bit flipped, a part of zeros, something else."""
-    place = draw.randrange(max(1, len(whole)))
-    what = draw.randrange(5)
-    if what == 0:
-        return b""
-    if what == 1:
-        return whole[:place]
-    if what == 2 and whole:
-        return whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :]
-    if what == 3:
-        return whole[:place] + bytes(min(200, len(whole) - place)) + whole[place + 200 :]
-    return draw.randbytes(draw.choice((3, 100, 5000)))
-
-
-def files(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
-    """Recipes as files, damaged, and what is wrong with how each is read."""
-    import tempfile
-
-    from pml_ext import registry
-    from pml_ext.recipe import load_recipes
-
-    draw = random.Random(seed)
-    texts = [file.read_bytes() for file in registry.recipes().values()]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.toml"
-        for _ in range(count):
-            content = damaged(draw.choice(texts), draw)
-            path.write_bytes(content)
-            yield content, told(lambda: load_recipes(str(path)))
-
-
-def main() -> int:
-    """The sweep."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=["recipes", "settings", "files"])
-    options.add_argument("--count", type=int, default=10_000)
-    options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if sys.platform != "win32":
-        import resource
-
-        # What is too large for any machine is refused, and does not fill this one.
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    started = time.monotonic()
-    kinds = Counter[str]()
-    number = 0
-    sweep = {"recipes": recipes, "settings": settings, "files": files}[given.what]
-    for number, (case, text) in enumerate(sweep(given.count, given.seed), 1):  # noqa: B007
-        if text:
-            kinds[text] += 1
-            if kinds[text] == 1:
-                print(f"{text}\n    {repr(case)[:300]}", flush=True)
-    seconds = time.monotonic() - started
-    print(f"{number} {given.what}, {sum(kinds.values())} raw, of {len(kinds)} kinds; {seconds:.0f} s")
-    return 1 if kinds else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

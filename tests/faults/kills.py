@@ -3,27 +3,20 @@
 A place is a moment: before and after each file is moved, linked or removed, before its bytes are flushed, between two
 records, after each iteration, before and after each test. They are counted from the beginning of a run, so that place
 number 17 is the same moment in each run of a scenario.
-
-``python -m benchmarks.faults.kills --kills 200`` spreads kills over all scenarios and prints what differs.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import csv
 import dataclasses
 import json
 import os
-import shutil
 import signal
-import socket
 import sqlite3
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.faults.events import scalars
+from .events import scalars
 
 # Autograd looks for devices at the first backward of a process; torch.compile adds one, after which no fork may train.
 torch.ones(1, requires_grad=True).sum().backward()
@@ -41,34 +34,13 @@ QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=3",
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A run, or several, that is killed.
-
-    Args:
-        recipe: its name.
-        overrides: as typed behind ``--set``.
-        processes: how many train together.
-        seeds: how many runs.
-    """
+    """A run that is killed: the name of its recipe, and overrides as typed behind ``--set``."""
 
     recipe: str
-    overrides: tuple[str, ...] = ()
-    processes: int = 1
-    seeds: int = 1
+    overrides: tuple[str, ...]
 
 
 SCENARIOS = {
-    "cbml": Scenario("cbml/digits", QUICK),
-    "pddm": Scenario(
-        "pddm/digits",
-        (*QUICK, "sampler.m=3", "sampler.batch_size=30", 'stages=[{epochs=1, loss={name="pml/triplet-margin"}}]'),
-    ),
-    "density": Scenario("density/digits", QUICK),
-    "memory": Scenario("cbml/digits", (*QUICK, "loss.memory.size=200", "loss.memory.start_epoch=2")),
-    "proxies": Scenario("pml/proxy-anchor/digits", QUICK),
-    "pool": Scenario(
-        "triplets/digits",
-        (*QUICK, "sampler={name='hard-negative-pool', batch_size=30, refresh=1}", "sampler.iterations=3"),
-    ),
     "clusters": Scenario(
         "cbml/digits",
         (
@@ -83,10 +55,6 @@ SCENARIOS = {
         "cbml/digits",
         (*QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"),
     ),
-    "workers": Scenario("cbml/digits", (*QUICK, "data.workers=1", "data.augment.shift=1")),
-    "minutes": Scenario("cbml/digits", (*QUICK, "engine.checkpoint_minutes=1e-9")),  # after each iteration
-    "sweep": Scenario("cbml/digits", QUICK, seeds=2),
-    "two processes": Scenario("cbml/digits", QUICK, processes=2),
 }
 
 
@@ -157,55 +125,30 @@ def execute(
     resume: bool = False,
     log: Path | None = None,
     how: int = signal.SIGKILL,
-    report: bool = False,
-    rank: int = 0,
 ) -> int:
-    """Does a scenario's runs in processes of their own, forked from this one.
+    """Train a scenario in a process of its own, forked from this one.
 
     Args:
         scenario: what to do.
         out: the folder.
-        at: the place at which one of the processes gets a signal.
+        at: the place at which the process gets a signal.
         resume: whether it goes on.
         log: a file that gets a line per place.
         how: the signal.
-        report: whether the reports are drawn as always; without, they are an empty file.
-        rank: the process that gets the signal.
 
     Returns:
-        0, or how the process that was to be killed has ended: minus the signal's number, or its exit status.
+        0, or how the process has ended: minus the signal's number, or its exit status.
     """
     if resume:
         time.sleep(1)  # TensorBoard reads files of events by the second that they began in
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    children = []
-    for number in range(scenario.processes):
-        child = os.fork()
-        if child == 0:
-            if scenario.processes > 1:
-                os.environ |= {
-                    "RANK": str(number),
-                    "WORLD_SIZE": str(scenario.processes),
-                    "MASTER_PORT": str(port),
-                    "MASTER_ADDR": "localhost",
-                    "LOCAL_RANK": str(number),
-                }
-            mine = number == rank
-            _work(scenario, out, at if mine else 0, resume, log if mine else None, how, report)
-        children.append(child)
-    ended = os.waitstatus_to_exitcode(os.waitpid(children[rank], 0)[1])
-    for number, child in enumerate(children):
-        if number != rank:
-            if ended != 0:  # as torchrun does
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    return ended
+    child = os.fork()
+    if child == 0:
+        _work(scenario, out, at, resume, log, how)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool) -> None:
-    """In a forked process: the runs, and its end."""
+def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int) -> None:
+    """In the forked process: the run without drawings in its report, and its end."""
     from pml_ext.errors import PmlExtError, StoppedError
     from pml_ext.recipe import parse_override
     from pml_ext.training import results
@@ -215,11 +158,10 @@ def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None
     try:
         torch.set_num_threads(1)
         os.environ.setdefault("RANK", "0")
-        if not report:
-            results.write_run_report = lambda view, *_: (view.folder / "report.html").write_text("none")
+        results.write_run_report = lambda view, *_: (view.folder / "report.html").write_text("none")
         Counter(at, log, how).everywhere()
         overrides = map(parse_override, scenario.overrides)
-        train(scenario.recipe, out, seeds=scenario.seeds, device="cpu", overrides=overrides, resume=resume)
+        train(scenario.recipe, out, device="cpu", overrides=overrides, resume=resume)
         status = 0
     except (PmlExtError, StoppedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -330,13 +272,6 @@ def _events(one: Path, other: Path) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder for runs, removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="faults-") as place:
-        yield Path(place)
-
-
 @dataclasses.dataclass
 class Whole:
     """A scenario's run that nobody killed.
@@ -350,65 +285,8 @@ class Whole:
     places: list[str]
 
     @classmethod
-    def of(cls, scenario: Scenario, place: Path, report: bool = False) -> Whole:
+    def of(cls, scenario: Scenario, place: Path) -> Whole:
         """Does the run."""
         log = place / "places.txt"
-        assert execute(scenario, place / "whole", log=log, report=report) == 0
+        assert execute(scenario, place / "whole", log=log) == 0
         return cls(place / "whole", log.read_text().splitlines())
-
-
-def kill_and_resume(scenario: Scenario, whole: Whole, out: Path, places: Sequence[int], report: bool = False) -> str:
-    """What differs after a run was killed once or more, and resumed; "" if nothing does.
-
-    Args:
-        scenario: the run.
-        whole: what nobody killed.
-        out: a folder that is not there.
-        places: at which it is killed: the first time, and each time that it was resumed.
-        report: as of :func:`execute`.
-    """
-    for at in places:
-        ended = execute(scenario, out, at, resume=out.exists(), report=report)
-        if ended not in (0, -signal.SIGKILL):
-            return f"it ended with {ended}, not killed"
-    if (ended := execute(scenario, out, resume=out.exists(), report=report)) != 0:
-        return f"the resumed run ended with {ended}"
-    return difference(whole.folder, out)
-
-
-def main() -> int:
-    """The sweep."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--kills", type=int, default=200, help="of all scenarios together")
-    options.add_argument("--only", choices=[*SCENARIOS], help="one scenario")
-    options.add_argument("--twice", type=int, default=5, help="each n-th run is killed again when it was resumed")
-    options.add_argument("--report", action="store_true", help="draw the reports as well, which takes most of the time")
-    given = options.parse_args()
-    import pml_ext.training  # noqa: F401  # once, for all forked processes
-
-    chosen = {name: scenario for name, scenario in SCENARIOS.items() if given.only in (None, name)}
-    each = -(-given.kills // len(chosen))
-    failures = 0
-    kills = 0
-    started = time.monotonic()
-    for name, scenario in chosen.items():
-        with scratch() as place:
-            whole = Whole.of(scenario, place, given.report)
-            last = len(whole.places)
-            for number in range(each):
-                at = 1 + number * (last - 1) // max(1, each - 1)
-                places = [at, 1 + at // 2] if number % given.twice == given.twice - 1 else [at]
-                out = place / "killed"
-                text = kill_and_resume(scenario, whole, out, places, given.report)
-                kills += len(places)
-                if text:
-                    failures += 1
-                    print(f"{name}, {places} of {last}, {whole.places[at - 1]}: {text}", flush=True)
-                shutil.rmtree(out, ignore_errors=True)
-        print(f"{name}: {each} runs killed over {last} places, {time.monotonic() - started:.0f} s", flush=True)
-    print(f"{kills} kills, {failures} runs that differ")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,16 +1,11 @@
 """Damaged image files through everything that opens them: an image or a DataError with the file's name, nothing else.
 
-Small images of all formats are mutated by a seeded generator. ``python -m benchmarks.faults.images`` reads 1,000 of
-them, ``--count`` others, as training, an index and a query read them. Then they go, among sound images, through the
-commands: ``fit`` and ``index`` get their folder, and each is a query. Each error of another kind is printed.
+Small images of all formats are mutated by a seeded generator, and read as training, an index and a query read them.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,20 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from pml_ext.data import LabeledImages, build_transforms, open_image, prepare
 from pml_ext.errors import DataError
-from pml_ext.recipe import parse_override
-from pml_ext_fit.commands import fit
-from pml_ext_search import load_run
 from pml_ext_search.reading import FileImages, as_tensor
 
 FORMATS = {"JPEG": "jpg", "PNG": "png", "TIFF": "tif", "BMP": "bmp", "GIF": "gif", "WEBP": "webp", "PPM": "ppm"}
 PIECES = (b"P6\n50 40\n255\x0e\xac", b"\xff" * 8, bytes(8), b"\xff\xd8\xff\xe0", b"IDAT", b"II*\x00")
-CLASSES = 4  # of the folder that the commands get
-SHORT = [parse_override("schedule.epochs=2"), parse_override("sampler.iterations=2")]  # what is trained matters little
 _, STEPS = build_transforms(32, 3, crop=True)
 
 
@@ -128,74 +117,3 @@ def raw_errors(place: Path, count: int) -> tuple[list[str], Counter[str]]:
                     wrong.append(f"{name}, {reader.__name__}: {type(error).__name__}: {error}")
             file.unlink()
     return wrong, outcomes
-
-
-def raw_errors_of_commands(place: Path, count: int) -> tuple[list[str], Counter[str]]:
-    """Fit and index a folder of so many damaged images and some sound ones, and query each; return as above.
-
-    Files that cannot be read are left out by ``fit`` and ``index``, and refused by ``query``.
-    """
-    wrong: list[str] = []
-    outcomes: Counter[str] = Counter()
-    folder = place / "images"
-    _write_sound_images(folder)
-    files = []
-    for number, (name, content) in enumerate(mutants(count)):
-        file = folder / f"class{number % CLASSES}" / name
-        file.write_bytes(content)
-        files.append(file)
-
-    run = place / "run"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of files that are left out, and Pillow's of odd metadata
-        try:
-            fit(folder, out=run, device="cpu", quick=True, overrides=SHORT)
-            trained = load_run(run, device="cpu")
-            indexed = len(trained.index(folder))
-        except Exception as error:
-            return [f"fit or index: {type(error).__name__}: {error}"], outcomes
-        outcomes["indexed"] = indexed
-        for file in files:
-            try:
-                trained.query(file, k=1)
-                outcomes["read"] += 1
-            except DataError as error:
-                outcomes["refused"] += 1
-                if file.name not in str(error):
-                    wrong.append(f"query {file.name}: no name in {error}")
-            except Exception as error:
-                wrong.append(f"query {file.name}: {type(error).__name__}: {error}")
-    return wrong, outcomes
-
-
-def _write_sound_images(folder: Path) -> None:
-    generator = np.random.default_rng(0)
-    for label in range(CLASSES):
-        (folder / f"class{label}").mkdir(parents=True)
-        for number in range(4):
-            pixels = generator.integers(256, size=(40, 50, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"class{label}" / f"sound{number}.png")
-
-
-def main() -> int:
-    """Print the errors of other kinds; the exit code is 1 if there are some."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    torch.set_num_threads(1)
-    count = parser.parse_args().count
-    with tempfile.TemporaryDirectory() as place:
-        wrong, outcomes = raw_errors(Path(place), count)
-    print(*wrong, sep="\n")
-    print(f"{count} files, {outcomes['read']} times read, {outcomes['refused']} times refused, {len(wrong)} raw errors")
-    with tempfile.TemporaryDirectory() as place:
-        more, outcomes = raw_errors_of_commands(Path(place), count)
-    print(*more, sep="\n")
-    print(
-        f"{count} files through fit, index ({outcomes['indexed']} images) and query ({outcomes['read']} answered, "
-        f"{outcomes['refused']} refused): {len(more)} raw errors"
-    )
-    return bool(wrong or more)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

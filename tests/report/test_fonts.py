@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pml_ext.evaluation import figures, fonts
+from pml_ext.report import figures, fonts
 
 
 def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):

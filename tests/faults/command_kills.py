@@ -1,15 +1,11 @@
 """Commands on somebody's own images that are killed at random moments and repeated: which files stay behind.
 
-The images are scikit-learn's digits as PNG files. ``python -m benchmarks.faults.command_kills`` kills ``fit``,
-``fit --resume``, ``index``, ``query -o`` and ``cluster`` 30 times together (``--kills`` others), at moments that a
-seeded generator draws from the time that they take. Each command is then repeated, ``fit`` with ``--resume``, and its
-files are compared with those of one that nobody killed: in the folders that it writes, in the cache of features and
-in the folder of temporary files. Metrics and weights of ``fit`` must be the same, too.
+The images are scikit-learn's digits as PNG files. The files of a killed and repeated command are compared with those of
+one that nobody killed: in the folders that it writes, in the cache of features and in the folder of temporary files.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -42,13 +38,11 @@ class Scenario:
     Args:
         arguments: of ``pml-ext``, with ``{images}``, ``{run}`` and ``{out}`` for folders.
         again: what is added where it was killed after it had written something.
-        times: how often it is killed, before it may end.
         needs: the command that is done before, in a folder of a run; "" for none.
     """
 
     arguments: tuple[str, ...]
     again: tuple[str, ...] = ()
-    times: int = 1
     needs: str = ""
 
 
@@ -56,16 +50,8 @@ _FIT = ("fit", "{images}", "--device", "cpu", "--out", "{run}")
 _OPTIONS = tuple(word for setting in SETTINGS for word in ("--set", setting))
 SCENARIOS = {
     "fit": Scenario((*_FIT, *_OPTIONS), ("--resume",)),
-    "fit --resume": Scenario((*_FIT, *_OPTIONS), ("--resume",), times=3),
     "index": Scenario(("index", "{run}", "{images}", "--device", "cpu"), needs="fit"),
-    "query -o": Scenario(
-        ("query", "{run}", "{images}", "-o", "{out}/answers.jsonl", "--device", "cpu"), times=2, needs="index"
-    ),
-    "cluster": Scenario(
-        ("cluster", "{run}", "{images}", "--clusters", "4", "-o", "{out}/clusters", "--device", "cpu"),
-        times=2,
-        needs="index",
-    ),
+    "query -o": Scenario(("query", "{run}", "{images}", "-o", "{out}/answers.jsonl", "--device", "cpu"), needs="index"),
 }
 
 
@@ -177,24 +163,18 @@ def do_whole(name: str, place: Path, images: Path, done: dict[str, tuple[Path, f
     done[name] = (work.place, time.monotonic() - started)
 
 
-def kill_and_repeat(
-    name: str, place: Path, images: Path, undisturbed: Path, moments: Sequence[float]
-) -> tuple[int, str]:
-    """Kill a command after so many seconds, each time that it is repeated, and then let it end.
+def kill_and_repeat(name: str, place: Path, images: Path, undisturbed: Path, seconds: float) -> tuple[int, str]:
+    """Kill a command after so many seconds, repeat it, and let it end.
 
-    Return how often it was killed, and what differs from the one that nobody has disturbed; "" if nothing does.
+    Return how often it was killed, and what differs from the undisturbed one; "" if nothing does.
     """
     scenario = SCENARIOS[name]
     before = undisturbed.parent / scenario.needs if scenario.needs else None
     work = Workplace(place, images, before)
-    kills_done = 0
-    for seconds in moments:
-        status = killed(work.begin(scenario), seconds)
-        if status == 0:
-            break
-        if status != -signal.SIGKILL:
-            return kills_done, f"it ended with {status}: {work.messages()}"
-        kills_done += 1
+    status = killed(work.begin(scenario), seconds)
+    if status not in (0, -signal.SIGKILL):
+        return 0, f"it ended with {status}: {work.messages()}"
+    kills_done = int(status != 0)
     status = ended(work.begin(scenario))
     if status != 0:
         return kills_done, f"the repeated command ended with {status}: {work.messages()}"
@@ -212,41 +192,3 @@ def import_once() -> None:
         importlib.import_module(module)
     with contextlib.suppress(ImportError):
         importlib.import_module("timm")
-
-
-def main() -> int:
-    """Print what differs, and stays behind; the exit code is 1 if something does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30, help="of all commands together")
-    parser.add_argument("--only", choices=[*SCENARIOS], help="one command")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    import_once()
-    draw = np.random.default_rng(given.seed)
-    names = [given.only] if given.only else list(SCENARIOS)
-    done = 0
-    failures = 0
-    started = time.monotonic()
-    with kills.scratch() as place:
-        images = place / "images"
-        write_digits(images)
-        wholes: dict[str, tuple[Path, float]] = {}
-        for name in names:
-            do_whole(name, place / "whole", images, wholes)
-        while done < given.kills:
-            for name in names:
-                undisturbed, seconds = wholes[name]
-                moments = draw.uniform(0, seconds, SCENARIOS[name].times).tolist()
-                count, text = kill_and_repeat(name, place / "killed", images, undisturbed, moments)
-                done += count
-                if text:
-                    failures += 1
-                    shown = ", ".join(f"{moment:.1f} s" for moment in moments)
-                    print(f"{name}, killed after {shown} of {seconds:.1f} s: {text}", flush=True)
-                shutil.rmtree(place / "killed")
-    print(f"{done} kills, {failures} commands that left something else, {time.monotonic() - started:.0f} s")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Sweeps of damage: kills, damaged files, made-up recipes and batches."""
