@@ -133,6 +133,7 @@ if TYPE_CHECKING:  # runs: started, followed, opened again
 if TYPE_CHECKING:  # data: images, vectors, folders
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
+    from .data import bits_of as bits_of
     from .data import cache_folder as cache_folder
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
@@ -140,6 +141,8 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data import prepare as prepare
     from .data import read_image as read_image
     from .data import read_vectors as read_vectors
+    from .data import shown_size as shown_size
+    from .data import upright as upright
     from .data.folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
     from .data.folder import CLUSTERS_TABLE as CLUSTERS_TABLE
     from .data.folder import GONE as GONE
@@ -181,6 +184,7 @@ if TYPE_CHECKING:  # metrics, neighbors, figures
     from .evaluation.calculator import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
     from .evaluation.figures import BLUE as BLUE
     from .evaluation.figures import GRAY as GRAY
+    from .evaluation.figures import RIGHT as RIGHT
     from .evaluation.figures import WRONG as WRONG
     from .evaluation.figures import Cell as Cell
     from .evaluation.figures import answer as answer

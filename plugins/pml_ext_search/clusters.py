@@ -246,13 +246,17 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
     if cluster.share is None:
         return contact_sheet(title, pictures)
     names = [embedded.class_folders.class_of(embedded.paths[member]) for member in shown]
-    return contact_sheet(title, pictures, names, strange=[name != cluster.name for name in names])
+    return contact_sheet(title, pictures, names, framed=[name != cluster.name for name in names])
 
 
 def contact_sheet(
-    title: str, images: Sequence[Image.Image], captions: Sequence[str] = (), strange: Sequence[bool] = ()
+    title: str,
+    images: Sequence[Image.Image],
+    captions: Sequence[str] = (),
+    framed: Sequence[bool] = (),
+    frame: str | None = None,
 ) -> Image.Image:
-    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; ``strange`` ones are framed red."""
+    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; a frame is red by default."""
     from pml_ext.tool import GRAY, WRONG
 
     below = _CAPTION if captions else 0
@@ -275,11 +279,11 @@ def contact_sheet(
         picture_top = top + (side - shown.height) // 2
         sheet.paste(shown, (picture_left, picture_top))
         color = GRAY
-        if strange and strange[place]:
-            color = WRONG
+        if framed and framed[place]:
+            color = frame or WRONG
             right = picture_left + shown.width - 1
             bottom = picture_top + shown.height - 1
-            draw.rectangle((picture_left, picture_top, right, bottom), outline=WRONG, width=3)
+            draw.rectangle((picture_left, picture_top, right, bottom), outline=color, width=3)
         if captions:
             _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, color)
     return sheet

@@ -12,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, Numbers, path_bytes, sample_indices
+from pml_ext.tool import ConfigError, Numbers, counted, path_bytes, sample_indices
 
-from .copies import chosen_radius, median_beyond
+from .copies import chosen_radius, nearest_beyond
 from .embedded import Embedded
-from .image_files import ImageFiles, check_keep
+from .image_files import ImageFiles, Traits, check_keep
 from .near_pairs import Pairs, components, forest, shortest_pairs
 from .thumbnails import candidates, read_thumbnails
 
 Kind = Literal["exact", "same", "near"]
 KINDS: tuple[Kind, ...] = ("exact", "same", "near")
+_NAMES = {"exact": "same bytes", "same": "same pixels", "near": "near"}
 _SAME = 0.1  # distance within which pixels are compared
 _EQUAL = 1e-3  # distance of vectors that are equal but for rounding
 _OF_OTHERS = 0.5  # the radius among vectors, over the median distance to the nearest other one
@@ -41,6 +42,7 @@ class Copy:
     file: Path | None = None
     other_names: tuple[Path, ...] = ()  # hard links to the same file, and symbolic ones
     stays: bool = False  # whether it is kept too: of the folder that others are compared with, or by choice
+    traits: Traits | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,16 @@ class Group:
         """Return whether an image of the group is kept: the one to keep, or another that stays."""
         return image is self.keep or image.stays
 
+    def differing(self, image: Copy) -> list[str]:
+        """Return what an image and the one to keep differ in apart from pixels, such as the number of frames."""
+        if self.keep.traits is None or image.traits is None:
+            return []
+        return self.keep.traits.differing(image.traits)
+
+    def about(self, image: Copy) -> str:
+        """Return the kind, and what an image of the group differs in: ``"near, other frames"``."""
+        return ", other ".join([_NAMES[self.kind], *self.differing(image)])
+
     @property
     def space(self) -> int:
         """How many bytes the others take; a hard link to the image to keep takes none."""
@@ -85,7 +97,8 @@ class Duplicates:
 
     groups: list[Group]
     radius: float  # maximum distance of near copies
-    nearest_other: float | None  # median distance of an image to the nearest one beyond the radius
+    nearest: float | None  # smallest distance of two images of different groups; None for vectors
+    nearest_other: float | None  # median distance of an image to the nearest one of another group
     images: int  # that were compared
     made_up: int  # copies of a sample, by which the radius was chosen; 0 if it was given, or chosen by the vectors
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why an image was not compared, by path
@@ -98,6 +111,29 @@ class Duplicates:
     def space(self) -> int:
         """How many bytes all images take that are not to be kept."""
         return sum(group.space for group in self.groups)
+
+    def summary(self, noun: str = "image") -> str:
+        """Return a line that says what was found, and how the radius was chosen."""
+        near = ""
+        if self.radius:
+            near = f", within {self.radius:.3g}"
+        if self.made_up:
+            near += f", chosen by {self.made_up} made-up copies"
+        if self.nearest_other is not None:
+            nearest = "" if self.nearest is None else f"at {self.nearest:.3g}, "
+            near += f"; the nearest other is {nearest}typically at {self.nearest_other:.3g}"
+        if not self.groups:
+            return f"No copies among {counted(self.images, noun)}{near}"
+        parts = []
+        for kind in KINDS:
+            count = len(self.of_kind(kind))
+            if count:
+                parts.append(f"{count} {'equal' if noun == 'vector' and kind == 'same' else _NAMES[kind]}")
+        copies = sum(len(group.others) for group in self.groups)
+        text = f"{counted(len(self.groups), 'group')} with {copies:,} of {counted(self.images, noun)} to spare"
+        if noun == "image":
+            text += f", {self.space:,} bytes"
+        return f"{text}: {', '.join(parts)}{near}"
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -113,6 +149,7 @@ class Duplicates:
                         "bytes": image.bytes,
                         "width": image.width,
                         "height": image.height,
+                        "differs": group.differing(image),
                     }
                 )
             groups.append({"kind": group.kind, "keep": group.keep.path, "images": images})
@@ -121,6 +158,7 @@ class Duplicates:
             "groups": groups,
             "pairs": pairs,
             "radius": self.radius,
+            "nearest": self.nearest,
             "nearest_other": self.nearest_other,
             "made_up_copies": self.made_up,
             "images": self.images,
@@ -145,8 +183,8 @@ def find_duplicates(
 
     Near copies are images within a radius, and what such pairs connect. The distance of two images is the smallest one
     between the gray thumbnail of one, or of a part of it that keeps at least 78 % of each side, and the whole thumbnail
-    of the other; see :class:`pml_ext_search.thumbnails.Thumbnails`. Images of the same pixels are those of equal size
-    and pixels among the nearest.
+    of the other; see :class:`pml_ext_search.thumbnails.Thumbnails`. Images have the same pixels if all frames, depth,
+    transparency and color profile are equal too; others that are read as equal are near.
 
     Args:
         images: the files. Hard links and symbolic links to one file are one image.
@@ -167,7 +205,7 @@ def find_duplicates(
     if "exact" in kinds:
         groups += settled.groups("exact", _of_equal_bytes(images))
     made_up = 0
-    nearest_other = None
+    nearest = nearest_other = None
     if {"same", "near"} & {*kinds}:
         rest = settled.rest()
         thumbnails, problems = read_thumbnails([images.files[number] for number in rest], listener)
@@ -187,7 +225,6 @@ def find_duplicates(
             if radius is None:
                 files = [images.files[number] for number in rest[readable]]
                 radius, made_up = chosen_radius(files, pairs, len(images))
-            nearest_other = median_beyond(pairs, len(images), radius)
             places = np.full(len(images), -1, dtype=np.int64)
             places[rest] = np.arange(len(rest))
 
@@ -196,7 +233,10 @@ def find_duplicates(
                 return [*map(float, thumbnails.distances(wholes, np.full_like(copies, places[kept]), copies))]
 
             groups += settled.groups("near", *_near(settled, pairs, radius, len(images)), distance)
-    return Duplicates(groups, radius or 0.0, nearest_other, len(images.distinct), made_up, skipped)
+            others = nearest_beyond(settled.between_groups(pairs), len(images), radius)
+            if len(others):
+                nearest, nearest_other = float(others.min()), float(np.median(others))
+    return Duplicates(groups, radius or 0.0, nearest, nearest_other, len(images.distinct), made_up, skipped)
 
 
 def find_equal_vectors(embedded: Embedded, radius: float | None = None) -> Duplicates:
@@ -213,7 +253,7 @@ def find_equal_vectors(embedded: Embedded, radius: float | None = None) -> Dupli
     found = shortest_pairs(points, max(radius, _EQUAL))
     groups = settled.groups("same", components(found.where(found.distances <= _EQUAL), len(points)))
     groups += settled.groups("near", *_near(settled, found, radius, len(points)))
-    return Duplicates(groups, radius, _nearest_beyond(points, radius), len(points), 0)
+    return Duplicates(groups, radius, None, _nearest_beyond(points, radius), len(points), 0)
 
 
 def _near(settled: _Settled, pairs: Pairs, radius: float, count: int) -> tuple[list[list[int]], Pairs]:
@@ -244,6 +284,10 @@ class _Settled:
         rest: Numbers = distinct[is_kept]
         return rest
 
+    def between_groups(self, pairs: Pairs) -> Pairs:
+        """Return the pairs of images that are in different groups, or in none."""
+        return pairs.where(self.stands_for[pairs.first] != self.stands_for[pairs.second])
+
     def groups(
         self, kind: Kind, members: list[list[int]], pairs: Pairs | None = None, distance: Distance | None = None
     ) -> list[Group]:
@@ -261,7 +305,7 @@ class _Settled:
                 pairs_of[places[first]].append((self._names[first], self._names[second], length))
         groups = []
         for place, numbers in enumerate(members):
-            kept = self.kept(numbers)
+            kept = self.kept(numbers, kind)
             others = [number for number in numbers if number != kept]
             distances = [0.0] * len(others) if distance is None else distance(kept, others)
             images = [self.copy(kept, 0.0)]
@@ -274,20 +318,20 @@ class _Settled:
         groups.sort(key=lambda group: (-len(group.images), path_bytes(group.keep.path)))
         return groups
 
-    def kept(self, numbers: Sequence[int]) -> int:
+    def kept(self, numbers: Sequence[int], kind: Kind) -> int:
         """Return the image of a group that is kept."""
-        return min(numbers, key=lambda number: self._images.rank(number, self._keep))
+        return min(numbers, key=lambda number: self._images.rank(number, self._keep, kind == "same"))
 
     def copy(self, number: int, distance: float) -> Copy:
         """Return what is told of an image."""
         images = self._images
-        width, height = images.size(number) or (None, None)
+        traits = images.traits(number)
+        width, height = (None, None) if traits is None else traits[:2]
         stat = images.stats[number]
         size = None if stat is None else stat.st_size
         others = tuple(images.files[other] for other in images.links[number])
-        return Copy(
-            images.names[number], distance, size, width, height, images.files[number], others, images.is_old(number)
-        )
+        path, file = images.names[number], images.files[number]
+        return Copy(path, distance, size, width, height, file, others, images.is_old(number), traits)
 
 
 class _SettledVectors(_Settled):
@@ -308,7 +352,7 @@ class _SettledVectors(_Settled):
 
         return super().groups(kind, members, pairs, of_points)
 
-    def kept(self, numbers: Sequence[int]) -> int:
+    def kept(self, numbers: Sequence[int], kind: Kind) -> int:
         """Return the vector whose id is the first."""
         return min(numbers, key=lambda number: path_bytes(self._names[number]))
 
@@ -335,8 +379,8 @@ def _of_equal_pixels(images: ImageFiles, pairs: Pairs) -> list[list[int]]:
     """Return groups of images with the same pixels, among those that are nearest."""
     groups: list[list[int]] = []
     for numbers in components(pairs.where(pairs.distances <= _SAME), len(images)):
-        for of_one_size in _grouped_by(images.size, numbers):
-            groups += _grouped_by(images.digest_of_pixels, of_one_size)
+        for alike in _grouped_by(images.traits, numbers):
+            groups += _grouped_by(images.digest_of_pixels, alike)
     return [numbers for numbers in groups if _may_match(images, numbers)]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from pml_ext.tool import needs_extra, printable, write_atomically, write_text
+from pml_ext.tool import RIGHT, needs_extra, printable, write_atomically, write_text
 
 from .clusters import CELL, contact_sheet
 from .duplicates import Copy, Duplicates, Group
@@ -22,7 +22,6 @@ COLUMNS = ("group", "kind", "keep", "path", "distance", "bytes", "width", "heigh
 PAIRS = 200  # on a page, which is then of about 3 MB
 ON_SHEET = 300  # images of a contact sheet
 _PICTURE = 240  # longer side of a picture on a page, in pixels
-_NAMES = {"exact": "same bytes", "same": "same pixels", "near": "near"}
 
 
 def write_table(found: Duplicates, file: Path) -> None:
@@ -68,7 +67,7 @@ def write_sheet(found: Duplicates, file: Path) -> None:
     title = f"{len(found.groups)} groups of copies; those to keep are framed"
     if len(images) == ON_SHEET:
         title += f"; the first {ON_SHEET} images"
-    sheet = contact_sheet(title, images, captions, kept)
+    sheet = contact_sheet(title, images, captions, kept, RIGHT)
     write_atomically(file, functools.partial(sheet.save, format="PNG"))
     reader.warn("the contact sheet has")
 
@@ -112,7 +111,7 @@ def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
 
 def _pair(number: int, group: Group, copy: Copy, reader: PictureReader) -> _Pair:
     kept = _shown(group.keep, reader)
-    return _Pair(number, _NAMES[group.kind], f"{copy.distance:.3f}", kept, _shown(copy, reader))
+    return _Pair(number, group.about(copy), f"{copy.distance:.3f}", kept, _shown(copy, reader))
 
 
 def _shown(image: Copy, reader: PictureReader) -> _Shown:

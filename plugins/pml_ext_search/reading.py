@@ -274,7 +274,7 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
     except (ValueError, TypeError) as error:  # invalid shape
         raise DataError(f"an image cannot be read ({error})") from None
     if isinstance(image, Image.Image):
-        return image_tensor(image, channels)
+        return image_tensor(image, channels, smallest)
     raise TypeError(f"{_WANTED}; not {_described(image)}")
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..duplicates import Duplicates, Group, Kind
     from ..embedded import Embedded
 
-_KINDS = {"exact": "same bytes", "same": "same pixels", "near": "near"}
 _SHOWN = 200  # rows of the table in a terminal
 
 
@@ -110,8 +109,8 @@ def duplicates(
             whole = sum(not group.others for group in found.groups)
             if whole:
                 say(f"{counted(whole, 'group')} left whole: {keep} spares none of the images")
-    noun = "vectors" if source.names is None else "images"
-    summary = _summary(found, noun, kinds)
+    noun = "vector" if source.names is None else "image"
+    summary = found.summary(noun)
     title = f"Copies in {printable(str(data))}"
     if against is not None:
         title = f"Images of {printable(str(data))} with copies in {printable(str(against))}"
@@ -270,7 +269,9 @@ def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], li
     for number, group in enumerate(found.groups, start=1):
         for row in _rows_of(group, noun):
             rows.append([str(number), *row])
-    if noun == "vectors":
+    if not rows:
+        return [], [], []
+    if noun == "vector":
         return ["group", "distance", "id"], rows, [0, 1]
     return ["group", "copies", "distance", "pixels", "bytes", "path"], rows, [0, 2, 3, 4]
 
@@ -280,31 +281,11 @@ def _rows_of(group: Group, noun: str) -> list[list[str]]:
     for image in group.images:
         distance = f"{image.distance:.3f}"
         if group.keeps(image):
-            distance = "first" if noun == "vectors" else "keep"
+            distance = "first" if noun == "vector" else "keep"
         row = [distance, printable(image.path)]
-        if noun != "vectors":
+        if noun != "vector":
             pixels = "" if image.width is None else f"{image.width} x {image.height}"
             size = "" if image.bytes is None else f"{image.bytes:,}"
-            row = [_KINDS[group.kind], distance, pixels, size, printable(image.path)]
+            row = [group.about(image), distance, pixels, size, printable(image.path)]
         rows.append(row)
     return rows
-
-
-def _summary(found: Duplicates, noun: str, kinds: Sequence[Kind]) -> str:
-    """Return a line that says what was found, and how the radius was chosen."""
-    copies = sum(len(group.others) for group in found.groups)
-    parts: list[str] = []
-    if noun == "images":
-        parts += [f"{len(found.of_kind(kind))} of the {_KINDS[kind]}" for kind in kinds if kind != "near"]
-    if "near" in kinds:
-        near = f"{len(found.of_kind('near'))} near, within {found.radius:.3g}"
-        if found.made_up:
-            near += f", chosen by {found.made_up} made-up copies"
-        near += " (--radius)"
-        if found.nearest_other is not None:
-            near += f"; the nearest other is at {found.nearest_other:.3g}"
-        parts.append(near)
-    text = f"{counted(len(found.groups), 'group')} with {copies} of {found.images} {noun} to spare"
-    if noun == "images":
-        text += f", {found.space:,} bytes"
-    return f"{text}: {', '.join(parts)}"

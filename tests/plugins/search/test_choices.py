@@ -49,8 +49,8 @@ def test_several_images_may_be_kept(tmp_path):
     paths = [[image.path for image in group.images] for group in found.groups]
     exact = paths.index(["0.png", "exact $1_3.png", "sub/exact.png"])
     near = paths.index(["2.png", "small.jpg"])
-    same = paths.index(["same.tif", "1.png"])
-    kept = {exact: {"sub/exact.png", "exact $1_3.png"}, near: ["2.png", "small.jpg"], same: ["1.png"]}
+    same = paths.index(["1.png", "same.tif"])
+    kept = {exact: {"sub/exact.png", "exact $1_3.png"}, near: ["2.png", "small.jpg"], same: ["same.tif"]}
     chosen = ChosenCopies(found).keeping(kept)
     assert [image.path for image in chosen.groups[exact].images] == ["exact $1_3.png", "0.png", "sub/exact.png"]
     rows = list(csv.DictReader(io.StringIO(chosen.as_csv())))
@@ -65,14 +65,14 @@ def test_several_images_may_be_kept(tmp_path):
     assert of_exact["keep"] == "exact $1_3.png"
     assert [image["path"] for image in of_exact["images"]] == ["exact $1_3.png", "0.png"]
     assert {*of_exact} == {"kind", "keep", "images"}
-    stand_in = [["same.bmp", "exact $1_3.png"], ["near.jpg", "same.bmp"]]  # in place of 0.png, an exact copy
+    stand_in = [["exact $1_3.png", "same.bmp"], ["near.jpg", "exact $1_3.png"]]  # in place of 0.png, an exact copy
     assert [[image["path"] for image in group["images"]] for group in groups if group["kind"] != "exact"] == [
         stand_in[0],
-        ["1.png", "same.tif"],
+        ["same.tif", "1.png"],
         stand_in[1],
     ]
-    assert ["same.bmp", "exact $1_3.png", 0.0] in chosen.as_json()["pairs"]
-    spare = ["0.png", "exact $1_3.png", "same.tif", "same.bmp"]
+    assert ["exact $1_3.png", "same.bmp", 0.0] in chosen.as_json()["pairs"]
+    spare = ["0.png", "exact $1_3.png", "1.png", "same.bmp"]
     sizes = {image.path: image.bytes for group in found.groups for image in group.images}
     assert chosen.as_json()["space"] == sum(sizes[name] for name in spare)
     with pytest.raises(DataError, match="no image is kept"):
@@ -84,8 +84,8 @@ def test_a_saved_table_keeps_the_same_again(tmp_path):
     found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
     paths = [[image.path for image in group.images] for group in found.groups]
     exact = paths.index(["0.png", "exact $1_3.png", "sub/exact.png"])
-    same = paths.index(["same.tif", "1.png"])
-    chosen = ChosenCopies(found).keeping({exact: {"sub/exact.png", "exact $1_3.png"}, same: ["1.png"]})
+    same = paths.index(["1.png", "same.tif"])
+    chosen = ChosenCopies(found).keeping({exact: {"sub/exact.png", "exact $1_3.png"}, same: ["same.tif"]})
     assert chosen.found != found
     table = tmp_path / "copies.csv"
     table.write_text(chosen.as_csv())
