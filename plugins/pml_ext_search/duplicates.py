@@ -40,6 +40,7 @@ class Copy:
     height: int | None
     file: Path | None = None
     other_names: tuple[Path, ...] = ()  # hard links to the same file, and symbolic ones
+    changed: int | None = None  # time of the file's last change, in nanoseconds since 1970
     stays: bool = False  # whether it is kept too: of the folder that others are compared with, or by choice
 
 
@@ -283,11 +284,10 @@ class _Settled:
         images = self._images
         width, height = images.size(number) or (None, None)
         stat = images.stats[number]
-        size = None if stat is None else stat.st_size
+        size, changed = (None, None) if stat is None else (stat.st_size, stat.st_mtime_ns)
         others = tuple(images.files[other] for other in images.links[number])
-        return Copy(
-            images.names[number], distance, size, width, height, images.files[number], others, images.is_old(number)
-        )
+        about = (distance, size, width, height, images.files[number], others, changed)
+        return Copy(images.names[number], *about, images.is_old(number))
 
 
 class _SettledVectors(_Settled):

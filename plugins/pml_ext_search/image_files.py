@@ -19,6 +19,7 @@ class Rank(NamedTuple):
     """What decides which copy is kept: the smallest rank is."""
 
     is_new: bool  # of two folders, images of the old one are kept
+    is_link: bool  # a symbolic link is kept if all are
     chosen: float  # by --keep
     pixels: int  # as a negative number, as the size
     size: int
@@ -106,7 +107,8 @@ class ImageFiles:
         else:
             chosen = not self.is_below(number, keep)
         is_new = number < self.first_old
-        return Rank(is_new, chosen, -pixels, -stat.st_size, stat.st_mtime_ns, path_bytes(self.names[number]))
+        is_link = self.files[number].is_symlink()
+        return Rank(is_new, is_link, chosen, -pixels, -stat.st_size, stat.st_mtime_ns, path_bytes(self.names[number]))
 
     def is_below(self, number: int, folder: str) -> bool:
         """Return whether an image is in a sub-folder, or is that file."""
