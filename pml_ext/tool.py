@@ -147,11 +147,14 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.folder import CLUSTERS_TABLE as CLUSTERS_TABLE
     from .data.folder import GONE as GONE
     from .data.folder import SPLIT_FOLDERS as SPLIT_FOLDERS
+    from .data.folder import SYSTEM_FOLDER as SYSTEM_FOLDER
     from .data.folder import VALIDATION_FOLDERS as VALIDATION_FOLDERS
     from .data.folder import class_levels as class_levels
     from .data.folder import contact_sheets as contact_sheets
     from .data.folder import is_run as is_run
+    from .data.folder import is_system_folder as is_system_folder
     from .data.folder import listed_sheets as listed_sheets
+    from .data.folder import visible_entries as visible_entries
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.rows import columns_of_parquet as columns_of_parquet
     from .data.rows import is_empty as is_empty

@@ -41,6 +41,7 @@ class Copy:
     height: int | None
     file: Path | None = None
     other_names: tuple[Path, ...] = ()  # hard links to the same file, and symbolic ones
+    changed: int | None = None  # time of the file's last change, in nanoseconds since 1970
     stays: bool = False  # whether it is kept too: of the folder that others are compared with, or by choice
     traits: Traits | None = None
 
@@ -328,10 +329,10 @@ class _Settled:
         traits = images.traits(number)
         width, height = (None, None) if traits is None else traits[:2]
         stat = images.stats[number]
-        size = None if stat is None else stat.st_size
+        size, changed = (None, None) if stat is None else (stat.st_size, stat.st_mtime_ns)
         others = tuple(images.files[other] for other in images.links[number])
-        path, file = images.names[number], images.files[number]
-        return Copy(path, distance, size, width, height, file, others, images.is_old(number), traits)
+        about = (distance, size, width, height, images.files[number], others, changed)
+        return Copy(images.names[number], *about, images.is_old(number), traits)
 
 
 class _SettledVectors(_Settled):

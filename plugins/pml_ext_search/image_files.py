@@ -55,6 +55,7 @@ class Rank(NamedTuple):
 
     is_new: bool  # of two folders, images of the old one are kept
     is_binned: bool
+    is_link: bool  # a symbolic link is kept if all are
     chosen: float  # by --keep
     less: tuple[float, ...]  # pixels, frames, bits and transparency, as negative numbers
     derived: tuple[bool, int]  # of the same pixels: whether the format is lossless, and its bytes
@@ -155,7 +156,9 @@ class ImageFiles:
             derived = (False, 0)
         name = self.names[number]
         is_new = number < self.first_old
-        return Rank(is_new, is_binned(name), chosen, less, derived, stat.st_mtime_ns, -stat.st_size, path_bytes(name))
+        is_link = self.files[number].is_symlink()
+        ties = (less, derived, stat.st_mtime_ns, -stat.st_size, path_bytes(name))
+        return Rank(is_new, is_binned(name), is_link, chosen, *ties)
 
     def is_below(self, number: int, folder: str) -> bool:
         """Return whether an image is in a sub-folder, or is that file."""

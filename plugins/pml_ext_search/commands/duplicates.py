@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from pml_ext.tool import (
+    SYSTEM_FOLDER,
     AsJson,
     ConfigError,
     DataError,
@@ -18,6 +19,7 @@ from pml_ext.tool import (
     check_writable,
     counted,
     is_run,
+    is_system_folder,
     is_vector_file,
     print_result,
     printable,
@@ -32,6 +34,7 @@ from .loading import load_for_command
 if TYPE_CHECKING:
     from ..duplicates import Duplicates, Group, Kind
     from ..embedded import Embedded
+    from ..set_aside import SetAside
 
 _SHOWN = 200  # rows of the table in a terminal
 
@@ -75,10 +78,24 @@ def duplicates(
         Path | None,
         Option(metavar="FOLDER", help="Move the copies of all groups to this folder; the images to keep stay."),
     ] = None,
+    undo: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Put everything back that --move has moved from the images to this folder."),
+    ] = None,
+    delete: Annotated[bool, Option("--delete", hidden=True)] = False,
     store: StoreFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted."""
+    if delete:
+        raise ConfigError(
+            "--delete: copies are never deleted; --move FOLDER moves them to a folder that you may delete"
+        )
+    if undo is not None:
+        if link or keep != "most-pixels" or any((against, radius, kind, csv, sheet, html, move)):
+            raise ConfigError(f"--undo goes alone; type: pml-ext duplicates {data} --undo {undo}")
+        _undo(data, undo, store, as_json)
+        return
     for option, file in (("--csv", csv), ("--sheet", sheet), ("--html", html)):
         if file is not None:
             check_writable(option, file, file=True)
@@ -92,6 +109,8 @@ def duplicates(
     if told is not None and not told.is_file():
         raise ConfigError(f"--keep {keep}: no such file; wanted a table that --csv, or pml-ext browse, has written")
     source = _source_of(data, store)
+    if move is not None and source.names is not None and _finish_moves(move, [source.folder]):
+        source = _source_of(data, store)
     kinds = _kinds_of(kind)
     if source.names is None:
         if against is not None or kind or link or move or sheet or html or keep != "most-pixels":
@@ -157,13 +176,17 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
         embedded = load_for_command(data, "cpu", store=store).gallery().embedded
         has_files = any((embedded.folder / name).is_file() for name in embedded.paths)
         if has_files:
-            return _Source(embedded.folder, embedded.paths, is_run=True)
+            names = [path for path in embedded.paths if not any(map(is_system_folder, path.split("/")))]
+            return _Source(embedded.folder, names, is_run=True)
         return _Source(embedded.folder, None, is_run=True, vectors=embedded)
     if store is not None:
         raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
     if not data.is_dir() and is_vector_file(data):
         return _Source(data, None)
     listing = list_folder(data)
+    skipped = [why for why in listing.others.values() if why.endswith(SYSTEM_FOLDER)]
+    if skipped:
+        say(f"skipped {counted(len(skipped), 'folder')}, the first {printable(skipped[0])}")
     if not listing.names:
         raise DataError(f"{option}{data}: no image by its name; wanted .jpg, .png, ... files")
     return _Source(data, listing.names)
@@ -245,16 +268,53 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
     from ..set_aside import link_copies, move_copies
 
     if move is None:
-        done = link_copies(found)
+        done = link_copies(found, roots)
         lines = [f"{counted(done.files, 'file')} replaced by hard links to equal ones: {done.space:,} bytes free"]
     else:
         done = move_copies(found, move, roots)
         lines = [f"{counted(done.files, 'image')} moved to {printable(str(move))}: {done.space:,} bytes"]
-    if done.left:
-        lines.append(f"{counted(len(done.left), 'image')} left as before; the first: {printable(done.left[0])}")
+    lines += _lines_of_rest(done)
     if run is not None and move is not None and done.files:
         lines.append(f"the index still lists them; type: pml-ext index {run}")
     return lines
+
+
+def _lines_of_rest(done: SetAside) -> list[str]:
+    """Return lines about copies that were left, and links that lead nowhere."""
+    lines = []
+    if done.left:
+        lines.append(f"{counted(len(done.left), 'image')} left as before; the first: {printable(done.left[0])}")
+    if done.dangling:
+        count = counted(len(done.dangling), "symbolic link")
+        lines.append(f"{count} to moved images; the first: {printable(done.dangling[0])}")
+    return lines
+
+
+def _finish_moves(move: Path, roots: Sequence[Path]) -> bool:
+    """Go on with a move that was killed; return whether there was one."""
+    from ..set_aside import finish_moves
+
+    done = finish_moves(move, roots)
+    count = counted(done.files, "image")
+    if done.files or done.left:
+        for line in (f"an interrupted --move went on: {count} moved to {printable(str(move))}", *_lines_of_rest(done)):
+            say(line)
+    return done.files > 0
+
+
+def _undo(data: Path, folder: Path, store: Path | None, as_json: bool) -> None:
+    from ..set_aside import move_back
+
+    root = data
+    if data.is_dir() and is_run(data, os.listdir(data)):
+        root = load_for_command(data, "cpu", store=store).indexed_folder()
+    elif store is not None:
+        raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
+    done = move_back(folder, root)
+    lines = [f"{counted(done.files, 'image')} moved back to {printable(str(root))}", *_lines_of_rest(done)]
+    if root != data:
+        lines.append(f"the index does not list them; type: pml-ext index {data}")
+    print_result(as_json, {"moved_back": done.files, "left": done.left}, *lines)
 
 
 def _warn_of_skipped(found: Duplicates) -> None:
