@@ -115,26 +115,23 @@ class Duplicates:
 
     def summary(self, noun: str = "image") -> str:
         """Return a line that says what was found, and how the radius was chosen."""
-        near = ""
-        if self.radius:
-            near = f", within {self.radius:.3g}"
+        near = f"within {self.radius:.3g}" if self.radius else ""
         if self.made_up:
             near += f", chosen by {self.made_up} made-up copies"
         if self.nearest_other is not None:
             nearest = "" if self.nearest is None else f"at {self.nearest:.3g}, "
             near += f"; the nearest other is {nearest}typically at {self.nearest_other:.3g}"
         if not self.groups:
-            return f"No copies among {counted(self.images, noun)}{near}"
-        parts = []
-        for kind in KINDS:
-            count = len(self.of_kind(kind))
-            if count:
-                parts.append(f"{count} {'equal' if noun == 'vector' and kind == 'same' else _NAMES[kind]}")
+            return f"No copies among {counted(self.images, noun)}" + (near and f"; near is {near}")
+        counts = {kind: len(self.of_kind(kind)) for kind in KINDS}
+        parts = [f"{counts[kind]} of the {_NAMES[kind]}" for kind in KINDS[:2] if counts[kind] and noun == "image"]
+        if near:
+            parts.append(f"{counts['near']} near, {near}")
         copies = sum(len(group.others) for group in self.groups)
         text = f"{counted(len(self.groups), 'group')} with {copies:,} of {counted(self.images, noun)} to spare"
         if noun == "image":
             text += f", {self.space:,} bytes"
-        return f"{text}: {', '.join(parts)}{near}"
+        return f"{text}: {', '.join(parts)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""

@@ -18,7 +18,7 @@ from .clusters import CELL, contact_sheet
 from .duplicates import Copy, Duplicates, Group
 from .pictures import PictureReader
 
-COLUMNS = ("group", "kind", "keep", "path", "distance", "bytes", "width", "height")
+COLUMNS = ("group", "kind", "keep", "path", "distance", "bytes", "width", "height", "differs")
 PAIRS = 200  # on a page, which is then of about 3 MB
 ON_SHEET = 300  # images of a contact sheet
 _PICTURE = 240  # longer side of a picture on a page, in pixels
@@ -45,7 +45,8 @@ def table_of(found: Duplicates) -> str:
         for image in group.images:
             kept = "yes" if group.keeps(image) else "no"
             distance = f"{image.distance:.6f}"
-            row = (number, group.kind, kept, image.path, distance, image.bytes, image.width, image.height)
+            differs = ", ".join(group.differing(image))
+            row = (number, group.kind, kept, image.path, distance, image.bytes, image.width, image.height, differs)
             writer.writerow(row)
     return stream.getvalue()
 

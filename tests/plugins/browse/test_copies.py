@@ -73,7 +73,7 @@ def test_the_groups_are_those_of_the_command(copies, folder):
 def test_a_sub_folder_a_rule_and_a_radius(copies):
     found_by(copies, "two")
     assert len(copies) == 0
-    assert "No copies among 5 images, within " in copies.summary
+    assert "No copies among 5 images; near is within " in copies.summary
     found_by(copies, "one", "least-compressed", 1e-5)
     assert len(copies) == 0
     assert copies.state.radius == 1e-5
