@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 
 from pml_ext.tool import DataError, Vectors, path_bytes, read_image, sample_indices
 
@@ -34,12 +34,6 @@ def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
     return copy
 
 
-def _scaled(image: Image.Image, factor: float) -> Image.Image:
-    width = max(1, round(image.width * factor))
-    height = max(1, round(image.height * factor))
-    return image.resize((width, height), Image.Resampling.LANCZOS)
-
-
 def _cropped(image: Image.Image, lost: float, left: float, top: float) -> Image.Image:
     """Return an image without a fraction of each side; ``left`` and ``top`` are the parts of it lost there."""
     width = max(1, round(image.width * (1 - lost)))
@@ -52,7 +46,7 @@ def _cropped(image: Image.Image, lost: float, left: float, top: float) -> Image.
 CHANGES: tuple[Callable[[Image.Image], Image.Image], ...] = (
     lambda image: _saved(image, "JPEG", 50),
     lambda image: _saved(image, "JPEG", 30),
-    lambda image: _saved(_scaled(image, 0.6), "JPEG", 85),
+    lambda image: _saved(ImageOps.scale(image, 0.6, Image.Resampling.LANCZOS), "JPEG", 85),
     lambda image: _saved(image, "WEBP", 60),
     lambda image: _cropped(image, 0.05, 0.3, 0.8),
     lambda image: _cropped(image, 0.12, 0.6, 0.4),

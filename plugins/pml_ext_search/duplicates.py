@@ -81,12 +81,7 @@ class Group:
     @property
     def space(self) -> int:
         """How many bytes the others take; a hard link to the image to keep takes none."""
-        kept = self.keep.file
-        total = 0
-        for image in self.others:
-            if image.file is not None and kept is not None and not _is_one_file(image.file, kept):
-                total += image.bytes or 0
-        return total
+        return sum(image.bytes or 0 for image in self.others if not _is_one_file(image.file, self.keep.file))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,16 +135,8 @@ class Duplicates:
         for group in self.groups:
             images = []
             for image in group.images:
-                images.append(
-                    {
-                        "path": image.path,
-                        "distance": image.distance,
-                        "bytes": image.bytes,
-                        "width": image.width,
-                        "height": image.height,
-                        "differs": group.differing(image),
-                    }
-                )
+                about = {name: getattr(image, name) for name in ("path", "distance", "bytes", "width", "height")}
+                images.append(about | {"differs": group.differing(image)})
             groups.append({"kind": group.kind, "keep": group.keep.path, "images": images})
             pairs += [list(pair) for pair in group.pairs]
         return {
@@ -278,9 +265,7 @@ class _Settled:
     def rest(self) -> Numbers:
         """Return the images that are compared, without copies of one to keep."""
         distinct: Numbers = np.array(self._images.distinct, dtype=np.int64)
-        is_kept = self.stands_for[distinct] == distinct
-        rest: Numbers = distinct[is_kept]
-        return rest
+        return distinct[self.stands_for[distinct] == distinct]
 
     def between_groups(self, pairs: Pairs) -> Pairs:
         """Return the pairs of images that are in different groups, or in none."""
@@ -361,13 +346,8 @@ class _SettledVectors(_Settled):
 
 def _of_equal_bytes(images: ImageFiles) -> list[list[int]]:
     """Return groups of files with the same bytes; only files of one size are read."""
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for number in images.distinct:
-        stat = images.stats[number]
-        if stat is not None:
-            by_size[stat.st_size].append(number)
     groups: list[list[int]] = []
-    for numbers in by_size.values():
+    for numbers in _grouped_by(lambda number: getattr(images.stats[number], "st_size", None), images.distinct):
         if _may_match(images, numbers):
             groups += _grouped_by(images.digest, numbers)
     return [numbers for numbers in groups if _may_match(images, numbers)]
@@ -399,9 +379,9 @@ def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> li
     return [group for group in grouped.values() if len(group) > 1]
 
 
-def _is_one_file(one: Path, other: Path) -> bool:
+def _is_one_file(one: Path | None, other: Path | None) -> bool:
     try:
-        return one.samefile(other)
+        return one is not None and other is not None and one.samefile(other)
     except OSError:
         return False
 

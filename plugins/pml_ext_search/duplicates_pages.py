@@ -6,9 +6,8 @@ import base64
 import csv
 import functools
 import io
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from PIL import Image
 
@@ -73,30 +72,12 @@ def write_sheet(found: Duplicates, file: Path) -> None:
     reader.warn("the contact sheet has")
 
 
-class _Shown(NamedTuple):
-    """An image of the page."""
-
-    path: str
-    about: str
-    picture: str  # base64
-
-
-class _Pair(NamedTuple):
-    """An image to keep and a copy, side by side."""
-
-    group: int
-    kind: str
-    distance: str
-    kept: _Shown
-    copy: _Shown
-
-
 def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
     """Write a page of pairs: each image to keep, and beside it a copy; the 200 first pairs. It needs no network."""
     with needs_extra("train", "a page of copies"):
         import jinja2
     reader = PictureReader(channels=3)
-    pairs: list[_Pair] = []
+    pairs = []
     total = 0
     for number, group in enumerate(found.groups, start=1):
         for copy in group.others:
@@ -110,22 +91,18 @@ def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
     reader.warn("the page has")
 
 
-def _pair(number: int, group: Group, copy: Copy, reader: PictureReader) -> _Pair:
-    kept = _shown(group.keep, reader)
-    return _Pair(number, group.about(copy), f"{copy.distance:.3f}", kept, _shown(copy, reader))
+def _pair(number: int, group: Group, copy: Copy, reader: PictureReader) -> dict[str, Any]:
+    """What the page shows of an image to keep and a copy, side by side."""
+    about = {"group": number, "kind": group.about(copy), "distance": f"{copy.distance:.3f}"}
+    return about | {"kept": _shown(group.keep, reader), "other": _shown(copy, reader)}
 
 
-def _shown(image: Copy, reader: PictureReader) -> _Shown:
+def _shown(image: Copy, reader: PictureReader) -> dict[str, str]:
     if image.file is None:
-        return _Shown(printable(image.path), "", "")
+        return {"path": printable(image.path), "about": "", "picture": ""}
+    about = "" if image.width is None else f"{image.width} x {image.height}, "
+    about += "" if image.bytes is None else f"{image.bytes:,} bytes"
     file = io.BytesIO()
-    picture = reader.image(image.file, _PICTURE).convert("RGB")
-    picture.save(file, "JPEG", quality=70)
-    return _Shown(printable(image.path), ", ".join(_facts(image)), base64.b64encode(file.getvalue()).decode("ascii"))
-
-
-def _facts(image: Copy) -> Iterator[str]:
-    if image.width is not None:
-        yield f"{image.width} x {image.height}"
-    if image.bytes is not None:
-        yield f"{image.bytes:,} bytes"
+    reader.image(image.file, _PICTURE).convert("RGB").save(file, "JPEG", quality=70)
+    picture = base64.b64encode(file.getvalue()).decode("ascii")
+    return {"path": printable(image.path), "about": about, "picture": picture}

@@ -50,20 +50,6 @@ class Traits(NamedTuple):
         return [name for name, is_equal in equal.items() if not is_equal]
 
 
-class Rank(NamedTuple):
-    """What decides which copy is kept: the smallest rank is."""
-
-    is_new: bool  # of two folders, images of the old one are kept
-    is_binned: bool
-    is_link: bool  # a symbolic link is kept if all are
-    chosen: float  # by --keep
-    less: tuple[float, ...]  # pixels, frames, bits and transparency, as negative numbers
-    derived: tuple[bool, int]  # of the same pixels: whether the format is lossless, and its bytes
-    changed: int
-    size: int  # as a negative number
-    path: bytes
-
-
 class ImageFiles:
     """Image files of a folder, or of two that are compared: numbers from ``first_old`` on are those of the second."""
 
@@ -136,29 +122,29 @@ class ImageFiles:
             return None
         return digest.hexdigest()
 
-    def rank(self, number: int, keep: str, same_pixels: bool = False) -> Rank:
-        """Return what decides which copy is kept; see :data:`KEEPS`."""
+    def rank(self, number: int, keep: str, same_pixels: bool = False) -> tuple[Any, ...]:
+        """Return what decides which copy is kept, the smallest first; see :data:`KEEPS`."""
         stat = self.stats[number]
         assert stat is not None
+        name = self.names[number]
         traits = self.traits(number) or Traits(0, 0, 0, 0, "", b"", False)
         pixels = traits.width * traits.height
-        if keep == "most-pixels":
-            chosen: float = -pixels
-        elif keep == "least-compressed":
-            chosen = -stat.st_size / max(1, pixels)
-        elif keep == "oldest":
-            chosen = stat.st_mtime_ns
-        else:
-            chosen = not self.is_below(number, keep)
-        less = (-pixels, -traits.frames, -traits.bits, not traits.alpha)
-        derived = (True, stat.st_size)
-        if not same_pixels or _is_lossy(self.files[number]):
-            derived = (False, 0)
-        name = self.names[number]
-        is_new = number < self.first_old
-        is_link = self.files[number].is_symlink()
-        ties = (less, derived, stat.st_mtime_ns, -stat.st_size, path_bytes(name))
-        return Rank(is_new, is_binned(name), is_link, chosen, *ties)
+        rules = {
+            "most-pixels": -pixels,
+            "least-compressed": -stat.st_size / max(1, pixels),
+            "oldest": stat.st_mtime_ns,
+        }
+        bytes_of_lossless = 0
+        if same_pixels and not _is_lossy(self.files[number]):
+            bytes_of_lossless = stat.st_size
+        return (
+            number < self.first_old,  # of two folders, images of the old one are kept
+            is_binned(name),
+            self.files[number].is_symlink(),
+            rules[keep] if keep in rules else not self.is_below(number, keep),
+            (-pixels, -traits.frames, -traits.bits, not traits.alpha),
+            (bytes_of_lossless, stat.st_mtime_ns, -stat.st_size, path_bytes(name)),
+        )
 
     def is_below(self, number: int, folder: str) -> bool:
         """Return whether an image is in a sub-folder, or is that file."""

@@ -32,7 +32,7 @@ from pml_ext.tool import (
 from .loading import load_for_command
 
 if TYPE_CHECKING:
-    from ..duplicates import Duplicates, Group, Kind
+    from ..duplicates import Duplicates, Kind
     from ..embedded import Embedded
     from ..set_aside import SetAside
 
@@ -327,25 +327,15 @@ def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], li
     """Return columns and rows of the printed table, and which columns are numbers."""
     rows = []
     for number, group in enumerate(found.groups, start=1):
-        for row in _rows_of(group, noun):
-            rows.append([str(number), *row])
+        for image in group.images:
+            distance = f"{image.distance:.3f}"
+            if group.keeps(image):
+                distance = "first" if noun == "vector" else "keep"
+            pixels = "" if image.width is None else f"{image.width} x {image.height}"
+            size = "" if image.bytes is None else f"{image.bytes:,}"
+            rows.append([str(number), group.about(image), distance, pixels, size, printable(image.path)])
     if not rows:
         return [], [], []
     if noun == "vector":
-        return ["group", "distance", "id"], rows, [0, 1]
+        return ["group", "distance", "id"], [[row[0], row[2], row[5]] for row in rows], [0, 1]
     return ["group", "copies", "distance", "pixels", "bytes", "path"], rows, [0, 2, 3, 4]
-
-
-def _rows_of(group: Group, noun: str) -> list[list[str]]:
-    rows = []
-    for image in group.images:
-        distance = f"{image.distance:.3f}"
-        if group.keeps(image):
-            distance = "first" if noun == "vector" else "keep"
-        row = [distance, printable(image.path)]
-        if noun != "vector":
-            pixels = "" if image.width is None else f"{image.width} x {image.height}"
-            size = "" if image.bytes is None else f"{image.bytes:,}"
-            row = [group.about(image), distance, pixels, size, printable(image.path)]
-        rows.append(row)
-    return rows
