@@ -19,10 +19,10 @@ def found_in(folder, **options):
     return find_duplicates(ImageFiles(folder, names), radius=0.3, **options)
 
 
-def with_hole(side):
-    image = photograph(0).convert("RGBA")
-    ImageDraw.Draw(image).rectangle((0, 0, side, side), (0, 0, 0, 0))
-    return image
+def with_hole(image, side):
+    image = image.convert("RGBA")
+    ImageDraw.Draw(image).rectangle((0, 0, side, side), (255, 255, 255, 0))
+    return image, {}
 
 
 def pages(*numbers, **options):
@@ -35,10 +35,11 @@ def deep(low, kind=np.uint16):
     return Image.fromarray(np.asarray(photograph(0).convert("L")).astype(kind) * 256 + low), {}
 
 
+WHITE = Image.new("RGB", (64, 64), "white")
 # Two images that were read as equal, the ending of their files, and what differs, "" for pixels alone.
 PAIRS = {
-    "transparency": ((with_hole(30), {}), (with_hole(31), {}), "png", "transparency"),
-    "transparency of one": ((with_hole(3), {}), pages(0), "png", "transparency"),
+    "transparency of icons": (with_hole(WHITE, 30), with_hole(WHITE, 31), "png", "transparency"),
+    "transparency of one": (with_hole(photograph(0), 3), pages(0), "png", "transparency"),
     "pages": (pages(0, 1), pages(0), "tif", "frames"),
     "equal first pages": (pages(0, 1), pages(0, 2), "tif", ""),
     "animated GIF": (pages(0, 1), pages(0, 2), "gif", ""),
