@@ -221,7 +221,7 @@ def move_back(folder: Path, root: Path) -> SetAside:
         for move in reversed(moves):
             if move.root == os.path.realpath(root):
                 move.images = [image for image in move.images if not _is_back(image, move, target, done)]
-        _write(target, [move for move in moves if move.images])
+        _write(target, moves)
     return done
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,33 @@ from ..errors import DataError, needs_extra, one_line, shortened
 Rows = list[tuple[str, dict[str, Any]]]
 """Cells by column, with the place of the row, such as ``"line 5"`` of a CSV file or ``"row 3"`` of others, from 0."""
 
+# Cells that spreadsheets would run as formulas; an apostrophe before them keeps them text.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _BEYOND = "\0"  # no column's name: the cells of a row that has more of them than there are columns
+
+
+def table_text(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a CSV table that :func:`read_rows` reads back; texts that look like formulas get an apostrophe.
+
+    Encode it with ``surrogateescape``: paths need not be UTF-8.
+    """
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream)  # lines end in CR LF, so that cells with either are quoted
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in row)
+    return stream.getvalue()
+
+
+def _cell(text: Any) -> Any:
+    """Return a cell without the apostrophe of :func:`table_text`."""
+    return text[1:] if isinstance(text, str) and text[:1] == "'" and _FORMULA.match(text) else text
 
 
 def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
     """Return the columns and the rows of a Parquet file, or of a CSV file with the names of the columns in line 1.
 
-    Commas, semicolons or tabs separate the cells of CSV. Raise DataError for a file that cannot be read; ``form``, such
+    Commas, semicolons or tabs separate the cells of CSV; rows without a value are left out. Raise DataError for a file that cannot be read; ``form``, such
     as ``"table:FILE.csv"``, is for its text.
     """
     if file.exists() and not file.is_file():  # a pipe or a device may never end
@@ -26,7 +49,8 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
         return _rows_of_parquet(file)
     numbered: list[tuple[int, dict[str, Any]]] = []
     try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
+        # bytes that are not UTF-8 are allowed in paths alone
+        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
             head = opened.readline()
             opened.seek(0)
             separator = max(",;\t", key=head.count)  # spreadsheets of some languages write semicolons
@@ -34,8 +58,10 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
             columns = [name.strip() for name in lines.fieldnames or []]
             lines.fieldnames = columns
             for line in lines:
-                numbered.append((lines.line_num, line))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+                "".join([*columns, *(str(cell) for name, cell in line.items() if name != "path")]).encode()
+                if not all(is_empty(cell) for name, cell in line.items() if name != _BEYOND) or _BEYOND in line:
+                    numbered.append((lines.line_num, {name: _cell(cell) for name, cell in line.items()}))
+    except (OSError, UnicodeError, csv.Error) as error:
         if isinstance(error, csv.Error):
             where = f", line {lines.reader.line_num}"
         else:
