@@ -40,14 +40,14 @@ def _cell(text: Any) -> Any:
 def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
     """Return the columns and the rows of a Parquet file, or of a CSV file with the names of the columns in line 1.
 
-    Commas, semicolons or tabs separate the cells of CSV; rows without a value are left out. Raise DataError for a file that cannot be read; ``form``, such
-    as ``"table:FILE.csv"``, is for its text.
+    Commas, semicolons or tabs separate the cells of CSV; rows without a value are left out. Raise DataError for a file
+    that cannot be read; ``form``, such as ``"table:FILE.csv"``, is for its text.
     """
     if file.exists() and not file.is_file():  # a pipe or a device may never end
         raise DataError(f"{file}: not a regular file; wanted {form}")
     if file.suffix.lower() == ".parquet":
         return _rows_of_parquet(file)
-    numbered: list[tuple[int, dict[str, Any]]] = []
+    numbered: list[tuple[int, dict[str, Any], list[Any]]] = []
     try:
         # bytes that are not UTF-8 are allowed in paths alone
         with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
@@ -58,14 +58,17 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
             columns = [name.strip() for name in lines.fieldnames or []]
             lines.fieldnames = columns
             for line in lines:
-                "".join([*columns, *(str(cell) for name, cell in line.items() if name != "path")]).encode()
-                if not all(is_empty(cell) for name, cell in line.items() if name != _BEYOND) or _BEYOND in line:
-                    numbered.append((lines.line_num, {name: _cell(cell) for name, cell in line.items()}))
+                texts = [*columns, *(str(cell) for name, cell in line.items() if name != "path")]
+                "".join(texts).encode()
+                further = line.pop(_BEYOND, [])
+                if not all(map(is_empty, [*line.values(), *further])):
+                    numbered.append((lines.line_num, {name: _cell(cell) for name, cell in line.items()}, further))
     except (OSError, UnicodeError, csv.Error) as error:
-        if isinstance(error, csv.Error):
+        where = ""
+        if not isinstance(error, OSError):
             where = f", line {lines.reader.line_num}"
-        else:
-            where = ""
+        if isinstance(error, UnicodeError):
+            error = ValueError("bytes that are not UTF-8")
         kind = form.partition(":")[0]
         name = "a table" if kind == "table" else kind
         wanted = f"{form} must be UTF-8 with balanced quotes"
@@ -74,9 +77,9 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
         if name and columns.count(name) > 1:
             raise DataError(f"{file}: {columns.count(name)} columns have the name {name}; rename or delete one")
     rows: Rows = []
-    for number, line in numbered:
+    for number, line, further in numbered:
         rows.append((f"line {number}", line))
-        beyond = [cell for cell in line.pop(_BEYOND, []) if not is_empty(cell)]
+        beyond = [cell for cell in further if not is_empty(cell)]
         if beyond:
             found = shortened(repr(beyond[-1]), 100)
             raise DataError(
