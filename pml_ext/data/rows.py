@@ -24,12 +24,13 @@ def table_text(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
     Encode it with ``surrogateescape``: paths need not be UTF-8.
     """
-    stream = io.StringIO(newline="")
-    writer = csv.writer(stream)  # lines end in CR LF, so that cells with either are quoted
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow(f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in row)
-    return stream.getvalue()
+    lines = []
+    for row in (columns, *rows):
+        line = io.StringIO(newline="")
+        cells = [f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in row]
+        csv.writer(line, lineterminator="\r\n").writerow(cells)  # quotes cells with either of the two
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
 
 
 def _cell(text: Any) -> Any:
@@ -60,19 +61,16 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
             for line in lines:
                 texts = [*columns, *(str(cell) for name, cell in line.items() if name != "path")]
                 "".join(texts).encode()
-                further = line.pop(_BEYOND, [])
+                further: list[Any] = [*line.pop(_BEYOND, [])]
                 if not all(map(is_empty, [*line.values(), *further])):
                     numbered.append((lines.line_num, {name: _cell(cell) for name, cell in line.items()}, further))
     except (OSError, UnicodeError, csv.Error) as error:
-        where = ""
-        if not isinstance(error, OSError):
-            where = f", line {lines.reader.line_num}"
-        if isinstance(error, UnicodeError):
-            error = ValueError("bytes that are not UTF-8")
+        where = "" if isinstance(error, OSError) else f", line {lines.reader.line_num}"
+        reason = "bytes that are not UTF-8" if isinstance(error, UnicodeError) else error
         kind = form.partition(":")[0]
         name = "a table" if kind == "table" else kind
         wanted = f"{form} must be UTF-8 with balanced quotes"
-        raise DataError(f"{file}: cannot be read as {name} ({error}{where}); {wanted}") from None
+        raise DataError(f"{file}: cannot be read as {name} ({reason}{where}); {wanted}") from None
     for name in columns:
         if name and columns.count(name) > 1:
             raise DataError(f"{file}: {columns.count(name)} columns have the name {name}; rename or delete one")
