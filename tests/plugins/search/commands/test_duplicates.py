@@ -63,7 +63,7 @@ def test_an_interrupted_move_goes_on(command, place, tmp_path):
     (aside / name).rename(place / name)
     (place / "#recycle").mkdir()
     again = command("duplicates", place, "--move", aside)
-    assert f"an interrupted --move went on: 21 images moved to {aside}" in again.stderr
+    assert "an interrupted --move went on: 21 images moved" in again.stderr
     assert "#recycle: a recycle bin or another system folder" in again.stderr
     assert len(list(place.glob("[0-9]*"))) == 3
 
