@@ -18,6 +18,7 @@ from .thumbnails import read_thumbnails
 
 _WANTED = "wanted a table as --csv writes it, with the columns kind, keep (yes or no) and path"
 _ANSWERS = {"yes": True, "true": True, "no": False, "false": False}  # spreadsheets write TRUE and FALSE
+_STAYS = (True, "")  # of an image without a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +48,12 @@ class ChosenCopies:
         reported by a warning. DataError for a table of another form, one that keeps no image of a group, and one with
         both answers for an image.
         """
-        told, places = _told_by(table)
-        matched = set()
+        told = _told_by(table)
+        matched: set[tuple[str, str]] = set()
 
         def kept_of(place: int, group: Group) -> list[str]:
             matched.update((group.kind, image.path) for image in group.images)
-            paths = [image.path for image in group.images if told.get((group.kind, image.path), True)]
+            paths = [image.path for image in group.images if told.get((group.kind, image.path), _STAYS)[0]]
             if not paths:
                 raise DataError(
                     f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
@@ -63,7 +64,7 @@ class ChosenCopies:
         chosen = self._keeping(kept_of)
         unmatched = [key for key in told if key not in matched]
         if unmatched:
-            first = f"{places[unmatched[0]]}: {', '.join(map(printable, unmatched[0]))}"
+            first = f"{told[unmatched[0]][1]}: {', '.join(map(printable, unmatched[0]))}"
             count = counted(len(unmatched), "row")
             warnings.warn(f"{table}: {count} without an image in a group of copies, the first in {first}", stacklevel=2)
         return chosen
@@ -100,26 +101,23 @@ class ChosenCopies:
         return table_of(self.found)
 
 
-def _told_by(table: Path) -> tuple[dict[tuple[str, str], bool], dict[tuple[str, str], str]]:
-    """Return whether a table keeps an image of a kind of groups, by kind and path, and the places of the rows."""
+def _told_by(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
+    """Return whether a table keeps an image, and the place of its row, by kind of group and path."""
     columns, rows = read_rows(table, f"--keep {table}")
     missing = [name for name in ("kind", "keep", "path") if name not in columns]
     if missing:
         raise DataError(f"{table}: no column {', '.join(missing)}; {_WANTED}")
-    told: dict[tuple[str, str], bool] = {}
-    places: dict[tuple[str, str], str] = {}
+    told: dict[tuple[str, str], tuple[bool, str]] = {}
     for place, row in rows:
         answer = str(row["keep"]).strip().lower()
         if answer not in _ANSWERS:
             raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
         key = (str(row["kind"]).strip(), str(row["path"]))
-        if told.setdefault(key, _ANSWERS[answer]) != _ANSWERS[answer]:
-            raise DataError(
-                f"{table}: {printable(key[1])} is kept in one of {places[key]} and {place}, and not in the other; "
-                "delete one of them"
-            )
-        places.setdefault(key, place)
-    return told, places
+        first, earlier = told.setdefault(key, (_ANSWERS[answer], place))
+        if first != _ANSWERS[answer]:
+            both = f"{earlier} and {place}"
+            raise DataError(f"{table}: {printable(key[1])} is kept in one of {both}, and not in the other; delete one")
+    return told
 
 
 def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:

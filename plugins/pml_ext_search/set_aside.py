@@ -237,7 +237,6 @@ def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool
         done.left.append(f"{moved} stays there, since {copy} is taken")
         return False
     done.files += 1
-    done.space += image.size
     return True
 
 

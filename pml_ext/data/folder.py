@@ -137,14 +137,13 @@ class _Skipped:
 
     def notes(self) -> list[str]:
         """Return a line for each kind."""
-        loose = "images beside the folders of classes have no class: {0}, {1} first; put them into one"
         lines = (
             (self.runs, "{1} is the folder of a run, whose figures are not read as images"),
             (self.system_folders, "recycle bins and other system folders are skipped: {0}, {1} first"),
             (self.linked_folders, "links to folders are not followed: {0}, {1} first; put the folders in their place"),
             (
                 self.loose_images,
-                "images beside the folders of classes have no class: {0}, {1} first; move them into one",
+                "images beside the folders of classes have no class: {0}, {1} first; put them into one",
             ),
             (self.other_images, "images of these endings are not read: {0}, {1} first; save them as .jpg or .png"),
         )
