@@ -159,6 +159,7 @@ if TYPE_CHECKING:  # data: images, vectors, folders
     from .data.rows import columns_of_parquet as columns_of_parquet
     from .data.rows import is_empty as is_empty
     from .data.rows import read_rows as read_rows
+    from .data.rows import table_text as table_text
     from .data.table import TableRow as TableRow
     from .data.table import has_split as has_split
     from .data.table import rows_of_table as rows_of_table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import functools
 import io
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from pml_ext.tool import RIGHT, needs_extra, printable, write_atomically, write_text
+from pml_ext.tool import RIGHT, needs_extra, printable, table_text, write_atomically, write_text
 
 from .clusters import CELL, contact_sheet
 from .duplicates import Copy, Duplicates, Group
@@ -24,30 +23,21 @@ _PICTURE = 240  # longer side of a picture on a page, in pixels
 
 
 def write_table(found: Duplicates, file: Path) -> None:
-    """Write a CSV table with a row for each image of each group; ``keep`` is yes or no.
-
-    Bytes of a path that are no UTF-8 are written as they are.
-    """
-    write_atomically(file, functools.partial(_write_table, found))
-
-
-def _write_table(found: Duplicates, file: Path) -> None:
-    file.write_bytes(table_of(found).encode("utf-8", "surrogateescape"))
+    """Write a CSV table with a row for each image of each group; ``keep`` is yes or no."""
+    write_text(file, table_of(found))
 
 
 def table_of(found: Duplicates) -> str:
     """Return the table that :func:`write_table` writes, as text."""
-    stream = io.StringIO(newline="")
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for number, group in enumerate(found.groups, start=1):
         for image in group.images:
             kept = "yes" if group.keeps(image) else "no"
             distance = f"{image.distance:.6f}"
             differs = ", ".join(group.differing(image))
-            row = (number, group.kind, kept, image.path, distance, image.bytes, image.width, image.height, differs)
-            writer.writerow(row)
-    return stream.getvalue()
+            size = (image.bytes, image.width, image.height)
+            rows.append((number, group.kind, kept, image.path, distance, *size, differs))
+    return table_text(COLUMNS, rows)
 
 
 def write_sheet(found: Duplicates, file: Path) -> None:

@@ -38,7 +38,6 @@ class SetAside:
     files: int = 0
     space: int = 0  # bytes that they took
     left: list[str] = dataclasses.field(default_factory=list)  # why each other copy was left as it was
-    dangling: list[str] = dataclasses.field(default_factory=list)  # symbolic links to copies that were moved
 
 
 class _Planned(NamedTuple):
@@ -84,24 +83,24 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
                 )
         for name, copy, keep in pairs:
             kept = _file_of(keep)
-            if reason := _why_left(name, _stat_of(copy), kept, _stat_of(keep)) or _why_unequal(name, kept):
+            if reason := _why_left(name, _stat_of(copy), kept, _stat_of(keep)):
                 done.left.append(reason)
                 continue
             before = os.lstat(name)
-            if os.path.samestat(before, os.stat(kept)):
-                continue
-            _link(kept, name)
-            done.files += 1
-            if before.st_nlink == 1:
-                done.space += before.st_size
+            if not os.path.samestat(before, os.stat(kept)) and _is_linked(name, kept, done):
+                done.files += 1
+                done.space += before.st_size if before.st_nlink == 1 else 0
     return done
 
 
-def _link(kept: Path, copy: Path) -> None:
-    """Replace a file by a hard link, atomically."""
+def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
+    """Replace a file by a hard link, atomically, if both have the same bytes; return whether they have."""
     digest = hashlib.sha256(os.fsencode(copy.name)).hexdigest()[:16]
     temporary = copy.with_name(f".pml-ext-link-{digest}")
     try:
+        if not filecmp.cmp(copy, kept, shallow=False):
+            done.left.append(f"{copy} has changed since it was compared")
+            return False
         # of a process that was killed: another name of an image, unless that is gone
         if temporary.exists() and (temporary.stat().st_nlink > 1 or filecmp.cmp(temporary, kept, shallow=False)):
             temporary.unlink()
@@ -110,6 +109,7 @@ def _link(kept: Path, copy: Path) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise UnwritableError(f"--link: {copy} cannot become a link to {kept} ({reason}); it stays as it was") from None
+    return True
 
 
 def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAside:
@@ -157,7 +157,7 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
             _carry_out(moves, moves[-1], target, done)
     for link, is_copy in links.items():
         if not link.exists():
-            done.dangling.append(f"{link} leads to {os.readlink(link)}")
+            done.left.insert(0, f"{link} is a symbolic link that leads nowhere now")
         elif is_copy:
             done.left.append(f"{link} is a symbolic link")
     return done
@@ -221,7 +221,7 @@ def move_back(folder: Path, root: Path) -> SetAside:
         for move in reversed(moves):
             if move.root == os.path.realpath(root):
                 move.images = [image for image in move.images if not _is_back(image, move, target, done)]
-        _write(target, [move for move in moves if move.images])
+        _write(target, moves)
     return done
 
 
@@ -229,19 +229,14 @@ def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool
     """Move an image back; return whether it is back, or gone."""
     copy = Path(move.root, image.copy)
     moved = target / image.target
-    stat = file_stat(moved)
-    if stat is None:
-        if file_stat(copy) is None:
+    if not moved.exists():
+        if not copy.exists():
             done.left.append(f"{moved} is gone")
         return True
-    if stat[0] != image.size:
-        done.left.append(f"{moved} has changed since it was moved")
-        return False
     if not _moved(moved, copy):
         done.left.append(f"{moved} stays there, since {copy} is taken")
         return False
     done.files += 1
-    done.space += image.size
     return True
 
 
@@ -358,12 +353,3 @@ def _why_left(name: Path, stat: FileStat, kept: Path, kept_stat: FileStat) -> st
         if now != before:
             return f"{file} has changed since it was compared"
     return ""
-
-
-def _why_unequal(name: Path, kept: Path) -> str:
-    try:
-        if filecmp.cmp(name, kept, shallow=False):
-            return ""
-    except OSError as error:
-        raise DataError(f"{name} cannot be compared with {kept} ({error.strerror or error}); both stay") from None
-    return f"{name} has changed since it was compared"

@@ -137,28 +137,17 @@ class _Skipped:
 
     def notes(self) -> list[str]:
         """Return a line for each kind."""
-        notes = []
-        if self.runs:
-            notes.append(f"{self.runs[0]} is the folder of a run, whose figures are not read as images")
-        if self.system_folders:
-            count = len(self.system_folders)
-            first = min(self.system_folders)
-            notes.append(f"recycle bins and other system folders are skipped: {count}, {first} first")
-        if self.linked_folders:
-            count = len(self.linked_folders)
-            first = min(self.linked_folders)
-            notes.append(f"links to folders are not followed: {count}, {first} first; put the folders in their place")
-        if self.loose_images:
-            count = len(self.loose_images)
-            first = min(self.loose_images)
-            notes.append(
-                f"images beside the folders of classes have no class: {count}, {first} first; put them into one"
-            )
-        if self.other_images:
-            count = len(self.other_images)
-            first = min(self.other_images)
-            notes.append(f"images of these endings are not read: {count}, {first} first; save them as .jpg or .png")
-        return notes
+        lines = (
+            (self.runs, "{1} is the folder of a run, whose figures are not read as images"),
+            (self.system_folders, "recycle bins and other system folders are skipped: {0}, {1} first"),
+            (self.linked_folders, "links to folders are not followed: {0}, {1} first; put the folders in their place"),
+            (
+                self.loose_images,
+                "images beside the folders of classes have no class: {0}, {1} first; put them into one",
+            ),
+            (self.other_images, "images of these endings are not read: {0}, {1} first; save them as .jpg or .png"),
+        )
+        return [line.format(len(paths), min(paths)) for paths, line in lines if paths]
 
 
 def _unused_validation(place: Path) -> list[str]:

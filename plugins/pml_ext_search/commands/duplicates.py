@@ -92,9 +92,9 @@ def duplicates(
             "--delete: copies are never deleted; --move FOLDER moves them to a folder that you may delete"
         )
     if undo is not None:
-        if link or keep != "most-pixels" or any((against, radius, kind, csv, sheet, html, move)):
+        if link or keep != "most-pixels" or any((against, radius, kind, csv, sheet, html, move, store)):
             raise ConfigError(f"--undo goes alone; type: pml-ext duplicates {data} --undo {undo}")
-        _undo(data, undo, store, as_json)
+        _undo(data, undo, as_json)
         return
     for option, file in (("--csv", csv), ("--sheet", sheet), ("--html", html)):
         if file is not None:
@@ -109,7 +109,7 @@ def duplicates(
     if told is not None and not told.is_file():
         raise ConfigError(f"--keep {keep}: no such file; wanted a table that --csv, or pml-ext browse, has written")
     source = _source_of(data, store)
-    if move is not None and source.names is not None and _finish_moves(move, [source.folder]):
+    if move is not None and source.names is not None and _finish_moves(move, source.folder):
         source = _source_of(data, store)
     kinds = _kinds_of(kind)
     if source.names is None:
@@ -273,48 +273,38 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
     else:
         done = move_copies(found, move, roots)
         lines = [f"{counted(done.files, 'image')} moved to {printable(str(move))}: {done.space:,} bytes"]
-    lines += _lines_of_rest(done)
+    lines += _left(done)
     if run is not None and move is not None and done.files:
         lines.append(f"the index still lists them; type: pml-ext index {run}")
     return lines
 
 
-def _lines_of_rest(done: SetAside) -> list[str]:
-    """Return lines about copies that were left, and links that lead nowhere."""
-    lines = []
-    if done.left:
-        lines.append(f"{counted(len(done.left), 'image')} left as before; the first: {printable(done.left[0])}")
-    if done.dangling:
-        count = counted(len(done.dangling), "symbolic link")
-        lines.append(f"{count} to moved images; the first: {printable(done.dangling[0])}")
-    return lines
-
-
-def _finish_moves(move: Path, roots: Sequence[Path]) -> bool:
-    """Go on with a move that was killed; return whether there was one."""
+def _finish_moves(move: Path, root: Path) -> bool:
+    """Go on with a move that was killed; return whether it moved images."""
     from ..set_aside import finish_moves
 
-    done = finish_moves(move, roots)
-    count = counted(done.files, "image")
+    done = finish_moves(move, [root])
     if done.files or done.left:
-        for line in (f"an interrupted --move went on: {count} moved to {printable(str(move))}", *_lines_of_rest(done)):
-            say(line)
+        say("; ".join([f"an interrupted --move went on: {counted(done.files, 'image')} moved", *_left(done)]))
     return done.files > 0
 
 
-def _undo(data: Path, folder: Path, store: Path | None, as_json: bool) -> None:
+def _undo(data: Path, folder: Path, as_json: bool) -> None:
     from ..set_aside import move_back
 
     root = data
     if data.is_dir() and is_run(data, os.listdir(data)):
-        root = load_for_command(data, "cpu", store=store).indexed_folder()
-    elif store is not None:
-        raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
+        root = load_for_command(data, "cpu").indexed_folder()
     done = move_back(folder, root)
-    lines = [f"{counted(done.files, 'image')} moved back to {printable(str(root))}", *_lines_of_rest(done)]
-    if root != data:
-        lines.append(f"the index does not list them; type: pml-ext index {data}")
-    print_result(as_json, {"moved_back": done.files, "left": done.left}, *lines)
+    line = f"{counted(done.files, 'image')} moved back to {printable(str(root))}"
+    print_result(as_json, {"moved_back": done.files, "left": done.left}, line, *_left(done))
+
+
+def _left(done: SetAside) -> list[str]:
+    """Return a line about files that were left as they were, if there are some."""
+    if not done.left:
+        return []
+    return [f"{counted(len(done.left), 'file')} left as before; the first: {printable(done.left[0])}"]
 
 
 def _warn_of_skipped(found: Duplicates) -> None:

@@ -79,7 +79,7 @@ def test_several_images_may_be_kept(tmp_path):
         ChosenCopies(found).keeping({0: ["elsewhere.png"]})
 
 
-def test_a_saved_table_keeps_the_same_again(tmp_path):
+def test_a_saved_table_keeps_the_same_again(tmp_path, recwarn):
     """Also where an image takes the place of another one in groups of another kind."""
     found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
     paths = [[image.path for image in group.images] for group in found.groups]
@@ -92,13 +92,16 @@ def test_a_saved_table_keeps_the_same_again(tmp_path):
     assert ChosenCopies(found).keeping_as_told(table).found == chosen.found
     table.write_text(ChosenCopies(found).as_csv())
     assert ChosenCopies(found).keeping_as_told(table).found == found
+    assert not [one for one in recwarn if "without an image" in str(one.message)]
 
 
 def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     found = find_duplicates(files_of(folder))
     table = tmp_path / "copies.csv"
-    table.write_text("kind;keep;path\nnear;No;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n")
-    chosen = ChosenCopies(found).keeping_as_told(table)
+    rows = "near;FALSE;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n;;\n"  # as spreadsheets write it
+    table.write_text(f"kind;keep;path\n{rows}")
+    with pytest.warns(UserWarning, match=r"1 row without an image .* line 4: exact, 02-half.png"):
+        chosen = ChosenCopies(found).keeping_as_told(table)
     (group,) = [group for group in chosen.groups if group.keep.path.startswith("01")]
     assert [image.path for image in group.others] == ["01-doubled.png"]
     others = [group for group in chosen.groups if not group.keep.path.startswith("01")]
@@ -111,6 +114,7 @@ def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     [
         ("keep,path\nyes,a.png\n", "no column kind; wanted a table as --csv writes it"),
         ("kind,keep,path\nnear,maybe,a.png\n", "line 2: keep = 'maybe'; wanted"),
+        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "a.png is kept in one of line 2 and line 3, and not"),
     ],
 )
 def test_another_table_is_refused(tmp_path, rows, told):
