@@ -265,7 +265,8 @@ class _Settled:
     def rest(self) -> Numbers:
         """Return the images that are compared, without copies of one to keep."""
         distinct: Numbers = np.array(self._images.distinct, dtype=np.int64)
-        return distinct[self.stands_for[distinct] == distinct]
+        rest: Numbers = distinct[self.stands_for[distinct] == distinct]
+        return rest
 
     def between_groups(self, pairs: Pairs) -> Pairs:
         """Return the pairs of images that are in different groups, or in none."""

@@ -67,7 +67,7 @@ def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
     with needs_extra("train", "a page of copies"):
         import jinja2
     reader = PictureReader(channels=3)
-    pairs = []
+    pairs: list[dict[str, Any]] = []
     total = 0
     for number, group in enumerate(found.groups, start=1):
         for copy in group.others:

@@ -30,7 +30,7 @@ class Pairs(NamedTuple):
 
     def where(self, chosen: NDArray[np.bool_]) -> Pairs:
         """Return the pairs of a mask."""
-        return Pairs(*(column[chosen] for column in self))
+        return Pairs(self.first[chosen], self.second[chosen], self.distances[chosen])
 
 
 def joined(parts: list[Pairs]) -> Pairs:
