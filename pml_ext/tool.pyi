@@ -260,3 +260,11 @@ from .testing.contracts import Named as Named
 from .testing.contracts import requires_no_options as requires_no_options
 from .testing.contracts import takes_arguments as takes_arguments
 from .testing.subject import SkipCheck as SkipCheck
+from .data import bits_of as bits_of
+from .data import shown_size as shown_size
+from .data import upright as upright
+from .data.folder import SYSTEM_FOLDER as SYSTEM_FOLDER
+from .data.folder import is_system_folder as is_system_folder
+from .data.folder import visible_entries as visible_entries
+from .data.rows import table_text as table_text
+from .report.figures import RIGHT as RIGHT

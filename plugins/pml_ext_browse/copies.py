@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pml_ext.tool import ConfigError, DataError, PmlExtError, SearchService, counted, path_bytes, service, shortened
+from pml_ext.tool import ConfigError, DataError, PmlExtError, SearchService, path_bytes, service, shortened
 
 from .collection import BrowsedRun
 
@@ -36,6 +36,7 @@ class ShownGroup(NamedTuple):
     place: int  # from 0
     kind: str
     images: Sequence[Any]  # path, distance, bytes, width, height, stays
+    differing: Sequence[list[str]]  # what each image and the one to keep differ in, apart from pixels
     numbers: Sequence[int]  # of the images, in the collection
     space: int  # bytes of the images to spare
 
@@ -132,14 +133,7 @@ class CopiesSearch:
     @property
     def summary(self) -> str:
         """What was found, in a line."""
-        found = self._done().found
-        copies = sum(len(group.others) for group in found.groups)
-        text = f"{counted(len(found.groups), 'group')} with {copies:,} of {found.images:,} images to spare"
-        if found.groups:
-            text += f", {found.space:,} bytes"
-        text += f"; near is what is within {found.radius:.3g}"
-        if found.nearest_other is not None:
-            text += f", and the nearest other is at {found.nearest_other:.3g}"
+        text: str = self._done().found.summary()
         return text
 
     @property
@@ -153,7 +147,10 @@ class CopiesSearch:
         groups = []
         for place, group in enumerate(self._done().groups[start : start + count], start):
             numbers = [self._collection.numbers[image.path] for image in group.images]
-            groups.append(ShownGroup(self._keys[place], place, group.kind, group.images, numbers, group.space))
+            differing = [group.differing(image) for image in group.images]
+            groups.append(
+                ShownGroup(self._keys[place], place, group.kind, group.images, differing, numbers, group.space)
+            )
         return groups
 
     def chosen(self, shown: Iterable[str], kept: Iterable[str]) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import random
 import re
 from collections import Counter
@@ -24,6 +22,7 @@ from pml_ext.tool import (
     PmlExtError,
     drawable,
     mark,
+    table_text,
 )
 
 from .collection import BrowsedRun, Pair, Part
@@ -175,20 +174,15 @@ class Page:
         collection = self.collections[run]
         grouping = collection.clusters(_clusters(options), self.part(run, options).folder)
         gone = set(collection.missing)
-        file = io.StringIO()
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["path", "class"])
-        rows = 0
+        rows = []
         for cluster in grouping.clusters:
             name = " ".join(options.get(f"cluster{cluster.number}", "").split())
             if name and cluster.number >= 0:
                 paths = [collection.paths[member] for member in cluster.members]
-                there = [(path, name) for path in paths if path not in gone]
-                table.writerows(there)
-                rows += len(there)
+                rows += [(path, name) for path in paths if path not in gone]
         if not rows:
             raise DataError("no cluster has a name; type one below a cluster")
-        return file.getvalue()
+        return table_text(["path", "class"], rows)
 
     def begin_copies(self, options: Mapping[str, str]) -> None:
         """Look for copies in the part of the collection that is shown, as ``options`` say."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pml_ext.plugin import DataError, LabeledImages
-from pml_ext.tool import Override, columns_of_parquet, first_of, has_split, open_image, read_tables
+from pml_ext.tool import Override, columns_of_parquet, first_of, has_split, open_image, read_tables, shown_size
 
 from .framing import SQUASH, Framing
 from .own_data import (
@@ -233,7 +233,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
     sizes = []
     for file in files[::step]:
         with contextlib.suppress(DataError), open_image(file) as image:
-            sizes.append(image.size)
+            sizes.append(shown_size(image))
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")
     return sizes

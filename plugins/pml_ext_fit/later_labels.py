@@ -6,13 +6,11 @@ closed forms are compared on the kept features, and the best one is fitted.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import io
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +26,7 @@ from pml_ext.tool import (
     overrides_of,
     preprocessing_of,
     read_rows,
+    table_text,
     tables_of,
     tables_of_run,
     write_text,
@@ -102,7 +101,7 @@ def labeled_table(
     if not readable:
         raise DataError(f"{labels}: none of its {len(placed)} images can be read")
     listener.step(f"{labels}: classes of {len(readable):,} of {len(found.readable):,} images")
-    text = _as_csv(columns, [row for _, row in readable])
+    text = table_text(columns, ([row[name] for name in columns] for _, row in readable))
     home = folder_runs.home_of(folder)
     home.mkdir(parents=True, exist_ok=True)
     table = home / f"labels-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}.csv"
@@ -169,11 +168,3 @@ def _seen_as(folder: Path, trunk: Trunk | None) -> tuple[Trunk, Settings]:
     values: Mapping[str, Any] = flat(wanted)
     settings = {key: values[key] for key in FRAMING if values.get(key) is not None}
     return trunk, settings | {SQUASH: bool(values.get(SQUASH))}
-
-
-def _as_csv(columns: Collection[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()

@@ -6,7 +6,6 @@ whitening is fitted to them, and the collection is made of them.
 
 from __future__ import annotations
 
-import os
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from pml_ext.tool import (
     service,
     tables_of_run,
     train,
+    visible_entries,
 )
 
 from . import folder_runs
@@ -81,8 +81,8 @@ def has_no_labels(place: Path) -> bool:
 
 def _is_flat(folder: Path) -> bool:
     """Return whether a folder has files, and no visible folder in it: nothing in it can be a class."""
-    names = [name for name in os.listdir(folder) if not name.startswith(".")]
-    return bool(names) and not any((folder / name).is_dir() for name in names)
+    entries = visible_entries(folder, [])
+    return bool(entries) and not any(entry.is_dir() for entry in entries.values())
 
 
 def fit_unlabeled(asked: UnlabeledFit) -> list[dict[str, Any]]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from pml_ext.tool import (
     IMAGE_ENDINGS,
     MISSING,
+    SYSTEM_FOLDER,
     DataError,
     FileStat,
     ImageListing,
     file_stat,
     is_inside,
+    is_system_folder,
     needs_extra,
     one_line,
     shortened,
@@ -79,13 +81,16 @@ def _listed_address(place: str) -> Work:
     except OSError as error:
         raise DataError(f"{place}: cannot be listed ({one_line(error)})") from None
     stats: dict[str, FileStat] = {}
+    others: dict[str, str] = {}
     for file in found:
         name = file.path[len(root) + 1 :]
-        is_hidden = name.startswith(".") or "/." in name
-        if file.is_file and not is_hidden and name.lower().endswith(IMAGE_ENDINGS):
+        is_skipped = any(part.startswith(".") or is_system_folder(part) for part in name.split("/"))
+        if is_system_folder(name.rpartition("/")[2]):
+            others[name] = f"{place}/{name}: {SYSTEM_FOLDER}"
+        if file.is_file and not is_skipped and name.lower().endswith(IMAGE_ENDINGS):
             stats[name] = (file.size or 0, file.mtime_ns or 0)
     names = sorted(stats, key=lambda name: name.split("/"))
-    return _cut(place, names, [stats[name] for name in names])
+    return _cut(place, names, [stats[name] for name in names], others)
 
 
 def _cut(place: str, names: Sequence[str], stats: Sequence[FileStat], others: Mapping[str, str] | None = None) -> Work:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pml_ext.tool import DataError, printable, read_rows
+from pml_ext.tool import DataError, counted, printable, read_rows
 
 from .duplicates import Copy, Duplicates, Group
 from .duplicates_pages import table_of
 from .thumbnails import read_thumbnails
 
 _WANTED = "wanted a table as --csv writes it, with the columns kind, keep (yes or no) and path"
+_ANSWERS = {"yes": True, "true": True, "no": False, "false": False}  # spreadsheets write TRUE and FALSE
+_STAYS = (True, "")  # of an image without a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +42,18 @@ class ChosenCopies:
         return self._keeping(lambda place, group: kept.get(place))
 
     def keeping_as_told(self, table: Path) -> ChosenCopies:
-        """Return the copies with those kept of which a table says so: that of :meth:`as_csv`, or of ``--csv``.
+        """Return the copies with what a table keeps: that of :meth:`as_csv`, or of ``--csv``.
 
-        An image that the table does not have stays: nobody has chosen to spare it. DataError for a table of another
-        form, and one that keeps no image of a group.
+        An image that the table does not have stays: nobody has chosen to spare it. A row that matches no image is
+        reported by a warning. DataError for a table of another form, one that keeps no image of a group, and one with
+        both answers for an image.
         """
         told = _told_by(table)
+        matched: set[tuple[str, str]] = set()
 
         def kept_of(place: int, group: Group) -> list[str]:
-            paths = [image.path for image in group.images if told.get((group.kind, image.path), True)]
+            matched.update((group.kind, image.path) for image in group.images)
+            paths = [image.path for image in group.images if told.get((group.kind, image.path), _STAYS)[0]]
             if not paths:
                 raise DataError(
                     f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
@@ -55,7 +61,13 @@ class ChosenCopies:
                 )
             return paths
 
-        return self._keeping(kept_of)
+        chosen = self._keeping(kept_of)
+        unmatched = [key for key in told if key not in matched]
+        if unmatched:
+            first = f"{told[unmatched[0]][1]}: {', '.join(map(printable, unmatched[0]))}"
+            count = counted(len(unmatched), "row")
+            warnings.warn(f"{table}: {count} without an image in a group of copies, the first in {first}", stacklevel=2)
+        return chosen
 
     def _keeping(self, kept_of: Callable[[int, Group], Collection[str] | None]) -> ChosenCopies:
         """Return the copies with what is kept of each group, by its place and itself; None for what was kept before."""
@@ -89,18 +101,22 @@ class ChosenCopies:
         return table_of(self.found)
 
 
-def _told_by(table: Path) -> dict[tuple[str, str], bool]:
-    """Return whether a table keeps an image of a kind of groups, by kind and path."""
+def _told_by(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
+    """Return whether a table keeps an image, and the place of its row, by kind of group and path."""
     columns, rows = read_rows(table, f"--keep {table}")
     missing = [name for name in ("kind", "keep", "path") if name not in columns]
     if missing:
         raise DataError(f"{table}: no column {', '.join(missing)}; {_WANTED}")
-    told = {}
+    told: dict[tuple[str, str], tuple[bool, str]] = {}
     for place, row in rows:
         answer = str(row["keep"]).strip().lower()
-        if answer not in ("yes", "no"):
+        if answer not in _ANSWERS:
             raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
-        told[str(row["kind"]), str(row["path"])] = answer == "yes"
+        key = (str(row["kind"]).strip(), str(row["path"]))
+        first, earlier = told.setdefault(key, (_ANSWERS[answer], place))
+        if first != _ANSWERS[answer]:
+            both = f"{earlier} and {place}"
+            raise DataError(f"{table}: {printable(key[1])} is kept in one of {both}, and not in the other; delete one")
     return told
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import math
@@ -28,7 +27,9 @@ from pml_ext.tool import (
     nearest_of,
     sample_indices,
     short_name,
+    table_text,
     write_atomically,
+    write_text,
 )
 
 from .embedded import Embedded
@@ -197,7 +198,7 @@ def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
     place.mkdir(parents=True, exist_ok=True)
     for name in earlier:
         (place / name).unlink(missing_ok=True)
-    write_atomically(place / CLUSTERS_TABLE, functools.partial(_write_table, grouping=grouping, sheets=drawn))
+    write_text(place / CLUSTERS_TABLE, _table_of(grouping, drawn))
     reader = PictureReader(channels)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while decoding
         for cluster in chosen:
@@ -224,16 +225,14 @@ def _earlier_sheets(table: Path) -> set[str]:
     return sheets
 
 
-def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> None:
-    # surrogateescape writes file names that are not valid UTF-8 with their original bytes.
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        embedded = grouping.embedded
-        writer.writerow(CLUSTERS_COLUMNS)
-        columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
-        for path_of_image, number, distance, class_name in zip(*columns, strict=True):
-            sheet = _sheet_name(number) if number in sheets else ""
-            writer.writerow([path_of_image, number, f"{distance:.6f}", class_name, sheet])
+def _table_of(grouping: Grouping, sheets: dict[int, Path]) -> str:
+    embedded = grouping.embedded
+    rows = []
+    columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
+    for path, number, distance, class_name in zip(*columns, strict=True):
+        sheet = _sheet_name(number) if number in sheets else ""
+        rows.append([path, number, f"{distance:.6f}", class_name, sheet])
+    return table_text(CLUSTERS_COLUMNS, rows)
 
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
@@ -246,13 +245,17 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
     if cluster.share is None:
         return contact_sheet(title, pictures)
     names = [embedded.class_folders.class_of(embedded.paths[member]) for member in shown]
-    return contact_sheet(title, pictures, names, strange=[name != cluster.name for name in names])
+    return contact_sheet(title, pictures, names, framed=[name != cluster.name for name in names])
 
 
 def contact_sheet(
-    title: str, images: Sequence[Image.Image], captions: Sequence[str] = (), strange: Sequence[bool] = ()
+    title: str,
+    images: Sequence[Image.Image],
+    captions: Sequence[str] = (),
+    framed: Sequence[bool] = (),
+    frame: str | None = None,
 ) -> Image.Image:
-    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; ``strange`` ones are framed red."""
+    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; a frame is red by default."""
     from pml_ext.tool import GRAY, WRONG
 
     below = _CAPTION if captions else 0
@@ -275,11 +278,11 @@ def contact_sheet(
         picture_top = top + (side - shown.height) // 2
         sheet.paste(shown, (picture_left, picture_top))
         color = GRAY
-        if strange and strange[place]:
-            color = WRONG
+        if framed and framed[place]:
+            color = frame or WRONG
             right = picture_left + shown.width - 1
             bottom = picture_top + shown.height - 1
-            draw.rectangle((picture_left, picture_top, right, bottom), outline=WRONG, width=3)
+            draw.rectangle((picture_left, picture_top, right, bottom), outline=color, width=3)
         if captions:
             _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, color)
     return sheet

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 
 from pml_ext.tool import DataError, Vectors, path_bytes, read_image, sample_indices
 
@@ -22,6 +22,7 @@ HELD = 0.99  # fraction of made-up copies that are nearer than the radius
 OTHERS = 2.0  # images from this multiple of that distance on are others
 FRACTION = 1 / 3  # of the median distance to the nearest other one
 _SIDE = 512  # the shorter side at which a large JPEG is decoded, of which copies are made
+_LONGEST = 4096  # longer side of an image of which copies are made: WebP has at most 16,383
 
 
 def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
@@ -31,12 +32,6 @@ def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
     copy = Image.open(file)
     copy.load()
     return copy
-
-
-def _scaled(image: Image.Image, factor: float) -> Image.Image:
-    width = max(1, round(image.width * factor))
-    height = max(1, round(image.height * factor))
-    return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
 def _cropped(image: Image.Image, lost: float, left: float, top: float) -> Image.Image:
@@ -51,7 +46,7 @@ def _cropped(image: Image.Image, lost: float, left: float, top: float) -> Image.
 CHANGES: tuple[Callable[[Image.Image], Image.Image], ...] = (
     lambda image: _saved(image, "JPEG", 50),
     lambda image: _saved(image, "JPEG", 30),
-    lambda image: _saved(_scaled(image, 0.6), "JPEG", 85),
+    lambda image: _saved(ImageOps.scale(image, 0.6, Image.Resampling.LANCZOS), "JPEG", 85),
     lambda image: _saved(image, "WEBP", 60),
     lambda image: _cropped(image, 0.05, 0.3, 0.8),
     lambda image: _cropped(image, 0.12, 0.6, 0.4),
@@ -89,9 +84,10 @@ def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> Radius:
     if not len(distances):
         return Radius(0.0, 0)
     held = float(np.quantile(distances, HELD))
-    other = median_beyond(pairs, count, OTHERS * held)
-    if other is None:
+    others = nearest_beyond(pairs, count, OTHERS * held)
+    if not len(others):
         return Radius(held, len(distances))
+    other = float(np.median(others))
     return Radius(math.sqrt(held * max(held, FRACTION * other)), len(distances))
 
 
@@ -104,6 +100,7 @@ def distances_of_copies(files: Sequence[Path]) -> Vectors:
         except DataError:
             continue
         photograph = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        photograph.thumbnail((_LONGEST, _LONGEST))
         images.append(thumbnail_of(photograph))
         for change in CHANGES:
             images.append(thumbnail_of(change(photograph)))
@@ -116,11 +113,10 @@ def distances_of_copies(files: Sequence[Path]) -> Vectors:
     return thumbnails.distances(thumbnails.whole_vectors(), copies, copies // family * family)
 
 
-def median_beyond(pairs: Pairs, count: int, distance: float) -> float | None:
-    """Return the median distance of an image to its nearest one beyond a distance; None if no image has one."""
+def nearest_beyond(pairs: Pairs, count: int, distance: float) -> Vectors:
+    """Return the distance of each image to its nearest one beyond a distance, without images that have none."""
     beyond = pairs.where(pairs.distances > distance)
     nearest = np.full(count, np.inf, dtype=np.float32)
     np.minimum.at(nearest, beyond.first, beyond.distances)
     np.minimum.at(nearest, beyond.second, beyond.distances)
-    nearest = nearest[np.isfinite(nearest)]
-    return float(np.median(nearest)) if len(nearest) else None
+    return nearest[np.isfinite(nearest)]

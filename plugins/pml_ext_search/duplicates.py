@@ -12,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, Numbers, path_bytes, sample_indices
+from pml_ext.tool import ConfigError, Numbers, counted, path_bytes, sample_indices
 
-from .copies import chosen_radius, median_beyond
+from .copies import chosen_radius, nearest_beyond
 from .embedded import Embedded
-from .image_files import ImageFiles, check_keep
+from .image_files import ImageFiles, Traits, check_keep
 from .near_pairs import Pairs, components, forest, shortest_pairs
 from .thumbnails import candidates, read_thumbnails
 
 Kind = Literal["exact", "same", "near"]
 KINDS: tuple[Kind, ...] = ("exact", "same", "near")
+_NAMES = {"exact": "same bytes", "same": "same pixels", "near": "near"}
 _SAME = 0.1  # distance within which pixels are compared
 _EQUAL = 1e-3  # distance of vectors that are equal but for rounding
 _OF_OTHERS = 0.5  # the radius among vectors, over the median distance to the nearest other one
@@ -40,7 +41,9 @@ class Copy:
     height: int | None
     file: Path | None = None
     other_names: tuple[Path, ...] = ()  # hard links to the same file, and symbolic ones
+    changed: int | None = None  # time of the file's last change, in nanoseconds since 1970
     stays: bool = False  # whether it is kept too: of the folder that others are compared with, or by choice
+    traits: Traits | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +68,20 @@ class Group:
         """Return whether an image of the group is kept: the one to keep, or another that stays."""
         return image is self.keep or image.stays
 
+    def differing(self, image: Copy) -> list[str]:
+        """Return what an image and the one to keep differ in apart from pixels, such as the number of frames."""
+        if self.keep.traits is None or image.traits is None:
+            return []
+        return self.keep.traits.differing(image.traits)
+
+    def about(self, image: Copy) -> str:
+        """Return the kind, and what an image of the group differs in: ``"near, other frames"``."""
+        return ", other ".join([_NAMES[self.kind], *self.differing(image)])
+
     @property
     def space(self) -> int:
         """How many bytes the others take; a hard link to the image to keep takes none."""
-        kept = self.keep.file
-        total = 0
-        for image in self.others:
-            if image.file is not None and kept is not None and not _is_one_file(image.file, kept):
-                total += image.bytes or 0
-        return total
+        return sum(image.bytes or 0 for image in self.others if not _is_one_file(image.file, self.keep.file))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +93,8 @@ class Duplicates:
 
     groups: list[Group]
     radius: float  # maximum distance of near copies
-    nearest_other: float | None  # median distance of an image to the nearest one beyond the radius
+    nearest: float | None  # smallest distance of two images of different groups; None for vectors
+    nearest_other: float | None  # median distance of an image to the nearest one of another group
     images: int  # that were compared
     made_up: int  # copies of a sample, by which the radius was chosen; 0 if it was given, or chosen by the vectors
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why an image was not compared, by path
@@ -99,6 +108,26 @@ class Duplicates:
         """How many bytes all images take that are not to be kept."""
         return sum(group.space for group in self.groups)
 
+    def summary(self, noun: str = "image") -> str:
+        """Return a line that says what was found, and how the radius was chosen."""
+        near = f"within {self.radius:.3g}" if self.radius else ""
+        if self.made_up:
+            near += f", chosen by {self.made_up} made-up copies"
+        if self.nearest_other is not None:
+            nearest = "" if self.nearest is None else f"at {self.nearest:.3g}, "
+            near += f"; the nearest other is {nearest}typically at {self.nearest_other:.3g}"
+        if not self.groups:
+            return f"No copies among {counted(self.images, noun)}" + (near and f"; near is {near}")
+        counts = {kind: len(self.of_kind(kind)) for kind in KINDS}
+        parts = [f"{counts[kind]} of the {_NAMES[kind]}" for kind in KINDS[:2] if counts[kind] and noun == "image"]
+        if near:
+            parts.append(f"{counts['near']} near, {near}")
+        copies = sum(len(group.others) for group in self.groups)
+        text = f"{counted(len(self.groups), 'group')} with {copies:,} of {counted(self.images, noun)} to spare"
+        if noun == "image":
+            text += f", {self.space:,} bytes"
+        return f"{text}: {', '.join(parts)}"
+
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
         groups = []
@@ -106,21 +135,15 @@ class Duplicates:
         for group in self.groups:
             images = []
             for image in group.images:
-                images.append(
-                    {
-                        "path": image.path,
-                        "distance": image.distance,
-                        "bytes": image.bytes,
-                        "width": image.width,
-                        "height": image.height,
-                    }
-                )
+                about = {name: getattr(image, name) for name in ("path", "distance", "bytes", "width", "height")}
+                images.append(about | {"differs": group.differing(image)})
             groups.append({"kind": group.kind, "keep": group.keep.path, "images": images})
             pairs += [list(pair) for pair in group.pairs]
         return {
             "groups": groups,
             "pairs": pairs,
             "radius": self.radius,
+            "nearest": self.nearest,
             "nearest_other": self.nearest_other,
             "made_up_copies": self.made_up,
             "images": self.images,
@@ -145,8 +168,8 @@ def find_duplicates(
 
     Near copies are images within a radius, and what such pairs connect. The distance of two images is the smallest one
     between the gray thumbnail of one, or of a part of it that keeps at least 78 % of each side, and the whole thumbnail
-    of the other; see :class:`pml_ext_search.thumbnails.Thumbnails`. Images of the same pixels are those of equal size
-    and pixels among the nearest.
+    of the other; see :class:`pml_ext_search.thumbnails.Thumbnails`. Images have the same pixels if all frames, depth,
+    transparency and color profile are equal too; others that are read as equal are near.
 
     Args:
         images: the files. Hard links and symbolic links to one file are one image.
@@ -167,7 +190,7 @@ def find_duplicates(
     if "exact" in kinds:
         groups += settled.groups("exact", _of_equal_bytes(images))
     made_up = 0
-    nearest_other = None
+    nearest = nearest_other = None
     if {"same", "near"} & {*kinds}:
         rest = settled.rest()
         thumbnails, problems = read_thumbnails([images.files[number] for number in rest], listener)
@@ -187,7 +210,6 @@ def find_duplicates(
             if radius is None:
                 files = [images.files[number] for number in rest[readable]]
                 radius, made_up = chosen_radius(files, pairs, len(images))
-            nearest_other = median_beyond(pairs, len(images), radius)
             places = np.full(len(images), -1, dtype=np.int64)
             places[rest] = np.arange(len(rest))
 
@@ -196,7 +218,10 @@ def find_duplicates(
                 return [*map(float, thumbnails.distances(wholes, np.full_like(copies, places[kept]), copies))]
 
             groups += settled.groups("near", *_near(settled, pairs, radius, len(images)), distance)
-    return Duplicates(groups, radius or 0.0, nearest_other, len(images.distinct), made_up, skipped)
+            others = nearest_beyond(settled.between_groups(pairs), len(images), radius)
+            if len(others):
+                nearest, nearest_other = float(others.min()), float(np.median(others))
+    return Duplicates(groups, radius or 0.0, nearest, nearest_other, len(images.distinct), made_up, skipped)
 
 
 def find_equal_vectors(embedded: Embedded, radius: float | None = None) -> Duplicates:
@@ -213,7 +238,7 @@ def find_equal_vectors(embedded: Embedded, radius: float | None = None) -> Dupli
     found = shortest_pairs(points, max(radius, _EQUAL))
     groups = settled.groups("same", components(found.where(found.distances <= _EQUAL), len(points)))
     groups += settled.groups("near", *_near(settled, found, radius, len(points)))
-    return Duplicates(groups, radius, _nearest_beyond(points, radius), len(points), 0)
+    return Duplicates(groups, radius, None, _nearest_beyond(points, radius), len(points), 0)
 
 
 def _near(settled: _Settled, pairs: Pairs, radius: float, count: int) -> tuple[list[list[int]], Pairs]:
@@ -240,9 +265,12 @@ class _Settled:
     def rest(self) -> Numbers:
         """Return the images that are compared, without copies of one to keep."""
         distinct: Numbers = np.array(self._images.distinct, dtype=np.int64)
-        is_kept = self.stands_for[distinct] == distinct
-        rest: Numbers = distinct[is_kept]
+        rest: Numbers = distinct[self.stands_for[distinct] == distinct]
         return rest
+
+    def between_groups(self, pairs: Pairs) -> Pairs:
+        """Return the pairs of images that are in different groups, or in none."""
+        return pairs.where(self.stands_for[pairs.first] != self.stands_for[pairs.second])
 
     def groups(
         self, kind: Kind, members: list[list[int]], pairs: Pairs | None = None, distance: Distance | None = None
@@ -261,7 +289,7 @@ class _Settled:
                 pairs_of[places[first]].append((self._names[first], self._names[second], length))
         groups = []
         for place, numbers in enumerate(members):
-            kept = self.kept(numbers)
+            kept = self.kept(numbers, kind)
             others = [number for number in numbers if number != kept]
             distances = [0.0] * len(others) if distance is None else distance(kept, others)
             images = [self.copy(kept, 0.0)]
@@ -274,20 +302,20 @@ class _Settled:
         groups.sort(key=lambda group: (-len(group.images), path_bytes(group.keep.path)))
         return groups
 
-    def kept(self, numbers: Sequence[int]) -> int:
+    def kept(self, numbers: Sequence[int], kind: Kind) -> int:
         """Return the image of a group that is kept."""
-        return min(numbers, key=lambda number: self._images.rank(number, self._keep))
+        return min(numbers, key=lambda number: self._images.rank(number, self._keep, kind == "same"))
 
     def copy(self, number: int, distance: float) -> Copy:
         """Return what is told of an image."""
         images = self._images
-        width, height = images.size(number) or (None, None)
+        traits = images.traits(number)
+        width, height = (None, None) if traits is None else traits[:2]
         stat = images.stats[number]
-        size = None if stat is None else stat.st_size
+        size, changed = (None, None) if stat is None else (stat.st_size, stat.st_mtime_ns)
         others = tuple(images.files[other] for other in images.links[number])
-        return Copy(
-            images.names[number], distance, size, width, height, images.files[number], others, images.is_old(number)
-        )
+        about = (distance, size, width, height, images.files[number], others, changed)
+        return Copy(images.names[number], *about, images.is_old(number), traits)
 
 
 class _SettledVectors(_Settled):
@@ -308,7 +336,7 @@ class _SettledVectors(_Settled):
 
         return super().groups(kind, members, pairs, of_points)
 
-    def kept(self, numbers: Sequence[int]) -> int:
+    def kept(self, numbers: Sequence[int], kind: Kind) -> int:
         """Return the vector whose id is the first."""
         return min(numbers, key=lambda number: path_bytes(self._names[number]))
 
@@ -319,13 +347,8 @@ class _SettledVectors(_Settled):
 
 def _of_equal_bytes(images: ImageFiles) -> list[list[int]]:
     """Return groups of files with the same bytes; only files of one size are read."""
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for number in images.distinct:
-        stat = images.stats[number]
-        if stat is not None:
-            by_size[stat.st_size].append(number)
     groups: list[list[int]] = []
-    for numbers in by_size.values():
+    for numbers in _grouped_by(lambda number: getattr(images.stats[number], "st_size", None), images.distinct):
         if _may_match(images, numbers):
             groups += _grouped_by(images.digest, numbers)
     return [numbers for numbers in groups if _may_match(images, numbers)]
@@ -335,8 +358,8 @@ def _of_equal_pixels(images: ImageFiles, pairs: Pairs) -> list[list[int]]:
     """Return groups of images with the same pixels, among those that are nearest."""
     groups: list[list[int]] = []
     for numbers in components(pairs.where(pairs.distances <= _SAME), len(images)):
-        for of_one_size in _grouped_by(images.size, numbers):
-            groups += _grouped_by(images.digest_of_pixels, of_one_size)
+        for alike in _grouped_by(images.traits, numbers):
+            groups += _grouped_by(images.digest_of_pixels, alike)
     return [numbers for numbers in groups if _may_match(images, numbers)]
 
 
@@ -357,9 +380,9 @@ def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> li
     return [group for group in grouped.values() if len(group) > 1]
 
 
-def _is_one_file(one: Path, other: Path) -> bool:
+def _is_one_file(one: Path | None, other: Path | None) -> bool:
     try:
-        return one.samefile(other)
+        return one is not None and other is not None and one.samefile(other)
     except OSError:
         return False
 

@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 import base64
-import csv
 import functools
 import io
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from PIL import Image
 
-from pml_ext.tool import needs_extra, printable, write_atomically, write_text
+from pml_ext.tool import RIGHT, needs_extra, printable, table_text, write_atomically, write_text
 
 from .clusters import CELL, contact_sheet
 from .duplicates import Copy, Duplicates, Group
 from .pictures import PictureReader
 
-COLUMNS = ("group", "kind", "keep", "path", "distance", "bytes", "width", "height")
+COLUMNS = ("group", "kind", "keep", "path", "distance", "bytes", "width", "height", "differs")
 PAIRS = 200  # on a page, which is then of about 3 MB
 ON_SHEET = 300  # images of a contact sheet
 _PICTURE = 240  # longer side of a picture on a page, in pixels
-_NAMES = {"exact": "same bytes", "same": "same pixels", "near": "near"}
 
 
 def write_table(found: Duplicates, file: Path) -> None:
-    """Write a CSV table with a row for each image of each group; ``keep`` is yes or no.
-
-    Bytes of a path that are no UTF-8 are written as they are.
-    """
-    write_atomically(file, functools.partial(_write_table, found))
-
-
-def _write_table(found: Duplicates, file: Path) -> None:
-    file.write_bytes(table_of(found).encode("utf-8", "surrogateescape"))
+    """Write a CSV table with a row for each image of each group; ``keep`` is yes or no."""
+    write_text(file, table_of(found))
 
 
 def table_of(found: Duplicates) -> str:
     """Return the table that :func:`write_table` writes, as text."""
-    stream = io.StringIO(newline="")
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for number, group in enumerate(found.groups, start=1):
         for image in group.images:
             kept = "yes" if group.keeps(image) else "no"
             distance = f"{image.distance:.6f}"
-            row = (number, group.kind, kept, image.path, distance, image.bytes, image.width, image.height)
-            writer.writerow(row)
-    return stream.getvalue()
+            differs = ", ".join(group.differing(image))
+            size = (image.bytes, image.width, image.height)
+            rows.append((number, group.kind, kept, image.path, distance, *size, differs))
+    return table_text(COLUMNS, rows)
 
 
 def write_sheet(found: Duplicates, file: Path) -> None:
@@ -68,27 +57,9 @@ def write_sheet(found: Duplicates, file: Path) -> None:
     title = f"{len(found.groups)} groups of copies; those to keep are framed"
     if len(images) == ON_SHEET:
         title += f"; the first {ON_SHEET} images"
-    sheet = contact_sheet(title, images, captions, kept)
+    sheet = contact_sheet(title, images, captions, kept, RIGHT)
     write_atomically(file, functools.partial(sheet.save, format="PNG"))
     reader.warn("the contact sheet has")
-
-
-class _Shown(NamedTuple):
-    """An image of the page."""
-
-    path: str
-    about: str
-    picture: str  # base64
-
-
-class _Pair(NamedTuple):
-    """An image to keep and a copy, side by side."""
-
-    group: int
-    kind: str
-    distance: str
-    kept: _Shown
-    copy: _Shown
 
 
 def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
@@ -96,7 +67,7 @@ def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
     with needs_extra("train", "a page of copies"):
         import jinja2
     reader = PictureReader(channels=3)
-    pairs: list[_Pair] = []
+    pairs: list[dict[str, Any]] = []
     total = 0
     for number, group in enumerate(found.groups, start=1):
         for copy in group.others:
@@ -110,22 +81,18 @@ def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
     reader.warn("the page has")
 
 
-def _pair(number: int, group: Group, copy: Copy, reader: PictureReader) -> _Pair:
-    kept = _shown(group.keep, reader)
-    return _Pair(number, _NAMES[group.kind], f"{copy.distance:.3f}", kept, _shown(copy, reader))
+def _pair(number: int, group: Group, copy: Copy, reader: PictureReader) -> dict[str, Any]:
+    """What the page shows of an image to keep and a copy, side by side."""
+    about = {"group": number, "kind": group.about(copy), "distance": f"{copy.distance:.3f}"}
+    return about | {"kept": _shown(group.keep, reader), "other": _shown(copy, reader)}
 
 
-def _shown(image: Copy, reader: PictureReader) -> _Shown:
+def _shown(image: Copy, reader: PictureReader) -> dict[str, str]:
     if image.file is None:
-        return _Shown(printable(image.path), "", "")
+        return {"path": printable(image.path), "about": "", "picture": ""}
+    about = "" if image.width is None else f"{image.width} x {image.height}, "
+    about += "" if image.bytes is None else f"{image.bytes:,} bytes"
     file = io.BytesIO()
-    picture = reader.image(image.file, _PICTURE).convert("RGB")
-    picture.save(file, "JPEG", quality=70)
-    return _Shown(printable(image.path), ", ".join(_facts(image)), base64.b64encode(file.getvalue()).decode("ascii"))
-
-
-def _facts(image: Copy) -> Iterator[str]:
-    if image.width is not None:
-        yield f"{image.width} x {image.height}"
-    if image.bytes is not None:
-        yield f"{image.bytes:,} bytes"
+    reader.image(image.file, _PICTURE).convert("RGB").save(file, "JPEG", quality=70)
+    picture = base64.b64encode(file.getvalue()).decode("ascii")
+    return {"path": printable(image.path), "about": about, "picture": picture}

@@ -260,9 +260,14 @@ class ImageEmbedder:
         return ClassFolders.of_paths(paths, self.class_levels).class_of
 
     def warn_of_skipped(self, skipped: Mapping[str, str]) -> None:
-        """Warn of each image that was left out; the reason contains its path."""
-        for why in skipped.values():
-            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
+        """Warn of files that were left out, once for each kind of reason; a reason begins with the file's path."""
+        kinds: dict[str, list[str]] = {}
+        for name, why in skipped.items():
+            kind = why.partition(name)[2].partition(" (")[0]
+            kinds.setdefault(kind, []).append(why)
+        for reasons in kinds.values():
+            many = f"{len(reasons)} files, the first " if len(reasons) > 1 else ""
+            warnings.warn(f"skipped {many}{reasons[0]}", SkippedImage, stacklevel=4)
 
     def embed_files(
         self, files: Sequence[Any], batch_size: int = READ, workers: int | None = None, with_progress: bool = True

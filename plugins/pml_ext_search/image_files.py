@@ -7,23 +7,47 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pml_ext.tool import ConfigError, DataError, open_image, path_bytes, read_image, sha256_of
+import numpy as np
 
-_TURNED = (5, 6, 7, 8)  # orientations of EXIF by which width and height change places
-_ORIENTATION = 0x0112
+from pml_ext.tool import (
+    ConfigError,
+    DataError,
+    bits_of,
+    is_system_folder,
+    open_image,
+    path_bytes,
+    sha256_of,
+    shown_size,
+    upright,
+)
+
+_EIGHT_BITS = ("1", "L", "P", "RGB", "RGBX", "LA", "PA", "RGBA")  # modes that RGBA holds
+_LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 
 
-class Rank(NamedTuple):
-    """What decides which copy is kept: the smallest rank is."""
+class Traits(NamedTuple):
+    """What is known of an image before its pixels are compared."""
 
-    is_new: bool  # of two folders, images of the old one are kept
-    chosen: float  # by --keep
-    pixels: int  # as a negative number, as the size
-    size: int
-    changed: int
-    path: bytes
+    width: int  # upright
+    height: int
+    frames: int  # or pages
+    bits: int  # a channel, in the file
+    alpha: str  # digest of the transparency, "" for an opaque image
+    profile: bytes  # of its colors, b"" for sRGB or none
+    is_cut: bool  # whether Pillow reads 8 of more bits
+
+    def differing(self, other: Traits) -> list[str]:
+        """Return the names of what two copies differ in, apart from pixels."""
+        size_of = (self.width, self.height) == (other.width, other.height)
+        equal = {
+            "frames": self.frames == other.frames,
+            "depth": self.bits == other.bits and not self.is_cut,
+            "transparency": self.alpha == other.alpha or (self.alpha and other.alpha and not size_of),
+            "color profile": self.profile == other.profile,
+        }
+        return [name for name, is_equal in equal.items() if not is_equal]
 
 
 class ImageFiles:
@@ -39,7 +63,7 @@ class ImageFiles:
             self.names = [os.fspath(file) for file in self.files]
         self.stats = [_stat(file) for file in self.files]
         self.links = self._links()
-        self._sizes: dict[int, tuple[int, int] | None] = {}
+        self._traits: dict[int, Traits | None] = {}
 
     def __len__(self) -> int:
         return len(self.files)
@@ -70,11 +94,11 @@ class ImageFiles:
         """Return whether an image is in the folder that others are compared with."""
         return number >= self.first_old
 
-    def size(self, number: int) -> tuple[int, int] | None:
-        """Return width and height of the upright image; None for a file that cannot be read."""
-        if number not in self._sizes:
-            self._sizes[number] = _size_of(self.files[number])
-        return self._sizes[number]
+    def traits(self, number: int) -> Traits | None:
+        """Return what is known of an image before its pixels are compared; None for a file that cannot be read."""
+        if number not in self._traits:
+            self._traits[number] = _traits_of(self.files[number])
+        return self._traits[number]
 
     def digest(self, number: int) -> str | None:
         """Return a digest of a file's bytes; None for a file that cannot be read."""
@@ -84,29 +108,43 @@ class ImageFiles:
             return None
 
     def digest_of_pixels(self, number: int) -> str | None:
-        """Return a digest of an image's pixels; None for a file that cannot be read."""
+        """Return a digest of all frames' pixels; None for a file of which not all can be read."""
+        traits = self.traits(number)
+        if traits is None or traits.is_cut:
+            return None
+        digest = hashlib.sha256()
         try:
-            pixels = read_image(self.files[number]).contiguous()
+            with open_image(self.files[number]) as image:
+                for frame in range(traits.frames):
+                    image.seek(frame)
+                    _add_frame(digest, upright(image), traits.frames > 1)
         except DataError:
             return None
-        return hashlib.sha256(pixels.numpy().data).hexdigest()
+        return digest.hexdigest()
 
-    def rank(self, number: int, keep: str) -> Rank:
-        """Return what decides which copy is kept; see :data:`KEEPS`."""
+    def rank(self, number: int, keep: str, same_pixels: bool = False) -> tuple[Any, ...]:
+        """Return what decides which copy is kept, the smallest first; see :data:`KEEPS`."""
         stat = self.stats[number]
         assert stat is not None
-        width, height = self.size(number) or (0, 0)
-        pixels = width * height
-        if keep == "most-pixels":
-            chosen: float = -pixels
-        elif keep == "least-compressed":
-            chosen = -stat.st_size / max(1, pixels)
-        elif keep == "oldest":
-            chosen = stat.st_mtime_ns
-        else:
-            chosen = not self.is_below(number, keep)
-        is_new = number < self.first_old
-        return Rank(is_new, chosen, -pixels, -stat.st_size, stat.st_mtime_ns, path_bytes(self.names[number]))
+        name = self.names[number]
+        traits = self.traits(number) or Traits(0, 0, 0, 0, "", b"", False)
+        pixels = traits.width * traits.height
+        rules = {
+            "most-pixels": -pixels,
+            "least-compressed": -stat.st_size / max(1, pixels),
+            "oldest": stat.st_mtime_ns,
+        }
+        bytes_of_lossless = 0
+        if same_pixels and not _is_lossy(self.files[number]):
+            bytes_of_lossless = stat.st_size
+        return (
+            number < self.first_old,  # of two folders, images of the old one are kept
+            is_binned(name),
+            self.files[number].is_symlink(),
+            rules[keep] if keep in rules else not self.is_below(number, keep),
+            (-pixels, -traits.frames, -traits.bits, not traits.alpha),
+            (bytes_of_lossless, stat.st_mtime_ns, -stat.st_size, path_bytes(name)),
+        )
 
     def is_below(self, number: int, folder: str) -> bool:
         """Return whether an image is in a sub-folder, or is that file."""
@@ -116,11 +154,17 @@ class ImageFiles:
 
 
 KEEPS = ("most-pixels", "least-compressed", "oldest")
-"""Which copy is kept: the one of the most pixels, of the most bytes per pixel, or of the earliest modification time.
+"""Which copy is kept: the one with the most pixels, the most bytes per pixel, or the earliest modification time.
 
-Equal ones are decided by pixels, then bytes, then time, then the path. Any other text is a sub-folder of copies to
-keep.
+Any other text is a sub-folder of copies to keep. Ties are decided by pixels, frames, bits a channel and transparency;
+of the same pixels, by a lossy format (whose pixels were saved again without loss, not the other way round), else by
+fewer bytes; then by time, the older first, by more bytes, and by the path. Files of a recycle bin are kept last.
 """
+
+
+def is_binned(name: str) -> bool:
+    """Return whether a path leads through a recycle bin, or another folder that no person made."""
+    return any(is_system_folder(part) for part in name.split("/"))
 
 
 def check_keep(images: ImageFiles, keep: str) -> None:
@@ -138,12 +182,43 @@ def _stat(file: Path) -> os.stat_result | None:
         return None
 
 
-def _size_of(file: Path) -> tuple[int, int] | None:
+def _traits_of(file: Path) -> Traits | None:
     try:
         with open_image(file) as image:
-            width, height = image.size
-            if image.getexif().get(_ORIENTATION) in _TURNED:
-                return height, width
-            return width, height
+            frames = getattr(image, "n_frames", 1)
+            bits = bits_of(image)
+            size = shown_size(image)
+            profile = image.info.get("icc_profile") or b""
+            alpha = ""
+            if image.mode in _EIGHT_BITS and image.has_transparency_data:
+                band = upright(image).convert("RGBA").getchannel("A")
+                if band.getextrema()[0] < 255:
+                    alpha = hashlib.sha256(band.tobytes()).hexdigest()
+            is_cut = bits > 8 and not image.mode.startswith("I")
+            return Traits(*size, frames, bits, alpha, b"" if b"sRGB" in profile else profile, is_cut)
     except DataError:
         return None
+
+
+def _add_frame(digest: Any, shown: Any, is_animated: bool) -> None:
+    """Add a frame's pixels in full depth, and its duration."""
+    about: list[Any] = [shown.size, float(shown.info.get("duration", 0)) if is_animated else 0]
+    if shown.mode in _EIGHT_BITS:
+        shown = shown.convert("RGBA")
+    elif shown.mode.startswith("I"):  # some formats read 16 bits as I;16, and others as I;16B or I
+        about.append(shown.info.get("transparency"))
+        shown = np.asarray(shown).astype(np.int32)
+    else:
+        about.append(shown.mode)
+    digest.update(repr(about).encode() + shown.tobytes())
+
+
+def _is_lossy(file: Path) -> bool:
+    """Return whether an image's format is lossy, so that files with the same pixels were made from it."""
+    try:
+        with open_image(file) as image:
+            if image.format == "WEBP":
+                return b"VP8L" not in file.read_bytes()
+            return image.format not in _LOSSLESS or "jpeg" in str(image.info.get("compression"))
+    except DataError:
+        return False

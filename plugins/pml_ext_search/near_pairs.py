@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +21,12 @@ _WAITING = 1 << 20  # pairs that are held before only the shortest are kept
 LISTS_SEARCHED = 16  # of faiss's index, by each vector
 
 
-@dataclasses.dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Pairs of vectors and their distances, three arrays of one length."""
 
     first: Numbers
     second: Numbers
     distances: Vectors
-
-    @property
-    def count(self) -> int:
-        """How many pairs there are."""
-        return len(self.first)
 
     def where(self, chosen: NDArray[np.bool_]) -> Pairs:
         """Return the pairs of a mask."""
@@ -42,14 +35,8 @@ class Pairs:
 
 def joined(parts: list[Pairs]) -> Pairs:
     """Return the pairs of several blocks."""
-    if not parts:
-        none = np.empty(0, dtype=np.int64)
-        return Pairs(none, none, np.empty(0, dtype=np.float32))
-    return Pairs(
-        np.concatenate([part.first for part in parts]),
-        np.concatenate([part.second for part in parts]),
-        np.concatenate([part.distances for part in parts]),
-    )
+    none = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+    return Pairs(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
 def shortest_pairs(points: Tensor, radius: float) -> Pairs:
@@ -64,7 +51,7 @@ def shortest_pairs(points: Tensor, radius: float) -> Pairs:
     for candidates in _candidates(points, radius):
         for pairs in _within(points, candidates, radius):
             kept.append(pairs)
-            waiting += pairs.count
+            waiting += len(pairs.first)
             if waiting > _WAITING:
                 kept = [forest(joined(kept), len(points))]
                 waiting = 0
@@ -146,7 +133,7 @@ def components(pairs: Pairs, count: int) -> list[list[int]]:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    edges = np.ones(pairs.count, dtype=bool)
+    edges = np.ones(len(pairs.first), dtype=bool)
     graph = coo_array((edges, (pairs.first, pairs.second)), shape=(count, count))
     _, groups = connected_components(graph, directed=False)
     order = np.argsort(groups, kind="stable")

@@ -20,6 +20,7 @@ from pml_ext.tool import (
     GONE,
     IMAGE_ENDINGS,
     MISSING,
+    SYSTEM_FOLDER,
     ConfigError,
     DataError,
     FileStat,
@@ -32,6 +33,7 @@ from pml_ext.tool import (
     is_run,
     read_image,
     shortened,
+    visible_entries,
 )
 
 MOST_WORKERS = 8
@@ -54,7 +56,10 @@ class Listing(NamedTuple):
 
 
 def list_folder(folder: Path) -> Listing:
-    """List a folder without opening its images; skip what is hidden, linked folders, runs and contact sheets."""
+    """List a folder without opening its images.
+
+    What is hidden, system folders such as recycle bins, linked folders, runs and contact sheets are skipped.
+    """
     if folder.is_file():
         raise DataError(f"{folder}: a file; wanted a folder of images (of a table of images: pml-ext index RUN TABLE)")
     if not folder.is_dir():
@@ -137,8 +142,11 @@ def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
 def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]]:
     """Return the entries of a folder with their paths, last first, without those that are hidden or our own."""
     place = listing.folder / inside
-    with os.scandir(place) as scanned:
-        entries = {entry.name: entry for entry in scanned if not entry.name.startswith(".")}
+    system_folders: list[Path] = []
+    entries = visible_entries(place, system_folders)
+    for path in system_folders:
+        name = f"{inside}/{path.name}".lstrip("/")
+        listing.others[name] = f"{path}: {SYSTEM_FOLDER}"
     if inside and is_run(place, entries):
         listing.others[inside] = f"{place}: the folder of a run, whose figures are not read as images"
         return []
@@ -274,7 +282,7 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
     except (ValueError, TypeError) as error:  # invalid shape
         raise DataError(f"an image cannot be read ({error})") from None
     if isinstance(image, Image.Image):
-        return image_tensor(image, channels)
+        return image_tensor(image, channels, smallest)
     raise TypeError(f"{_WANTED}; not {_described(image)}")
 
 

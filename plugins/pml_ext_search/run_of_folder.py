@@ -20,7 +20,11 @@ def run_of(place: Path, device: str, listener: EmbeddingListener) -> tuple[Path,
     """
     if not place.exists():
         raise DataError(f"{place}: no such folder; wanted the folder of a run, or of images")
-    if not place.is_dir() or any((place / name).exists() for name in _OF_RUNS):
+    if not place.is_dir():
+        raise DataError(
+            f"{place}: a file; wanted the folder of a run or of images. Type: pml-ext fit {place} --out RUN"
+        )
+    if any((place / name).exists() for name in _OF_RUNS):
         return place, None
     listing = list_folder(place)
     if not listing.names:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 from pathlib import Path
 
 from PIL import Image
 
-from pml_ext.tool import write_atomically
+from pml_ext.tool import table_text, write_atomically, write_text
 
 from .clusters import CELL, contact_sheet
 from .pictures import PictureReader
@@ -21,18 +20,10 @@ ON_SHEET = 300  # images of a contact sheet
 def write_table(found: Selection, file: Path) -> None:
     """Write a CSV table with a row for each selected image.
 
-    With its column ``class`` filled, it is a table of labels for ``fit``. Bytes of a path that are no UTF-8 are written
-    as they are.
+    With its column ``class`` filled, it is a table of labels for ``fit``.
     """
-    write_atomically(file, functools.partial(_write_table, found))
-
-
-def _write_table(found: Selection, file: Path) -> None:
-    with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for path, name, rank, distance in zip(found.paths, found.classes, found.ranks, found.distances, strict=True):
-            writer.writerow((path, name, rank, "" if distance is None else f"{distance:.6f}"))
+    distances = ["" if distance is None else f"{distance:.6f}" for distance in found.distances]
+    write_text(file, table_text(COLUMNS, zip(found.paths, found.classes, found.ranks, distances, strict=True)))
 
 
 def write_sheet(found: Selection, file: Path, title: str) -> None:

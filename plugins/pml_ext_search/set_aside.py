@@ -1,18 +1,34 @@
-"""Copies set aside: moved to another folder, or replaced by hard links. Nothing is ever deleted."""
+"""Copies set aside: moved to another folder and back, or replaced by hard links. Nothing is ever deleted."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import filecmp
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from pml_ext.tool import ConfigError, DataError, UnwritableError, locked_folder
+from pml_ext.tool import (
+    ConfigError,
+    DamagedError,
+    DataError,
+    FileStat,
+    UnwritableError,
+    file_stat,
+    locked_folder,
+    read_json,
+    write_json,
+)
 
-from .duplicates import Copy, Duplicates, Group
+from .duplicates import Copy, Duplicates
 from .free_name import free_name
+
+MOVES = ".pml-ext-moves.json"  # in the folder of moved copies: where each comes from
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 @dataclasses.dataclass
@@ -24,106 +40,294 @@ class SetAside:
     left: list[str] = dataclasses.field(default_factory=list)  # why each other copy was left as it was
 
 
-def link_copies(found: Duplicates) -> SetAside:
-    """Replace exact copies by hard links to the image to keep; copies that are no exact ones stay.
+class _Planned(NamedTuple):
+    """A copy that is to be moved, and the image to keep, with their sizes and times when they were compared."""
+
+    copy: str  # below the folder of images
+    size: int
+    changed: int
+    kept: str
+    kept_size: int
+    kept_changed: int
+    target: str  # below the folder of moved copies
+
+
+@dataclasses.dataclass
+class _Move:
+    """What one call moves out of a folder of images."""
+
+    root: str
+    finished: bool
+    images: list[_Planned]
+
+
+def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
+    """Replace exact copies by hard links to the image to keep; other copies stay.
 
     A link is made beside the copy under a hidden name and renamed over it. A process that is killed leaves each file
     as it was, or as a link. Both files are compared byte for byte just before. ConfigError, with nothing changed, if a
     copy is on another device than the image to keep.
     """
-    exact = found.of_kind("exact")
-    for group in exact:
-        for name in _names_of(group):
-            kept = _file_of(group.keep)
-            if os.lstat(name).st_dev != os.stat(kept).st_dev:
+    pairs = []
+    for group in found.of_kind("exact"):
+        for copy in group.others:
+            pairs += [(name, copy, group.keep) for name in _names_of(copy)]
+    done = SetAside()
+    with _locked(roots if pairs else []):
+        for name, _, keep in pairs:
+            kept = _file_of(keep)
+            if name.exists() and kept.exists() and os.lstat(name).st_dev != os.stat(kept).st_dev:
                 raise ConfigError(
                     f"--link: {name} is on another device than {kept}, where no hard link reaches; "
                     "wanted copies of one device (or --move DIR)"
                 )
-    done = SetAside()
-    for group in exact:
-        kept = _file_of(group.keep)
-        for name in _names_of(group):
-            before = os.lstat(name)
-            if os.path.samestat(before, os.stat(kept)):
-                continue
-            if reason := _why_left(name) or _why_unequal(name, kept):
+        for name, copy, keep in pairs:
+            kept = _file_of(keep)
+            if reason := _why_left(name, _stat_of(copy), kept, _stat_of(keep)):
                 done.left.append(reason)
                 continue
-            _link(kept, name)
-            done.files += 1
-            if before.st_nlink == 1:
-                done.space += before.st_size
+            before = os.lstat(name)
+            if not os.path.samestat(before, os.stat(kept)) and _is_linked(name, kept, done):
+                done.files += 1
+                done.space += before.st_size if before.st_nlink == 1 else 0
     return done
 
 
-def _link(kept: Path, copy: Path) -> None:
-    """Replace a file by a hard link, atomically."""
+def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
+    """Replace a file by a hard link, atomically, if both have the same bytes; return whether they have."""
     digest = hashlib.sha256(os.fsencode(copy.name)).hexdigest()[:16]
     temporary = copy.with_name(f".pml-ext-link-{digest}")
     try:
-        if temporary.is_file() and temporary.samefile(kept):  # of a process that was killed
+        if not filecmp.cmp(copy, kept, shallow=False):
+            done.left.append(f"{copy} has changed since it was compared")
+            return False
+        # of a process that was killed: another name of an image, unless that is gone
+        if temporary.exists() and (temporary.stat().st_nlink > 1 or filecmp.cmp(temporary, kept, shallow=False)):
             temporary.unlink()
         os.link(os.path.realpath(kept), temporary)
         os.replace(temporary, copy)
     except OSError as error:
         reason = error.strerror or error
         raise UnwritableError(f"--link: {copy} cannot become a link to {kept} ({reason}); it stays as it was") from None
+    return True
 
 
-def move_copies(found: Duplicates, folder: Path, roots: Iterable[Path]) -> SetAside:
+def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAside:
     """Move the copies of all groups to a folder, below which they keep their paths.
 
-    A file is renamed, so that a process that is killed leaves it in the one place or the other. ConfigError, with
-    nothing changed, if the folder is inside of one with images, or on another device.
+    Both the copy and the image to keep must be as they were compared; other copies are left. What is to be moved is
+    written into the folder first, so that :func:`finish_moves` goes on where a process was killed, and
+    :func:`move_back` puts everything back. A file that is there is never replaced.
 
     Args:
         found: the groups; the image to keep of each stays, and so do the images of an old folder.
         folder: is created if it is missing.
-        roots: the folders with the images, of which the first has those that are moved.
+        roots: the folders with the images; those of the first are moved.
+
+    Raises:
+        ConfigError: with nothing changed, if the folder shares images with one of the roots, or is on another device.
     """
-    new_root, *_ = roots = [Path(os.path.realpath(root)) for root in roots]
     target = Path(os.path.realpath(folder))
-    for root in roots:
-        if target == root or root in target.parents:
-            raise ConfigError(f"--move {folder}: it is inside of {root}, whose images are compared; wanted another")
-    copies = [name for group in found.groups for name in _names_of(group)]
+    root = Path(os.path.realpath(roots[0]))
+    _check_apart(folder, roots)
+    images = []
+    links = {}  # symbolic links to images of the groups, and whether each is a copy
+    for group in found.groups:
+        kept = str(_file_of(group.keep).absolute())
+        for copy in group.images:
+            for name in _names_of(copy):
+                if name.is_symlink():
+                    links[name] = not group.keeps(copy)
+                elif not group.keeps(copy):
+                    place = (Path(os.path.realpath(name.parent)) / name.name).relative_to(root)
+                    planned = str(free_name(target / place).relative_to(target))
+                    images.append(_Planned(str(place), *_stat_of(copy), kept, *_stat_of(group.keep), planned))
     done = SetAside()
-    if not copies:
-        return done
-    with locked_folder(folder):
-        device = target.stat().st_dev
-        for name in copies:
-            if os.lstat(name).st_dev != device:
-                raise ConfigError(f"--move {folder}: {name} is on another device; wanted a folder on its own")
-        for name in copies:
-            if reason := _why_left(name):
-                done.left.append(reason)
-                continue
-            place = Path(os.path.realpath(name.parent)) / name.name
-            size = os.lstat(name).st_size
-            _move(name, free_name(target / place.relative_to(new_root)))
-            done.files += 1
-            done.space += size
+    if images:
+        with _locked([*roots, folder]):
+            for image in images:
+                if (root / image.copy).exists() and os.lstat(root / image.copy).st_dev != target.stat().st_dev:
+                    raise ConfigError(
+                        f"--move {folder}: {root / image.copy} is on another device; wanted a folder on its own"
+                    )
+            for parent in {(target / image.target).parent for image in images}:
+                if target not in (parent.resolve(), *parent.resolve().parents):
+                    raise ConfigError(f"--move {folder}: {parent} is a link out of it; wanted another folder")
+            moves = [*_read(target), _Move(str(root), False, images)]
+            _carry_out(moves, moves[-1], target, done)
+    for link, is_copy in links.items():
+        if not link.exists():
+            done.left.insert(0, f"{link} is a symbolic link that leads nowhere now")
+        elif is_copy:
+            done.left.append(f"{link} is a symbolic link")
     return done
 
 
-def _move(copy: Path, target: Path) -> None:
+def finish_moves(folder: Path, roots: Sequence[Path]) -> SetAside:
+    """Go on with moves from the first of the roots that were killed, with the choice that was made then."""
+    target = Path(os.path.realpath(folder))
+    done = SetAside()
+    if _unfinished(_read(target), roots[0]):
+        with _locked([*roots, folder]):
+            moves = _read(target)
+            for move in _unfinished(moves, roots[0]):
+                _carry_out(moves, move, target, done)
+    return done
+
+
+def _unfinished(moves: Iterable[_Move], root: Path) -> list[_Move]:
+    return [move for move in moves if move.root == os.path.realpath(root) and not move.finished]
+
+
+def _carry_out(moves: Sequence[_Move], move: _Move, target: Path, done: SetAside) -> None:
+    """Move the images of one of the moves; what a killed process has moved is counted, too."""
+    _write(target, moves)
+    for number, image in enumerate(move.images):
+        copy = Path(move.root, image.copy)
+        place = target / image.target
+        stat = (image.size, image.changed)
+        if not (file_stat(copy) is None and file_stat(place) == stat):
+            kept = Path(image.kept)
+            kept_stat = (image.kept_size, image.kept_changed)
+            while not (reason := _why_left(copy, stat, kept, kept_stat)) and not _moved(copy, place):
+                place = free_name(target / image.copy)
+                move.images[number] = image._replace(target=str(place.relative_to(target)))
+                _write(target, moves)
+            if reason:
+                done.left.append(reason)
+                continue
+        done.files += 1
+        done.space += image.size
+    move.finished = True
+    _write(target, moves)
+
+
+def move_back(folder: Path, root: Path) -> SetAside:
+    """Put moved copies back to where they were below ``root``; where a place is taken, the copy stays in ``folder``.
+
+    A call that was killed is completed by the next. DataError if nothing was moved from ``root``.
+    """
+    target = Path(os.path.realpath(folder))
+    known = {move.root for move in _read(target)}
+    if os.path.realpath(root) not in known:
+        has = f"it has images of {min(known)}" if known else f"it has no list of moved images, {MOVES}"
+        raise DataError(f"--undo {folder}: {has}; wanted the folder that --move moved images of {root} to")
+    done = SetAside()
+    with _locked([root, folder]):
+        moves = _read(target)
+        for move in _unfinished(moves, root):
+            move.finished = True  # what was not moved is not moved any more
+        _write(target, moves)
+        for move in reversed(moves):
+            if move.root == os.path.realpath(root):
+                move.images = [image for image in move.images if not _is_back(image, move, target, done)]
+        _write(target, moves)
+    return done
+
+
+def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool:
+    """Move an image back; return whether it is back, or gone."""
+    copy = Path(move.root, image.copy)
+    moved = target / image.target
+    if not moved.exists():
+        if not copy.exists():
+            done.left.append(f"{moved} is gone")
+        return True
+    if not _moved(moved, copy):
+        done.left.append(f"{moved} stays there, since {copy} is taken")
+        return False
+    done.files += 1
+    return True
+
+
+def _moved(source: Path, target: Path) -> bool:
+    """Move a file to a name on its device; return False, with nothing changed, if that is taken or the file is gone.
+
+    A process that is killed may leave the file with both names; the next call takes the first away.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(copy, target)
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            return False
+        except FileExistsError:
+            if not _is_second_name(source, target):
+                return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _renamed(source, target)
+        source.unlink()
     except OSError as error:
         raise UnwritableError(
-            f"--move: {copy} cannot be moved to {target} ({error.strerror or error}); it stays where it was"
+            f"{source} cannot be moved to {target} ({error.strerror or error}); it stays where it was"
+        ) from None
+    return True
+
+
+def _is_second_name(source: Path, target: Path) -> bool:
+    """Whether two paths are two names of one file, not one name reached in two ways."""
+    if source.stat().st_nlink == 1 or source.parent.samefile(target.parent):
+        return False
+    return target.exists() and source.samefile(target)
+
+
+def _renamed(source: Path, target: Path) -> bool:
+    """Rename a file on a file system without hard links, over an empty file that takes the name first."""
+    try:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    try:
+        os.replace(source, target)
+    except OSError:
+        target.unlink()
+        raise
+    return True
+
+
+def _check_apart(folder: Path, roots: Iterable[Path]) -> None:
+    """Raise ConfigError if a folder is inside of one with images, by whatever link, or has it inside."""
+    real = Path(os.path.realpath(folder))
+    for root in roots:
+        inside = any(place.exists() and place.samefile(root) for place in (real, *real.parents))
+        if inside or Path(os.path.abspath(root)) in Path(os.path.abspath(folder)).parents:
+            raise ConfigError(f"--move {folder}: it is inside of {root}, whose images are compared; wanted another")
+        if real in Path(os.path.realpath(root)).parents:
+            raise ConfigError(f"--move {folder}: {root}, whose images are compared, is inside of it; wanted another")
+
+
+@contextlib.contextmanager
+def _locked(folders: Iterable[Path]) -> Iterator[None]:
+    """Hold the locks of folders, in the same order in all processes; nobody moves what is in one that is read-only."""
+    with contextlib.ExitStack() as locks:
+        for folder in sorted({os.path.realpath(folder) for folder in folders}):
+            if not os.path.exists(folder) or os.access(folder, os.W_OK):
+                locks.enter_context(locked_folder(Path(folder)))
+        yield
+
+
+def _read(target: Path) -> list[_Move]:
+    """Return the moves into a folder, oldest first."""
+    file = target / MOVES
+    try:
+        moves = read_json(file)["moves"]
+        return [_Move(move["root"], move["finished"], [_Planned(*image) for image in move["images"]]) for move in moves]
+    except FileNotFoundError:
+        return []
+    except (DamagedError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{file}: damaged ({error}), so that moves to {target} cannot be undone; rename it to move more"
         ) from None
 
 
-def _names_of(group: Group) -> list[Path]:
-    """Return the files of a group's copies, with the other names of each."""
-    names = []
-    for copy in group.others:
-        names += [_file_of(copy), *copy.other_names]
-    return names
+def _write(target: Path, moves: Iterable[_Move]) -> None:
+    write_json(target / MOVES, {"moves": [dataclasses.asdict(move) for move in moves]})
+
+
+def _names_of(copy: Copy) -> list[Path]:
+    return [_file_of(copy), *copy.other_names]
 
 
 def _file_of(copy: Copy) -> Path:
@@ -132,17 +336,20 @@ def _file_of(copy: Copy) -> Path:
     return copy.file
 
 
-def _why_left(name: Path) -> str:
-    """Return why a file is neither linked nor moved, "" if nothing speaks against it."""
+def _stat_of(copy: Copy) -> FileStat:
+    return copy.bytes or 0, copy.changed or 0
+
+
+def _why_left(name: Path, stat: FileStat, kept: Path, kept_stat: FileStat) -> str:
+    """Return why a file is neither linked nor moved, "" if both are as they were when they were compared."""
     if name.is_symlink():
         return f"{name} is a symbolic link"
+    if kept.is_symlink():
+        return f"{name} is a file, and its copy {kept} a symbolic link"
+    for file, before in ((name, stat), (kept, kept_stat)):
+        now = file_stat(file)
+        if now is None:
+            return f"{file} is gone since it was compared"
+        if now != before:
+            return f"{file} has changed since it was compared"
     return ""
-
-
-def _why_unequal(name: Path, kept: Path) -> str:
-    try:
-        if filecmp.cmp(name, kept, shallow=False):
-            return ""
-    except OSError as error:
-        raise DataError(f"{name} cannot be compared with {kept} ({error.strerror or error}); both stay") from None
-    return f"{name} has changed since it was compared"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from pml_ext.tool import DataError, Numbers, Vectors, has_faiss, read_image
 
-from .near_pairs import LISTS_SEARCHED, MOST_EXACT
+from .near_pairs import LISTS_SEARCHED, MOST_EXACT, lists_of
 
 STORED = 64  # side of a thumbnail in pixels
 COMPARED = 16  # side of what is compared, of a thumbnail or of a part of it
@@ -256,13 +255,7 @@ def _search_of(wholes: Tensor) -> Callable[[Tensor, int], Numbers]:
     More than 20,000 are searched by 16 lists of a faiss index, if there is faiss.
     """
     if len(wholes) > MOST_EXACT and has_faiss():
-        import faiss
-
-        rows = wholes.numpy()
-        index = faiss.index_factory(rows.shape[1], f"IVF{math.isqrt(len(rows))},Flat", faiss.METRIC_INNER_PRODUCT)
-        index.train(rows)
-        index.add(rows)
-        faiss.extract_index_ivf(index).nprobe = LISTS_SEARCHED
+        index = lists_of(wholes.numpy(), LISTS_SEARCHED)
 
         def of_lists(queries: Tensor, count: int) -> Numbers:
             places: Numbers = index.search(np.ascontiguousarray(queries.numpy()), count)[1]

@@ -27,9 +27,12 @@ with needs_extra("train", "a data set"):
     from .published import check_archives as check_archives
     from .published import get_archives as get_archives
     from .reading import Box as Box
+    from .reading import bits_of as bits_of
     from .reading import image_tensor as image_tensor
     from .reading import open_image as open_image
     from .reading import read_image as read_image
+    from .reading import shown_size as shown_size
+    from .reading import upright as upright
     from .splits import DataSplits as DataSplits
     from .splits import hold_out_classes as hold_out_classes
     from .table import table as table

@@ -25,6 +25,12 @@ VALIDATION_FOLDERS = ("val", "valid", "validation")
 # Endings of images that are not read; of files in a class's folder, others are no images.
 _OTHER_IMAGES = (".jxl", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2")
 CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
+SYSTEM_FOLDER = "a recycle bin or another system folder"  # why a folder is skipped
+# Of operating systems, archivers and network drives, in lower case.
+_SYSTEM_FOLDERS = (
+    *("#recycle", "@recycle", "$recycle.bin", "recycler", ".trashes", "lost+found", "system volume information"),
+    *("@eadir", "#snapshot", "__macosx", ".thumbnails"),
+)
 
 
 def folder(
@@ -124,36 +130,30 @@ class _Skipped:
     """What a folder has that is not read as images of a class."""
 
     runs: list[Path] = dataclasses.field(default_factory=list)
+    system_folders: list[Path] = dataclasses.field(default_factory=list)
     linked_folders: list[Path] = dataclasses.field(default_factory=list)
     loose_images: list[Path] = dataclasses.field(default_factory=list)  # beside the folders of classes
     other_images: list[Path] = dataclasses.field(default_factory=list)  # in formats that are not read
 
     def notes(self) -> list[str]:
         """Return a line for each kind."""
-        notes = []
-        if self.runs:
-            notes.append(f"{self.runs[0]} is the folder of a run, whose figures are not read as images")
-        if self.linked_folders:
-            count = len(self.linked_folders)
-            first = min(self.linked_folders)
-            notes.append(f"links to folders are not followed: {count}, {first} first; put the folders in their place")
-        if self.loose_images:
-            count = len(self.loose_images)
-            first = min(self.loose_images)
-            notes.append(
-                f"images beside the folders of classes have no class: {count}, {first} first; put them into one"
-            )
-        if self.other_images:
-            count = len(self.other_images)
-            first = min(self.other_images)
-            notes.append(f"images of these endings are not read: {count}, {first} first; save them as .jpg or .png")
-        return notes
+        lines = (
+            (self.runs, "{1} is the folder of a run, whose figures are not read as images"),
+            (self.system_folders, "recycle bins and other system folders are skipped: {0}, {1} first"),
+            (self.linked_folders, "links to folders are not followed: {0}, {1} first; put the folders in their place"),
+            (
+                self.loose_images,
+                "images beside the folders of classes have no class: {0}, {1} first; put them into one",
+            ),
+            (self.other_images, "images of these endings are not read: {0}, {1} first; save them as .jpg or .png"),
+        )
+        return [line.format(len(paths), min(paths)) for paths, line in lines if paths]
 
 
 def _unused_validation(place: Path) -> list[str]:
     """Return a note for each folder of validation images beside ``train`` and ``test``."""
     notes = []
-    for name in sorted(_entries(place)):
+    for name in sorted(_entries(place, [])):
         if name.lower() in VALIDATION_FOLDERS:
             notes.append(f"{place / name}: not used; train and test are the split")
     return notes
@@ -201,11 +201,26 @@ def listed_sheets(table: Path) -> set[str] | None:
     return {name for name in listed if re.fullmatch(r"cluster-\d{3,}\.png", name)}
 
 
-def _entries(place: Path) -> dict[str, os.DirEntry[str]]:
-    """Return a folder's entries by name, without those that are hidden."""
+def is_system_folder(name: str) -> bool:
+    """Whether a name is that of a folder that no person made, such as a recycle bin."""
+    return name.lower() in _SYSTEM_FOLDERS
+
+
+def visible_entries(place: Path, system_folders: list[Path]) -> dict[str, os.DirEntry[str]]:
+    """Entries of a folder by name, without hidden ones; system folders are added to the list instead."""
+    found = {}
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if is_system_folder(entry.name):
+                system_folders.append(place / entry.name)
+            elif not entry.name.startswith("."):
+                found[entry.name] = entry
+    return found
+
+
+def _entries(place: Path, system_folders: list[Path]) -> dict[str, os.DirEntry[str]]:
     try:
-        with os.scandir(place) as entries:
-            return {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+        return visible_entries(place, system_folders)
     except OSError as error:
         raise DataError(f"{place}: cannot be listed ({error.strerror}); check its permissions") from None
 
@@ -231,7 +246,7 @@ def _files_by_class(place: Path, depth: int | None, skipped: _Skipped) -> dict[s
     waiting = [place]  # no recursion: folders may be nested deeper than Python's stack
     while waiting:
         folder = waiting.pop()
-        entries = _entries(folder)
+        entries = _entries(folder, skipped.system_folders)
         if folder != place and is_run(folder, entries):
             skipped.runs.append(folder)
             continue

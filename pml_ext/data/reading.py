@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, PmlExtError, TooManyPixelsError, one_line
+from .transforms import KEPT_WHEN_REDUCED
 
 # Formats that Pillow may detect; others run programs (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "AVIF", "JPEG2000")
@@ -29,6 +30,7 @@ IMAGE_ENDINGS = (*_JPEG_ENDINGS, *_OTHER_ENDINGS, *_JPEG_2000_ENDINGS, *_HEIF_EN
 
 MAX_PIXELS = "PML_EXT_MAX_PIXELS"  # environment variable: pixels of the largest image, in place of Pillow's limit
 STRIP = 64  # rows of an image that are copied at once
+NEAR_GROUND = 32  # gray levels within which visible pixels vanish on a ground
 ORIENTATION = 0x0112  # EXIF tag
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 
@@ -129,27 +131,62 @@ def _is_heif(file: str | Path | IO[bytes]) -> bool:
 def read_image(
     path: str | Path | IO[bytes], channels: int = 3, box: Box | None = None, smallest: int | None = None
 ) -> Tensor:
-    """Return an image file as uint8 ``[C, H, W]``, rotated by its EXIF orientation, transparency blended with white.
+    """Return an image file as uint8 ``[C, H, W]``, as it is shown; see :func:`image_tensor`.
 
-    16-bit images are scaled to 8 bits; CMYK and palettes are converted. The memory format is channels-last. ``box``
-    crops the upright image. JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the shorter side keeps at least
-    ``smallest`` pixels. Raise DataError if the file cannot be read or the box lies outside of the image.
+    The memory format is channels-last. ``box`` crops the upright image. JPEGs are decoded at 1/2, 1/4 or 1/8 of their
+    size if the shorter side keeps at least ``smallest`` pixels, four for each that it is resized to. DataError if the
+    file cannot be read, the box lies outside of the image, or resizing it would give too many pixels.
     """
     with open_image(path) as file:
-        turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
-        width, height = file.size[::-1] if turned else file.size
+        bits = bits_of(file)
+        width, height = shown_size(file)
         if box is None:
             part = Box(0, 0, width, height)
         else:
             part = _whole_pixels(box, width, height, path)
-        shorter = min(part.right - part.left, part.bottom - part.top)
-        if smallest is not None and smallest < shorter:
-            sides = [math.ceil(side * smallest / shorter) for side in file.size]
-            file.draft(None, (sides[0], sides[1]))
-        image = _upright(file, str(path))
+        sides = (part.right - part.left, part.bottom - part.top)
+        _check_enlarged(sides, smallest, str(path))
+        if smallest is not None and smallest < min(sides):
+            reduced = [math.ceil(side * smallest / min(sides)) for side in file.size]
+            file.draft(None, (reduced[0], reduced[1]))
+        image = _upright(file, bits, str(path))
         if box is not None:
             image = image.crop(_scaled(part, (width, height), image.size))  # the draft may be smaller
         return _pixels(image, channels)
+
+
+def shown_size(image: Any) -> tuple[int, int]:
+    """Return width and height of an opened image as it is shown, rotated by its EXIF orientation."""
+    width, height = image.size
+    is_turned = image.format != "TIFF" and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)  # Pillow turns TIFF's
+    return (height, width) if is_turned else (width, height)
+
+
+def bits_of(image: Any) -> int:
+    """Return how many bits a channel an opened image has in its file: 8 (or fewer), 10, 12, 16 or 32.
+
+    Pillow reads the upper 8 bits of 16-bit colors. Once it has read pixels (or EXIF, of a PNG), the mode alone counts.
+    """
+    tiles = getattr(image, "tile", None) or [("", (), 0, "")]
+    codec, _, _, arguments = tiles[0]
+    if ";16" in f"{image.mode} {arguments}" or codec.startswith("ppm"):  # those of PPM are scaled
+        return 16
+    if image.format == "HEIF":
+        return int(image.info["bit_depth"])
+    return 32 if image.mode in ("I", "F") else 8
+
+
+def _check_enlarged(sides: tuple[float, float], smallest: int | None, name: str) -> None:
+    """Raise TooManyPixelsError if an image has too many pixels once its shorter side has a quarter of ``smallest``."""
+    from PIL import Image
+
+    limit = _max_pixels() or 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
+    shorter = (smallest or 0) // KEPT_WHEN_REDUCED
+    if shorter > min(sides) and shorter**2 * max(sides) / min(sides) > limit:
+        raise TooManyPixelsError(
+            f"{name}: {sides[0]:.0f} x {sides[1]:.0f} pixels become more than {limit:,} if the shorter side is resized "
+            f"to {shorter}; crop the image"
+        )
 
 
 def _whole_pixels(box: Box, width: int, height: int, path: Any) -> Box:
@@ -177,41 +214,69 @@ def _scaled(box: Box, before: tuple[int, int], after: tuple[int, int]) -> tuple[
     )
 
 
-def image_tensor(image: Any, channels: int = 3) -> Tensor:
-    """Return a PIL image as uint8 ``[C, H, W]``, upright, transparency on white, 1 or 3 channels.
+def image_tensor(image: Any, channels: int = 3, smallest: int | None = None) -> Tensor:
+    """Return a PIL image as uint8 ``[C, H, W]``, upright, with 1 or 3 channels.
 
-    Raise DataError as :func:`read_image` does, for example for a damaged file whose pixels are decoded only now.
+    Integers of 16 or 32 bits are scaled to 8 bits from the lowest of 8, 10, 12 ... bits that hold the largest. CMYK and
+    palettes are converted. Transparent images are put on white, or on black or gray if more than a quarter of what is
+    visible is nearly white. DataError as :func:`read_image`, for example for a damaged file that is decoded only now.
     """
     name = str(getattr(image, "filename", "") or "an image")
     with _naming_damage(name):
-        return _pixels(_upright(image, name), channels)
+        _check_enlarged(image.size, smallest, name)
+        return _pixels(_upright(image, bits_of(image), name), channels)
 
 
-def _upright(image: Any, name: str) -> Any:
+def _upright(image: Any, bits: int, name: str) -> Any:
     """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
     from PIL import Image
 
+    image = upright(image)
     if image.mode == "F":  # PIL would clip, to black where values are from 0 to 1
         raise DataError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
+    if image.mode.startswith("I"):  # PIL would clip, not scale
+        values = np.asarray(image)
+        if values.min() < 0:
+            raise DataError(f"{name}: its pixels are negative numbers; save it with 8 or 16 bits a channel")
+        used = (int(values.max()).bit_length() + 1) // 2 * 2
+        return Image.fromarray((values >> max(0, used - 8)).astype(np.uint8))
+    if bits == 16 and image.mode == "RGB" and image.getbbox() is None:
+        raise DataError(f"{name}: its 16-bit colors are below 256, which would be read as black; save it with 8 bits")
+    return image
+
+
+def upright(image: Any) -> Any:
+    """Return an opened image with its pixels, rotated by its EXIF orientation."""
+    from PIL import Image
+
+    if image.format == "TIFF":
+        image.filename = ""  # a file that is mapped into memory would be read by the width of the rotated image
     image.load()  # loading rotates a TIFF file
     orientation = image.getexif().get(ORIENTATION)
     if orientation in range(2, 9):
-        image = image.transpose(Image.Transpose[TURNS[int(orientation) - 2]])
-    if image.mode.startswith("I"):  # 16 bits, in mode "I;16" or "I": PIL would clip, not scale
-        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        return image.transpose(Image.Transpose[TURNS[int(orientation) - 2]])
     return image
 
 
 def _pixels(image: Any, channels: int) -> Tensor:
-    from PIL import Image
-
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = _on_ground(image.convert("RGBA"))
     mode = "L" if channels == 1 else "RGB"
     if image.mode != mode:
         image = image.convert(mode)
     return torch.from_numpy(_array_of(image, channels)).permute(2, 0, 1)
+
+
+def _on_ground(image: Any) -> Any:
+    """Put a transparent image on white, or on black or gray if its visible pixels would vanish there."""
+    from PIL import Image
+
+    visible = image.convert("L").histogram(image.getchannel("A"))
+    vanishing = {ground: sum(visible[max(0, ground - NEAR_GROUND) : ground + NEAR_GROUND]) for ground in (255, 0, 128)}
+    ground = 255
+    if 4 * vanishing[ground] > sum(visible):
+        ground = min((0, 128), key=vanishing.__getitem__)
+    return Image.alpha_composite(Image.new("RGBA", image.size, (ground, ground, ground, 255)), image)
 
 
 def _array_of(image: Any, channels: int) -> NDArray[np.uint8]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +14,44 @@ from ..errors import DataError, needs_extra, one_line, shortened
 Rows = list[tuple[str, dict[str, Any]]]
 """Cells by column, with the place of the row, such as ``"line 5"`` of a CSV file or ``"row 3"`` of others, from 0."""
 
+# Cells that spreadsheets would run as formulas; an apostrophe before them keeps them text.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _BEYOND = "\0"  # no column's name: the cells of a row that has more of them than there are columns
+
+
+def table_text(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a CSV table that :func:`read_rows` reads back; texts that look like formulas get an apostrophe.
+
+    Encode it with ``surrogateescape``: paths need not be UTF-8.
+    """
+    lines = []
+    for row in (columns, *rows):
+        line = io.StringIO(newline="")
+        cells = [f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in row]
+        csv.writer(line, lineterminator="\r\n").writerow(cells)  # quotes cells with either of the two
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
+
+
+def _cell(text: Any) -> Any:
+    """Return a cell without the apostrophe of :func:`table_text`."""
+    return text[1:] if isinstance(text, str) and text[:1] == "'" and _FORMULA.match(text) else text
 
 
 def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
     """Return the columns and the rows of a Parquet file, or of a CSV file with the names of the columns in line 1.
 
-    Commas, semicolons or tabs separate the cells of CSV. Raise DataError for a file that cannot be read; ``form``, such
-    as ``"table:FILE.csv"``, is for its text.
+    Commas, semicolons or tabs separate the cells of CSV; rows without a value are left out. Raise DataError for a file
+    that cannot be read; ``form``, such as ``"table:FILE.csv"``, is for its text.
     """
     if file.exists() and not file.is_file():  # a pipe or a device may never end
         raise DataError(f"{file}: not a regular file; wanted {form}")
     if file.suffix.lower() == ".parquet":
         return _rows_of_parquet(file)
-    numbered: list[tuple[int, dict[str, Any]]] = []
+    numbered: list[tuple[int, dict[str, Any], list[Any]]] = []
     try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
+        # bytes that are not UTF-8 are allowed in paths alone
+        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
             head = opened.readline()
             opened.seek(0)
             separator = max(",;\t", key=head.count)  # spreadsheets of some languages write semicolons
@@ -34,23 +59,25 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
             columns = [name.strip() for name in lines.fieldnames or []]
             lines.fieldnames = columns
             for line in lines:
-                numbered.append((lines.line_num, line))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        if isinstance(error, csv.Error):
-            where = f", line {lines.reader.line_num}"
-        else:
-            where = ""
+                texts = [*columns, *(str(cell) for name, cell in line.items() if name != "path")]
+                "".join(texts).encode()
+                further: list[Any] = [*line.pop(_BEYOND, [])]
+                if not all(map(is_empty, [*line.values(), *further])):
+                    numbered.append((lines.line_num, {name: _cell(cell) for name, cell in line.items()}, further))
+    except (OSError, UnicodeError, csv.Error) as error:
+        where = "" if isinstance(error, OSError) else f", line {lines.reader.line_num}"
+        reason = "bytes that are not UTF-8" if isinstance(error, UnicodeError) else error
         kind = form.partition(":")[0]
         name = "a table" if kind == "table" else kind
         wanted = f"{form} must be UTF-8 with balanced quotes"
-        raise DataError(f"{file}: cannot be read as {name} ({error}{where}); {wanted}") from None
+        raise DataError(f"{file}: cannot be read as {name} ({reason}{where}); {wanted}") from None
     for name in columns:
         if name and columns.count(name) > 1:
             raise DataError(f"{file}: {columns.count(name)} columns have the name {name}; rename or delete one")
     rows: Rows = []
-    for number, line in numbered:
+    for number, line, further in numbered:
         rows.append((f"line {number}", line))
-        beyond = [cell for cell in line.pop(_BEYOND, []) if not is_empty(cell)]
+        beyond = [cell for cell in further if not is_empty(cell)]
         if beyond:
             found = shortened(repr(beyond[-1]), 100)
             raise DataError(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, InstanceOf, ValidationError, field_validator
 
 from ..errors import ConfigError, DataError, unknown
 from .images import LabeledImages
@@ -25,7 +25,7 @@ class TableRow(BaseModel):
     """A row of a table."""
 
     label: str
-    path: str
+    path: InstanceOf[str]  # also with bytes that are not UTF-8
     split: Literal["train", "validation", "test"] = "train"  # of a table without the column, all are divided
     is_query: bool = False
     is_gallery: bool = False

@@ -157,8 +157,8 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8, atomically, with the same line ends on all systems."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8", newline="\n"))
+    """Write a text in UTF-8, atomically, with its own line ends; bytes of file names stay as they are."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", "surrogateescape")))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -43,33 +43,3 @@ def test_a_new_plugin_is_written_with_what_to_type_next(pml_ext_command, tmp_pat
     refused = pml_ext_command("new-plugin", "WideMargin", "--out", tmp_path / "other")
     assert refused.returncode == 2
     assert "kebab-case" in refused.stderr
-<<<<<<< HEAD
-
-
-def test_counts_of_checks_are_summed(pml_ext_command, monkeypatch):
-    """Of results that are made up; the real ones of these components are those of the kit's own tests."""
-    asked = []
-
-    def check(component, fast, on_fail):
-        asked.append((fast, on_fail))
-        statuses = ["passed"] * len(asked) + ["skipped", "failed", "xfail", "xfail"][: len(asked)]
-        return [CheckResult("", f"check_{number}", status) for number, status in enumerate(statuses)]
-
-    monkeypatch.setattr(runner, "check_component", check)
-    monkeypatch.setattr(targets, "find_named", lambda what: [])
-    done = pml_ext_command("check", "pml_ext_cbml", "--fast")
-    assert done.returncode == 1
-    assert asked == [(True, None)] * len(COMPONENTS)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0] == ["component", "passed", "failed", "skipped", "xfail"]
-    rows = {}
-    for line in lines[2 : 2 + len(COMPONENTS)]:  # after a rule
-        rows[line[0]] = [int(number) for number in line[1:]]
-    assert rows.keys() == COMPONENTS
-    assert sorted(rows.values()) == [[1, 0, 1, 0], [2, 1, 1, 0], [3, 1, 1, 1], [4, 1, 1, 2]]
-    assert done.stdout.splitlines()[-1] == "10 passed, 3 failed, 4 skipped, 3 xfail"
-
-
-COMPONENTS = {"cbml", "hard-pair", "metric-variance", "softmax"}
-=======
->>>>>>> f6f2e523b68a3916af598c0c35b07733b9845920

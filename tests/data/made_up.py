@@ -2,7 +2,9 @@
 
 import io
 import itertools
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,17 @@ def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, color).save(path)
     return path
+
+
+def write_deep_png(path: Path, pixels) -> None:
+    """A PNG with 16 bits a channel, ``[H, W, 3]``, which Pillow cannot write."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows))]
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in [*chunks, (b"IEND", b"")]:
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    path.write_bytes(content)
 
 
 def photos(place: Path, classes=4, images=6) -> Path:

@@ -5,13 +5,14 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from numpy.testing import assert_allclose
+from PIL import Image
 
-from pml_ext.data import Box, folder, read_image
-from pml_ext.data.reading import IMAGE_ENDINGS, _array_of
+from pml_ext.data import Box, folder, image_tensor, open_image, read_image, shown_size
+from pml_ext.data.reading import IMAGE_ENDINGS, TURNS, _array_of
 from pml_ext.errors import ConfigError, DataError, TooManyPixelsError
 
-from .made_up import save
+from .made_up import save, write_deep_png
 
 
 def test_an_image_is_not_taken_for_what_starts_a_program(tmp_path, monkeypatch):
@@ -46,22 +47,75 @@ def test_images_of_every_mode(tmp_path, mode, color, wanted):
     assert tuple(read_image(path, channels=1).shape) == (1, 4, 4)
 
 
-def test_floating_point_pixels_are_refused(tmp_path):
-    """PIL clips them to whole numbers: those from 0 to 1 would all be black."""
-    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "depth.tif")
-    with pytest.raises(DataError, match=r"depth.tif: its pixels are floating-point numbers; save it with 8 or 16 bits"):
+@pytest.mark.parametrize(
+    ("value", "kind", "wanted"),
+    [(99, np.uint16, 99), (4000, np.uint16, 250), (65_535, np.uint16, 255), (70_000, np.int32, 68), (0, np.int32, 0)],
+)
+def test_integers_are_scaled_by_what_they_need(tmp_path, value, kind, wanted):
+    Image.fromarray(np.full((4, 4), value, dtype=kind)).save(tmp_path / "deep.tif")
+    assert read_image(tmp_path / "deep.tif").unique().tolist() == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(np.float32(0.5), "floating-point numbers"), (np.int32(-5), "negative numbers")]
+)
+def test_pixels_that_pillow_would_clip_are_refused(tmp_path, value, problem):
+    Image.fromarray(np.full((4, 4), value)).save(tmp_path / "depth.tif")
+    with pytest.raises(DataError, match=f"depth.tif: its pixels are {problem}; save it with 8 or 16 bits"):
         read_image(tmp_path / "depth.tif")
 
 
+def test_colors_of_which_pillow_reads_nothing_are_refused(tmp_path):
+    write_deep_png(tmp_path / "dark.png", np.full((4, 4, 3), 99))
+    assert Image.open(tmp_path / "dark.png").getpixel((0, 0)) == (0, 0, 0)
+    with pytest.raises(DataError, match="dark.png: its 16-bit colors are below 256"):
+        read_image(tmp_path / "dark.png")
+
+
+@pytest.mark.parametrize("color", ["white", "black", "gray", "yellow", "red"])
+def test_icons_that_differ_in_transparency_look_different(tmp_path, color):
+    """Squares of one color, of which only the size of what is visible differs."""
+    seen = []
+    for side in (10, 20):
+        icon = Image.new("RGBA", (32, 32), color)
+        icon.putalpha(Image.new("L", (32, 32), 0))
+        icon.paste(Image.new("RGBA", (side, side), color), (6, 6))
+        icon.save(tmp_path / "icon.png")
+        seen.append(read_image(tmp_path / "icon.png", channels=1).int())
+    assert (seen[0] - seen[1]).abs().max() > 32
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (100_000, 1)])
+def test_images_that_would_be_enlarged_too_far_are_refused(tmp_path, size):
+    path = save(tmp_path / "long.png", size=size)
+    wanted = r"long.png: \d+ x \d+ pixels become more than 178,956,970 if .* to 256; crop the image"
+    with pytest.raises(TooManyPixelsError, match=wanted):
+        read_image(path, smallest=4 * 256)
+    with Image.open(path) as image, pytest.raises(TooManyPixelsError, match=wanted):
+        image_tensor(image, smallest=4 * 256)
+    assert max(read_image(path, smallest=4 * 32).shape) == max(size)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["jpg", "tif"])
-def test_exif_orientation_is_followed(tmp_path, orientation, suffix):
-    image = Image.fromarray(np.kron(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40, np.ones((8, 8), np.uint8)))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "TIFF in LZW", "AVIF", "HEIF"])
+def test_boxes_are_cut_from_what_each_format_shows(tmp_path, orientation, kind):
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").register_heif_opener()
     exif = Image.Exif()
     exif[0x0112] = orientation
-    image.save(tmp_path / f"turned.{suffix}", exif=exif)
-    wanted = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / f"turned.{suffix}")))
-    assert np.array_equal(read_image(tmp_path / f"turned.{suffix}", channels=1)[0], wanted)
+    path = tmp_path / f"turned.{kind.lower()}"
+    stored = Image.fromarray(np.kron(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40, np.ones((16, 16), np.uint8)))
+    options = {"compression": "tiff_lzw"} if kind == "TIFF in LZW" else {"quality": 100}
+    stored.save(path, kind.split()[0], exif=exif.tobytes(), **options)
+    if orientation > 1:
+        stored = stored.transpose(Image.Transpose[TURNS[orientation - 2]])
+    wanted = np.asarray(stored)
+    height, width = wanted.shape
+    with open_image(path) as image:
+        assert shown_size(image) == (width, height)
+    assert_allclose(read_image(path, channels=1)[0].int(), wanted, atol=8)
+    box = Box(width - 20, height - 30, width, height)
+    assert_allclose(read_image(path, 1, box)[0].int(), wanted[-30:, -20:], atol=8)
 
 
 def test_the_orientation_is_all_that_exif_is_read_for(tmp_path):

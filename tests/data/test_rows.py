@@ -1,9 +1,12 @@
 """CSV files as spreadsheets write them; what cannot be read is refused by the tables and lists that use it."""
 
+import csv
+
 import pytest
 
-from pml_ext.data.rows import is_empty, read_rows, rows_of_frame
+from pml_ext.data.rows import is_empty, read_rows, rows_of_frame, table_text
 from pml_ext.errors import DataError
+from pml_ext.files import write_text
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -14,6 +17,33 @@ def test_the_separators_of_spreadsheets(tmp_path, separator):
     columns, rows = read_rows(file, "table:FILE.csv")
     assert columns == ["a", "b"]
     assert rows == [("line 3", {"a": "1", "b": "x\ny"}), ("line 4", {"a": "2", "b": "z"})]
+
+
+def test_own_tables_are_read_back_and_run_no_formula(tmp_path):
+    names = ["a\rb", "a\nb", 'a"b', "caf\udce9", "=1+1", "+a", "-a", "@a", "'=a", "''@a", "'a", "\t=1", "plain"]
+    file = tmp_path / "mine.csv"
+    write_text(file, table_text(["path", "n"], [(name, -1) for name in names]))
+    assert [row for _, row in read_rows(file, "table:FILE.csv")[1]] == [{"path": name, "n": "-1"} for name in names]
+    with file.open(newline="", encoding="utf-8", errors="surrogateescape") as opened:
+        cells = [row[0] for row in csv.reader(opened)]
+    assert not [cell for cell in cells if cell[0] in "=+-@\t\r"]
+
+
+def test_rows_without_a_value_are_left_out(tmp_path):
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n,\n , ,\n3,\n,,\n\n")
+    found = read_rows(tmp_path / "mine.csv", "pairs:FILE.csv")[1]
+    assert found == [("line 2", {"a": "1", "b": "2"}), ("line 5", {"a": "3", "b": ""})]
+
+
+def test_bytes_that_are_no_text_name_their_line(tmp_path):
+    (tmp_path / "mine.csv").write_bytes(b"path,class\ncaf\xe9.png,a\nb.png,caf\xe9\n")
+    with pytest.raises(DataError, match=r"as a table \(bytes that are not UTF-8, line 3\); table:FILE.csv must be"):
+        read_rows(tmp_path / "mine.csv", "table:FILE.csv")
+
+
+def test_an_empty_file_has_no_columns(tmp_path):
+    (tmp_path / "mine.csv").touch()
+    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from pml_ext.tool import (
+    SYSTEM_FOLDER,
     AsJson,
     ConfigError,
     DataError,
@@ -18,6 +19,7 @@ from pml_ext.tool import (
     check_writable,
     counted,
     is_run,
+    is_system_folder,
     is_vector_file,
     print_result,
     printable,
@@ -30,10 +32,10 @@ from pml_ext.tool import (
 from .loading import load_for_command
 
 if TYPE_CHECKING:
-    from ..duplicates import Duplicates, Group, Kind
+    from ..duplicates import Duplicates, Kind
     from ..embedded import Embedded
+    from ..set_aside import SetAside
 
-_KINDS = {"exact": "same bytes", "same": "same pixels", "near": "near"}
 _SHOWN = 200  # rows of the table in a terminal
 
 
@@ -76,10 +78,24 @@ def duplicates(
         Path | None,
         Option(metavar="FOLDER", help="Move the copies of all groups to this folder; the images to keep stay."),
     ] = None,
+    undo: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Put everything back that --move has moved from the images to this folder."),
+    ] = None,
+    delete: Annotated[bool, Option("--delete", hidden=True)] = False,
     store: StoreFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted."""
+    if delete:
+        raise ConfigError(
+            "--delete: copies are never deleted; --move FOLDER moves them to a folder that you may delete"
+        )
+    if undo is not None:
+        if link or keep != "most-pixels" or any((against, radius, kind, csv, sheet, html, move, store)):
+            raise ConfigError(f"--undo goes alone; type: pml-ext duplicates {data} --undo {undo}")
+        _undo(data, undo, as_json)
+        return
     for option, file in (("--csv", csv), ("--sheet", sheet), ("--html", html)):
         if file is not None:
             check_writable(option, file, file=True)
@@ -93,6 +109,8 @@ def duplicates(
     if told is not None and not told.is_file():
         raise ConfigError(f"--keep {keep}: no such file; wanted a table that --csv, or pml-ext browse, has written")
     source = _source_of(data, store)
+    if move is not None and source.names is not None and _finish_moves(move, source.folder):
+        source = _source_of(data, store)
     kinds = _kinds_of(kind)
     if source.names is None:
         if against is not None or kind or link or move or sheet or html or keep != "most-pixels":
@@ -110,8 +128,8 @@ def duplicates(
             whole = sum(not group.others for group in found.groups)
             if whole:
                 say(f"{counted(whole, 'group')} left whole: {keep} spares none of the images")
-    noun = "vectors" if source.names is None else "images"
-    summary = _summary(found, noun, kinds)
+    noun = "vector" if source.names is None else "image"
+    summary = found.summary(noun)
     title = f"Copies in {printable(str(data))}"
     if against is not None:
         title = f"Images of {printable(str(data))} with copies in {printable(str(against))}"
@@ -158,13 +176,17 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
         embedded = load_for_command(data, "cpu", store=store).gallery().embedded
         has_files = any((embedded.folder / name).is_file() for name in embedded.paths)
         if has_files:
-            return _Source(embedded.folder, embedded.paths, is_run=True)
+            names = [path for path in embedded.paths if not any(map(is_system_folder, path.split("/")))]
+            return _Source(embedded.folder, names, is_run=True)
         return _Source(embedded.folder, None, is_run=True, vectors=embedded)
     if store is not None:
         raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
     if not data.is_dir() and is_vector_file(data):
         return _Source(data, None)
     listing = list_folder(data)
+    skipped = [why for why in listing.others.values() if why.endswith(SYSTEM_FOLDER)]
+    if skipped:
+        say(f"skipped {counted(len(skipped), 'folder')}, the first {printable(skipped[0])}")
     if not listing.names:
         raise DataError(f"{option}{data}: no image by its name; wanted .jpg, .png, ... files")
     return _Source(data, listing.names)
@@ -246,16 +268,43 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
     from ..set_aside import link_copies, move_copies
 
     if move is None:
-        done = link_copies(found)
+        done = link_copies(found, roots)
         lines = [f"{counted(done.files, 'file')} replaced by hard links to equal ones: {done.space:,} bytes free"]
     else:
         done = move_copies(found, move, roots)
         lines = [f"{counted(done.files, 'image')} moved to {printable(str(move))}: {done.space:,} bytes"]
-    if done.left:
-        lines.append(f"{counted(len(done.left), 'image')} left as before; the first: {printable(done.left[0])}")
+    lines += _left(done)
     if run is not None and move is not None and done.files:
         lines.append(f"the index still lists them; type: pml-ext index {run}")
     return lines
+
+
+def _finish_moves(move: Path, root: Path) -> bool:
+    """Go on with a move that was killed; return whether it moved images."""
+    from ..set_aside import finish_moves
+
+    done = finish_moves(move, [root])
+    if done.files or done.left:
+        say("; ".join([f"an interrupted --move went on: {counted(done.files, 'image')} moved", *_left(done)]))
+    return done.files > 0
+
+
+def _undo(data: Path, folder: Path, as_json: bool) -> None:
+    from ..set_aside import move_back
+
+    root = data
+    if data.is_dir() and is_run(data, os.listdir(data)):
+        root = load_for_command(data, "cpu").indexed_folder()
+    done = move_back(folder, root)
+    line = f"{counted(done.files, 'image')} moved back to {printable(str(root))}"
+    print_result(as_json, {"moved_back": done.files, "left": done.left}, line, *_left(done))
+
+
+def _left(done: SetAside) -> list[str]:
+    """Return a line about files that were left as they were, if there are some."""
+    if not done.left:
+        return []
+    return [f"{counted(len(done.left), 'file')} left as before; the first: {printable(done.left[0])}"]
 
 
 def _warn_of_skipped(found: Duplicates) -> None:
@@ -268,43 +317,15 @@ def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], li
     """Return columns and rows of the printed table, and which columns are numbers."""
     rows = []
     for number, group in enumerate(found.groups, start=1):
-        for row in _rows_of(group, noun):
-            rows.append([str(number), *row])
-    if noun == "vectors":
-        return ["group", "distance", "id"], rows, [0, 1]
-    return ["group", "copies", "distance", "pixels", "bytes", "path"], rows, [0, 2, 3, 4]
-
-
-def _rows_of(group: Group, noun: str) -> list[list[str]]:
-    rows = []
-    for image in group.images:
-        distance = f"{image.distance:.3f}"
-        if group.keeps(image):
-            distance = "first" if noun == "vectors" else "keep"
-        row = [distance, printable(image.path)]
-        if noun != "vectors":
+        for image in group.images:
+            distance = f"{image.distance:.3f}"
+            if group.keeps(image):
+                distance = "first" if noun == "vector" else "keep"
             pixels = "" if image.width is None else f"{image.width} x {image.height}"
             size = "" if image.bytes is None else f"{image.bytes:,}"
-            row = [_KINDS[group.kind], distance, pixels, size, printable(image.path)]
-        rows.append(row)
-    return rows
-
-
-def _summary(found: Duplicates, noun: str, kinds: Sequence[Kind]) -> str:
-    """Return a line that says what was found, and how the radius was chosen."""
-    copies = sum(len(group.others) for group in found.groups)
-    parts: list[str] = []
-    if noun == "images":
-        parts += [f"{len(found.of_kind(kind))} of the {_KINDS[kind]}" for kind in kinds if kind != "near"]
-    if "near" in kinds:
-        near = f"{len(found.of_kind('near'))} near, within {found.radius:.3g}"
-        if found.made_up:
-            near += f", chosen by {found.made_up} made-up copies"
-        near += " (--radius)"
-        if found.nearest_other is not None:
-            near += f"; the nearest other is at {found.nearest_other:.3g}"
-        parts.append(near)
-    text = f"{counted(len(found.groups), 'group')} with {copies} of {found.images} {noun} to spare"
-    if noun == "images":
-        text += f", {found.space:,} bytes"
-    return f"{text}: {', '.join(parts)}"
+            rows.append([str(number), group.about(image), distance, pixels, size, printable(image.path)])
+    if not rows:
+        return [], [], []
+    if noun == "vector":
+        return ["group", "distance", "id"], [[row[0], row[2], row[5]] for row in rows], [0, 1]
+    return ["group", "copies", "distance", "pixels", "bytes", "path"], rows, [0, 2, 3, 4]

@@ -127,7 +127,8 @@ def _recall_text(name: str, recall: float) -> str:
 def _check_index(gallery: Gallery, as_json: bool) -> None:
     """Print which images of an index are gone or changed; exit code 1 if there are some."""
     gone, changed = gallery.check()
-    lines = [f"{len(gallery)} {gallery.noun}, all files as they were written: {gallery.place}"]
+    how = " by the size and time of their files" if gallery.noun == "images" else ""
+    lines = [f"{len(gallery)} {gallery.noun} checked{how}: {gallery.place}"]
     for what, paths in (("gone", gone), ("changed", changed)):
         if paths:
             lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")

@@ -73,7 +73,7 @@ def test_the_groups_are_those_of_the_command(copies, folder):
 def test_a_sub_folder_a_rule_and_a_radius(copies):
     found_by(copies, "two")
     assert len(copies) == 0
-    assert "0 groups with 0 of 5 images to spare; near is what is within" in copies.summary
+    assert "No copies among 5 images; near is within " in copies.summary
     found_by(copies, "one", "least-compressed", 1e-5)
     assert len(copies) == 0
     assert copies.state.radius == 1e-5
@@ -101,7 +101,7 @@ def test_what_is_kept_is_a_file(copies):
     told = json.loads(copies.as_text(shown, kept, "json"))
     assert told["groups"][0]["keep"] == exact.images[1].path == 'two/deep/<img src=x onerror="alert(1)">.png'
     assert near.images[3].path not in [image["path"] for image in told["groups"][1]["images"]]
-    assert {*told["groups"][0]["images"][0]} == {"path", "distance", "bytes", "width", "height"}
+    assert {*told["groups"][0]["images"][0]} == {"path", "distance", "bytes", "width", "height", "differs"}
     assert copies.as_text([], [], "csv") == copies._found.as_csv()
     assert len(other.images) == 8
 

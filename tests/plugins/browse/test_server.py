@@ -76,7 +76,7 @@ def test_names_of_clusters_are_a_table_of_classes(served):
     for cluster in run.group(embedded, 3).clusters:
         if cluster.number != 1:
             wanted |= dict.fromkeys(
-                [embedded.paths[n] for n in cluster.members], {0: 'a, "b" ü', 2: "=c"}[cluster.number]
+                [embedded.paths[n] for n in cluster.members], {0: 'a, "b" ü', 2: "'=c"}[cluster.number]
             )
     gone = {path for path in embedded.paths if path == "0/link.png" or not (served.photos / path).exists()}
     assert len(gone) == 2

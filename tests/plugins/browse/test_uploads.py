@@ -47,3 +47,12 @@ def test_the_picture_is_the_photograph(tmp_path):
     picture = Image.open(io.BytesIO(base64.b64decode(content)))
     assert picture.size == (480, 160)
     assert all(abs(one - other) < 4 for one, other in zip(picture.getpixel((240, 80)), (200, 30, 40), strict=True))
+
+
+def test_a_photograph_that_would_grow_too_far_is_refused(tmp_path):
+    """1 x 60,000 pixels are a file of some 200 bytes, and 1.5 GB once the shorter side is resized."""
+    file = io.BytesIO()
+    Image.new("1", (1, 60_000)).save(file, "PNG")
+    with pytest.raises(DataError, match=r"^tall.png: 1 x 60000 pixels become more than .*; crop the image"):
+        Uploads(tmp_path).keep(file, "tall.png")
+    assert [*tmp_path.iterdir()] == []

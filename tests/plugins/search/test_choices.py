@@ -49,8 +49,8 @@ def test_several_images_may_be_kept(tmp_path):
     paths = [[image.path for image in group.images] for group in found.groups]
     exact = paths.index(["0.png", "exact $1_3.png", "sub/exact.png"])
     near = paths.index(["2.png", "small.jpg"])
-    same = paths.index(["same.tif", "1.png"])
-    kept = {exact: {"sub/exact.png", "exact $1_3.png"}, near: ["2.png", "small.jpg"], same: ["1.png"]}
+    same = paths.index(["1.png", "same.tif"])
+    kept = {exact: {"sub/exact.png", "exact $1_3.png"}, near: ["2.png", "small.jpg"], same: ["same.tif"]}
     chosen = ChosenCopies(found).keeping(kept)
     assert [image.path for image in chosen.groups[exact].images] == ["exact $1_3.png", "0.png", "sub/exact.png"]
     rows = list(csv.DictReader(io.StringIO(chosen.as_csv())))
@@ -65,40 +65,43 @@ def test_several_images_may_be_kept(tmp_path):
     assert of_exact["keep"] == "exact $1_3.png"
     assert [image["path"] for image in of_exact["images"]] == ["exact $1_3.png", "0.png"]
     assert {*of_exact} == {"kind", "keep", "images"}
-    stand_in = [["same.bmp", "exact $1_3.png"], ["near.jpg", "same.bmp"]]  # in place of 0.png, an exact copy
+    stand_in = [["exact $1_3.png", "same.bmp"], ["near.jpg", "exact $1_3.png"]]  # in place of 0.png, an exact copy
     assert [[image["path"] for image in group["images"]] for group in groups if group["kind"] != "exact"] == [
         stand_in[0],
-        ["1.png", "same.tif"],
+        ["same.tif", "1.png"],
         stand_in[1],
     ]
-    assert ["same.bmp", "exact $1_3.png", 0.0] in chosen.as_json()["pairs"]
-    spare = ["0.png", "exact $1_3.png", "same.tif", "same.bmp"]
+    assert ["exact $1_3.png", "same.bmp", 0.0] in chosen.as_json()["pairs"]
+    spare = ["0.png", "exact $1_3.png", "1.png", "same.bmp"]
     sizes = {image.path: image.bytes for group in found.groups for image in group.images}
     assert chosen.as_json()["space"] == sum(sizes[name] for name in spare)
     with pytest.raises(DataError, match="no image is kept"):
         ChosenCopies(found).keeping({0: ["elsewhere.png"]})
 
 
-def test_a_saved_table_keeps_the_same_again(tmp_path):
+def test_a_saved_table_keeps_the_same_again(tmp_path, recwarn):
     """Also where an image takes the place of another one in groups of another kind."""
     found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
     paths = [[image.path for image in group.images] for group in found.groups]
     exact = paths.index(["0.png", "exact $1_3.png", "sub/exact.png"])
-    same = paths.index(["same.tif", "1.png"])
-    chosen = ChosenCopies(found).keeping({exact: {"sub/exact.png", "exact $1_3.png"}, same: ["1.png"]})
+    same = paths.index(["1.png", "same.tif"])
+    chosen = ChosenCopies(found).keeping({exact: {"sub/exact.png", "exact $1_3.png"}, same: ["same.tif"]})
     assert chosen.found != found
     table = tmp_path / "copies.csv"
     table.write_text(chosen.as_csv())
     assert ChosenCopies(found).keeping_as_told(table).found == chosen.found
     table.write_text(ChosenCopies(found).as_csv())
     assert ChosenCopies(found).keeping_as_told(table).found == found
+    assert not [one for one in recwarn if "without an image" in str(one.message)]
 
 
 def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     found = find_duplicates(files_of(folder))
     table = tmp_path / "copies.csv"
-    table.write_text("kind;keep;path\nnear;No;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n")
-    chosen = ChosenCopies(found).keeping_as_told(table)
+    rows = "near;FALSE;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n;;\n"  # as spreadsheets write it
+    table.write_text(f"kind;keep;path\n{rows}")
+    with pytest.warns(UserWarning, match=r"1 row without an image .* line 4: exact, 02-half.png"):
+        chosen = ChosenCopies(found).keeping_as_told(table)
     (group,) = [group for group in chosen.groups if group.keep.path.startswith("01")]
     assert [image.path for image in group.others] == ["01-doubled.png"]
     others = [group for group in chosen.groups if not group.keep.path.startswith("01")]
@@ -111,6 +114,7 @@ def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     [
         ("keep,path\nyes,a.png\n", "no column kind; wanted a table as --csv writes it"),
         ("kind,keep,path\nnear,maybe,a.png\n", "line 2: keep = 'maybe'; wanted"),
+        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "a.png is kept in one of line 2 and line 3, and not"),
     ],
 )
 def test_another_table_is_refused(tmp_path, rows, told):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pml_ext_search.copies import CHANGES, HELD, SAMPLE, chosen_radius, distances_of_copies, median_beyond
+from pml_ext_search.copies import CHANGES, HELD, SAMPLE, chosen_radius, distances_of_copies, nearest_beyond
 from pml_ext_search.near_pairs import Pairs
 from pml_ext_search.thumbnails import Thumbnails, thumbnail_of
 
@@ -60,8 +60,13 @@ def test_unreadable_files_are_left_out(files, tmp_path):
     assert chosen_radius([broken], pairs_of((0, 1, 0.9)), 2) == (0, 0)
 
 
-def test_the_median_is_over_images_with_a_pair_beyond():
+def test_nearest_distances_are_of_images_with_a_pair_beyond():
     pairs = pairs_of((0, 1, 0.2), (0, 2, 0.5), (1, 2, 0.7), (3, 4, 0.1))
-    assert median_beyond(pairs, 6, 0.15) == pytest.approx(0.2)  # of 0.2, 0.2, 0.5
-    assert median_beyond(pairs, 6, 0.3) == pytest.approx(0.5)  # of 0.5, 0.7, 0.5
-    assert median_beyond(pairs, 6, 0.8) is None
+    for distance, wanted in ((0.15, [0.2, 0.2, 0.5]), (0.3, [0.5, 0.7, 0.5]), (0.8, [])):
+        assert nearest_beyond(pairs, 6, distance).tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("size", "copies"), [((17_000, 600), len(CHANGES)), ((100_000, 1), 0), ((1, 60_000), 0)])
+def test_copies_of_panoramas_fit_their_formats(tmp_path, size, copies):
+    photograph(0).resize(size).save(tmp_path / "long.png")
+    assert len(distances_of_copies([tmp_path / "long.png"])) == copies

@@ -48,11 +48,11 @@ def test_three_kinds_of_copies_are_told_apart(tmp_path):
     (exact,) = found.of_kind("exact")
     assert exact.keep.path == "0.png"
     assert {image.path for image in exact.others} == {"exact $1_3.png", "sub/exact.png"}
-    assert sorted(paths_of(found.of_kind("same"))) == [["same.bmp", "0.png"], ["same.tif", "1.png"]]
-    assert sorted(paths_of(found.of_kind("near"))) == [["2.png", "small.jpg"], ["near.jpg", "same.bmp"]]
+    assert sorted(paths_of(found.of_kind("same"))) == [["0.png", "same.bmp"], ["1.png", "same.tif"]]
+    assert sorted(paths_of(found.of_kind("near"))) == [["2.png", "small.jpg"], ["near.jpg", "0.png"]]
     assert found.images == 18
     sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*.*")}
-    spare = ("exact $1_3.png", "sub/exact.png", "0.png", "1.png", "small.jpg", "same.bmp")
+    spare = ("exact $1_3.png", "sub/exact.png", "0.png", "same.tif", "small.jpg", "same.bmp")
     assert found.space == sum(sizes[path] for path in spare)
 
 
@@ -64,7 +64,7 @@ def test_changes_of_photographs_are_found_by_the_default(tmp_path):
     assert sorted(len(group) for group in groups) == [8] * 10
     assert all(len({path[:2] for path in group}) == 1 for group in groups)
     assert all(group.keep.path.endswith("-doubled.png") for group in found.groups)
-    assert 0 < found.radius < found.nearest_other
+    assert 0 < found.radius < found.nearest < found.nearest_other
     for group in found.groups:
         distances = [image.distance for image in group.images]
         assert distances[0] == 0 < distances[1] == sorted(distances)[1]
@@ -192,9 +192,9 @@ def test_collections_of_one_vector_or_of_equal_ones_have_a_radius():
 def test_json_has_every_group(tmp_path):
     found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
     told = found.as_json()
-    assert {*told} == {"groups", "pairs", "radius", "nearest_other", "made_up_copies", "images", "space"}
+    assert {*told} == {"groups", "pairs", "radius", "nearest", "nearest_other", "made_up_copies", "images", "space"}
     exact = told["groups"][0]
     assert {*exact} == {"kind", "keep", "images"}
     assert exact["keep"] == exact["images"][0]["path"]
-    assert {*exact["images"][0]} == {"path", "distance", "bytes", "width", "height"}
+    assert {*exact["images"][0]} == {"path", "distance", "bytes", "width", "height", "differs"}
     assert len(told["pairs"]) == sum(len(group.images) - 1 for group in found.groups)

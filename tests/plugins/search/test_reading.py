@@ -17,9 +17,10 @@ from pml_ext.data import build_transforms
 from pml_ext.data.folder import folder as image_folder
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.networks.trunks import builtin_trunk
+from pml_ext_fit.unlabeled import has_no_labels
 from pml_ext_search import reading
 from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.reading import default_workers, listed
+from pml_ext_search.reading import default_workers, list_folder, listed
 
 from .drawings import write_some
 
@@ -92,6 +93,41 @@ def test_runs_and_contact_sheets_are_not_indexed(make, images, runs):
             embedded = run.index(images).embedded
         assert len(embedded.paths) == 21
         assert "groups/my own.png" in embedded.paths
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("#recycle", "@eaDir", "$RECYCLE.BIN", ".Trashes", "lost+found", "__MACOSX", ".thumbnails"),
+        *("System Volume Information", "@Recycle", "#snapshot"),
+    ],
+)
+def test_system_folders_are_skipped_by_all_listings(images, name):
+    write_some(images, range(20))
+    before = list_folder(images).names
+    for place in (images, images / "class 1"):
+        shutil.copytree(images / "class 0", place / name / "class 0")
+    listing = list_folder(images)
+    assert listing.names == before
+    assert sorted(listing.others) == sorted([f"class 1/{name}", name])
+    splits = image_folder(images.parent, "images", split="image")
+    assert len(splits.train) + len(splits.test) == 20
+    assert "recycle bins and other system folders are skipped: 2, " in splits.note
+    assert not has_no_labels(images)
+    assert has_no_labels(images / "class 1")
+
+
+def test_files_of_one_kind_are_reported_in_one_line(make, images):
+    write_some(images, range(3))
+    for number in range(5):
+        (images / f"{number}.xmp").touch()
+        (images / f"{number}.jpg").write_bytes(b"damaged")
+    with pytest.warns(SkippedImage) as heard:
+        make().embed_folder(images)
+    told = sorted(str(one.message) for one in heard if one.category is SkippedImage)
+    assert len(told) == 2
+    assert f"skipped 5 files, the first {images / '0.jpg'}: not a readable image" in told[0]
+    assert f"skipped 5 files, the first {images / '0.xmp'}: no image by its name" in told[1]
 
 
 def test_file_names_need_not_be_text(make, images):

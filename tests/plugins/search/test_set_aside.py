@@ -1,17 +1,23 @@
-"""Copies that are moved or linked: nothing is lost at any moment, and a second run finds nothing to do."""
+"""Copies that are moved, moved back or linked: nothing is lost at any moment, and a second run finds nothing to do."""
 
+import multiprocessing
 import os
+import random
 import shutil
+import signal
+import time
 
 import pytest
 
-from pml_ext.errors import ConfigError, UnwritableError
+from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import set_aside
 from pml_ext_search.duplicates import find_duplicates
-from pml_ext_search.set_aside import link_copies, move_copies
+from pml_ext_search.set_aside import MOVES, finish_moves, link_copies, move_back, move_copies
 
 from .photographs import photograph
 from .test_duplicates import files_of
+
+ODD = "new\nline, \udcff.png"
 
 
 @pytest.fixture
@@ -21,55 +27,88 @@ def folder(tmp_path):
     for number in range(3):
         photograph(number).save(place / f"{number}.png")
     os.utime(place / "0.png", (1000, 1000))
-    shutil.copy(place / "0.png", place / "sub" / "new\nline, \udcff.png")
+    shutil.copy(place / "0.png", place / "sub" / ODD)
     shutil.copy(place / "0.png", place / "sub" / "b.png")
     photograph(1, 80).save(place / "sub" / "small.jpg")
     return place
 
 
+@pytest.fixture
+def aside(tmp_path):
+    return tmp_path / "aside"
+
+
+def tree(place):
+    """The visible files below a folder: bytes by path."""
+    files = [file for file in place.rglob("[!.]*.*") if file.is_file()]
+    return {str(file.relative_to(place)): file.read_bytes() for file in files}
+
+
 def contents(*places):
-    return sorted(file.read_bytes() for place in places for file in place.rglob("[!.]*.*") if file.is_file())
+    return sorted(content for place in places for content in tree(place).values())
+
+
+def interrupted(monkeypatch, name, work, calls=0):
+    """Do a work that is killed after some calls of a function of the system."""
+    real = getattr(os, name)
+    left = [calls]
+
+    def deadly(*arguments):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(set_aside.os, name, deadly)
+        with pytest.raises(KeyboardInterrupt):
+            work()
 
 
 def test_exact_copies_become_hard_links(folder):
-    before = contents(folder)
-    done = link_copies(find_duplicates(files_of(folder)))
+    before = tree(folder)
+    done = link_copies(find_duplicates(files_of(folder)), [folder])
     assert (done.files, done.space) == (2, 2 * (folder / "0.png").stat().st_size)
-    assert contents(folder) == before
+    assert tree(folder) == before
     assert (folder / "0.png").stat().st_nlink == 3
     assert (folder / "sub" / "small.jpg").stat().st_nlink == 1
     again = find_duplicates(files_of(folder))
     assert again.of_kind("exact") == []
-    assert link_copies(again).files == 0
+    assert link_copies(again, [folder]).files == 0
 
 
-def test_a_link_that_was_killed_is_completed(folder, monkeypatch):
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_killed_link_is_completed_with_any_choice(folder, monkeypatch, kept):
+    before = tree(folder)
     found = find_duplicates(files_of(folder))
+    interrupted(monkeypatch, "replace", lambda: link_copies(found, [folder]))
+    assert tree(folder) == before
+    assert len(os.listdir(folder / "sub")) == 4
+    keep = found.of_kind("exact")[0].images[kept].path
+    assert link_copies(find_duplicates(files_of(folder), keep=keep), [folder]).files == 2
+    assert len(os.listdir(folder / "sub")) == 3
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("work", ["link", "move"])
+@pytest.mark.parametrize(("name", "left"), [("sub/b.png", 1), ("0.png", 2)])
+@pytest.mark.parametrize("change", [lambda file: file.write_bytes(b"new"), os.unlink], ids=["changed", "gone"])
+def test_what_has_changed_since_the_search_is_left(folder, aside, work, name, left, change):
+    found = find_duplicates(files_of(folder))
+    change(folder / name)
     before = contents(folder)
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(set_aside.os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            link_copies(found)
-    assert [file for file in before if file not in contents(folder)] == []
-    assert link_copies(found).files == 2
-    assert not [name for name in os.listdir(folder / "sub") if name.startswith(".")]
-    assert contents(folder) == before
+    if work == "link":
+        done = link_copies(found, [folder])
+        assert done.files == 2 - left
+    else:
+        done = move_copies(found, aside, [folder])
+        assert done.files == 3 - left
+    assert len(done.left) == left
+    assert f"{name} {'is gone' if change is os.unlink else 'has changed'} since it was compared" in done.left[0]
+    assert contents(folder, aside) == before
 
 
-def test_a_file_that_has_changed_meanwhile_is_left(folder):
-    found = find_duplicates(files_of(folder))
-    (folder / "sub" / "b.png").write_bytes(b"something new")
-    done = link_copies(found)
-    assert done.files == 1
-    assert "b.png has changed since it was compared" in done.left[0]
-    assert (folder / "sub" / "b.png").read_bytes() == b"something new"
-
-
-def test_links_across_devices_are_refused_before_anything_is_done(folder, monkeypatch):
+def test_other_devices_are_refused_before_anything_is_done(folder, aside, monkeypatch):
     found = find_duplicates(files_of(folder))
     real = os.lstat
 
@@ -80,82 +119,168 @@ def test_links_across_devices_are_refused_before_anything_is_done(folder, monkey
 
     monkeypatch.setattr(set_aside.os, "lstat", on_another)
     with pytest.raises(ConfigError, match="is on another device than .*0.png, where no hard link reaches"):
-        link_copies(found)
+        link_copies(found, [folder])
     with pytest.raises(ConfigError, match="is on another device; wanted a folder on its own"):
-        move_copies(found, folder.parent / "aside", [folder])
+        move_copies(found, aside, [folder])
     monkeypatch.undo()
-    assert (folder / "0.png").stat().st_nlink == 1
-    assert (folder / "sub" / "b.png").exists()
+    assert {file.stat().st_nlink for file in folder.rglob("*.png")} == {1}
+    assert len(tree(folder)) == 6
 
 
-def test_copies_are_moved_with_their_paths(folder, tmp_path):
-    before = contents(folder)
-    found = find_duplicates(files_of(folder))
-    done = move_copies(found, tmp_path / "aside", [folder])
-    assert done.files == 3
-    assert {path.name for path in (tmp_path / "aside" / "sub").iterdir()} == {
-        "new\nline, \udcff.png",
-        "b.png",
-        "small.jpg",
-    }
-    assert {path.name for path in folder.rglob("*.*")} == {"0.png", "1.png", "2.png"}
-    assert contents(folder, tmp_path / "aside") == before
+@pytest.mark.parametrize("has_links", [True, False])
+def test_copies_are_moved_and_moved_back(folder, aside, monkeypatch, has_links):
+    before = tree(folder)
+    os.link(folder / "sub" / "b.png", folder / "hard.png")
+    if not has_links:  # as on exFAT
+
+        def link(_, target):
+            raise FileExistsError if os.path.lexists(target) else OSError(1, "Operation not permitted")
+
+        monkeypatch.setattr(set_aside.os, "link", link)
+    done = move_copies(find_duplicates(files_of(folder)), aside, [folder])
+    assert (done.files, done.left) == (4, [])
+    assert {*tree(aside)} == {"hard.png", f"sub/{ODD}", "sub/b.png", "sub/small.jpg"}
+    assert (aside / "hard.png").samefile(aside / "sub" / "b.png")
+    assert {*tree(folder)} == {"0.png", "1.png", "2.png"}
     again = find_duplicates(files_of(folder))
     assert again.groups == []
-    assert move_copies(again, tmp_path / "aside", [folder]).files == 0
+    assert move_copies(again, aside, [folder]).files == 0
+    shutil.rmtree(folder / "sub")
+    (folder / "hard.png").write_bytes(b"of somebody")
+    done = move_back(aside, folder)
+    assert (done.files, len(done.left)) == (3, 1)
+    assert "hard.png is taken" in done.left[0]
+    (folder / "hard.png").unlink()
+    assert move_back(aside, folder).files == 1
+    (folder / "hard.png").unlink()
+    assert tree(folder) == before
+    assert tree(aside) == {}
+    assert move_back(aside, folder).files == 0
+    assert finish_moves(aside, [folder]).files == 0
 
 
-def test_what_is_there_is_not_replaced(folder, tmp_path):
-    (tmp_path / "aside" / "sub").mkdir(parents=True)
-    (tmp_path / "aside" / "sub" / "b.png").write_bytes(b"of somebody")
-    move_copies(find_duplicates(files_of(folder)), tmp_path / "aside", [folder])
-    assert (tmp_path / "aside" / "sub" / "b.png").read_bytes() == b"of somebody"
-    assert (tmp_path / "aside" / "sub" / "b-2.png").read_bytes() == (folder / "0.png").read_bytes()
+def test_a_file_that_appears_meanwhile_is_not_replaced(folder, aside, monkeypatch):
+    before = tree(folder)
+    real = set_aside.write_json
+
+    def appears(*arguments):
+        (aside / "sub").mkdir(parents=True, exist_ok=True)
+        (aside / "sub" / "b.png").write_bytes(b"of somebody")
+        real(*arguments)
+
+    monkeypatch.setattr(set_aside, "write_json", appears)
+    assert move_copies(find_duplicates(files_of(folder)), aside, [folder]).files == 3
+    assert (aside / "sub" / "b.png").read_bytes() == b"of somebody"
+    assert (aside / "sub" / "b-2.png").read_bytes() == (folder / "0.png").read_bytes()
+    move_back(aside, folder)
+    assert tree(folder) == before
+    assert tree(aside) == {"sub/b.png": b"of somebody"}
 
 
-def test_a_move_that_fails_is_completed_by_the_next(folder, tmp_path, monkeypatch):
-    before = contents(folder)
-    real = os.rename
-    moved = []
-
-    def fails_at_the_second(source, target):
-        if moved:
-            raise OSError(28, "No space left on device")
-        moved.append(source)
-        real(source, target)
-
-    found = find_duplicates(files_of(folder))
-    with monkeypatch.context() as patched:
-        patched.setattr(set_aside.os, "rename", fails_at_the_second)
-        with pytest.raises(UnwritableError, match="it stays where it was"):
-            move_copies(found, tmp_path / "aside", [folder])
-    assert contents(folder, tmp_path / "aside") == before
-    assert move_copies(find_duplicates(files_of(folder)), tmp_path / "aside", [folder]).files == 2
-    assert contents(folder, tmp_path / "aside") == before
+@pytest.mark.parametrize(("name", "calls"), [("link", 0), ("link", 1), ("link", 2), ("replace", 1)])
+def test_a_killed_move_goes_on_with_its_choice(folder, aside, monkeypatch, name, calls):
+    before = tree(folder)
+    found = find_duplicates(files_of(folder), keep="sub")
+    spared = {image.path for group in found.groups for image in group.others}
+    interrupted(monkeypatch, name, lambda: move_copies(found, aside, [folder]), calls)
+    assert contents(folder, aside) == sorted(before.values())
+    done = finish_moves(aside, [folder])
+    assert (done.files, done.left) == (3, [])
+    assert {*tree(aside)} == spared
+    assert move_back(aside, folder).files == 3
+    assert tree(folder) == before
 
 
-def test_a_folder_inside_of_the_images_is_refused(folder):
-    found = find_duplicates(files_of(folder))
-    for place in (folder, folder / "sub" / "aside"):
-        with pytest.raises(ConfigError, match="it is inside of .*whose images are compared"):
-            move_copies(found, place, [folder])
+@pytest.mark.parametrize(
+    "place",
+    ["images", "images/sub/aside", "to images/aside", "images/link out", "images/../images/new", ".", "link in"],
+)
+def test_a_folder_with_the_images_is_refused(folder, tmp_path, place):
+    (tmp_path / "to images").symlink_to("images")
+    (folder / "link out").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "link in").mkdir()
+    (tmp_path / "link in" / "sub").symlink_to(folder / "sub")
+    with pytest.raises(ConfigError, match="(inside of|sub is a link out of it).*wanted another"):
+        move_copies(find_duplicates(files_of(folder)), tmp_path / place, [folder])
+    assert not (tmp_path / place / MOVES).exists()
 
 
-def test_hard_links_of_a_copy_are_moved_with_it_and_symbolic_ones_are_left(folder, tmp_path):
-    os.link(folder / "sub" / "b.png", folder / "link.png")
-    os.symlink("0.png", folder / "symbolic.png")
-    done = move_copies(find_duplicates(files_of(folder)), tmp_path / "aside", [folder])
-    assert done.files == 4
-    assert (tmp_path / "aside" / "link.png").samefile(tmp_path / "aside" / "sub" / "b.png")
-    assert (folder / "symbolic.png").is_symlink()
-    assert find_duplicates(files_of(folder)).groups == []
+def test_symbolic_links_are_never_kept_for_files(folder, tmp_path, aside):
+    """A link that leads to a moved image is reported; of a file and a link to an equal one, the file stays."""
+    os.symlink("b.png", folder / "sub" / "to b.png")
+    (tmp_path / "elsewhere.png").write_bytes((folder / "2.png").read_bytes())
+    os.utime(tmp_path / "elsewhere.png", (1, 1))
+    os.symlink(tmp_path / "elsewhere.png", folder / "a link.png")
+    done = move_copies(find_duplicates(files_of(folder), keep="oldest"), aside, [folder])
+    assert done.files == 3
+    assert (folder / "2.png").exists()
+    assert done.left == [
+        f"{folder / 'sub' / 'to b.png'} is a symbolic link that leads nowhere now",
+        f"{folder / 'a link.png'} is a symbolic link",
+    ]
 
 
-def test_old_images_stay(folder, tmp_path):
+def test_old_images_stay(folder, tmp_path, aside):
     new = tmp_path / "new"
     new.mkdir()
     photograph(0, 640).save(new / "larger.png")
-    found = find_duplicates(files_of(new, folder))
-    assert move_copies(found, tmp_path / "aside", [new, folder]).files == 1
-    assert (tmp_path / "aside" / "larger.png").exists()
-    assert len(list(folder.rglob("*.*"))) == 6
+    shutil.copy(folder / "2.png", new / "linked.png")
+    (folder / "2.png").unlink()
+    os.symlink(new / "linked.png", folder / "2.png")
+    before = tree(folder)
+    done = move_copies(find_duplicates(files_of(new, folder)), aside, [new, folder])
+    assert (done.files, {*tree(aside)}) == (1, {"larger.png"})
+    assert "linked.png is a file, and its copy" in done.left[0]
+    assert tree(folder) == before
+
+
+def test_a_damaged_list_of_moves_is_an_error(folder, aside):
+    with pytest.raises(DataError, match="--undo .*: it has no list of moved images"):
+        move_back(aside, folder)
+    aside.mkdir()
+    for text in ("{", '{"moves": [{"root": 1}]}', '{"moves": 3}'):
+        (aside / MOVES).write_text(text)
+        with pytest.raises(DataError, match="damaged .* cannot be undone; rename it"):
+            move_back(aside, folder)
+
+
+def test_random_kills_lose_and_double_nothing(folder, aside):
+    """60 kills of moves, links and undos, alone and two at once, each with a choice of its own."""
+    shutil.copy(folder / "1.png", folder / "sub" / "1.png")
+    before = tree(folder)
+    draw = random.Random(0)
+    works = {
+        "move": lambda found: (finish_moves(aside, [folder]), move_copies(found, aside, [folder])),
+        "link": lambda found: link_copies(found, [folder]),
+        "undo": lambda _: move_back(aside, folder),
+    }
+    context = multiprocessing.get_context("fork")
+    killed = 0
+    rounds = 0
+    while killed < 60:
+        rounds += 1
+        assert rounds < 600
+        processes = []
+        for _ in range(draw.choice([1, 2])):
+            found = find_duplicates(files_of(folder), 0.3, draw.choice(["oldest", "most-pixels", "least-compressed"]))
+            work = works[draw.choice(["move", "move", "link", "undo"])]
+            processes.append(context.Process(target=work, args=(found,)))
+        for process in processes:
+            process.start()
+        for process in processes:
+            time.sleep(draw.uniform(0, 0.03))
+            process.kill()
+        for process in processes:
+            process.join()
+            killed += process.exitcode == -signal.SIGKILL
+        here = contents(folder)
+        assert {*here, *contents(aside)} == {*before.values()}
+        assert len({content for content in here if content in (before["0.png"], before["2.png"])}) == 2
+        assert before["1.png"] in here or before["sub/small.jpg"] in here
+    finish_moves(aside, [folder])
+    both = [name for place in (folder, aside) for name in tree(place)]
+    assert sorted(both) == sorted(before)
+    if tree(aside):
+        move_back(aside, folder)
+    link_copies(find_duplicates(files_of(folder), 0.3), [folder])
+    assert tree(folder) == before
