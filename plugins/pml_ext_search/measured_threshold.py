@@ -18,6 +18,9 @@ NAME = "known_or_new"
 _TITLES = {
     "threshold": "Threshold: the greatest distance of a known one (--radius)",
     "false_acceptances_asked_for": "False acceptances that were asked for",
+    "false_acceptances_expected": "False acceptances to expect on average, at most",
+    "false_acceptances_low": "False acceptances with these classes: from",
+    "false_acceptances_high": "to (90 % interval)",
     "classes": "Enrolled classes",
     "images": "Enrolled images",
 }
@@ -37,15 +40,18 @@ def measurement_of(calibration: Calibration) -> Measurement:
     text = (
         "A photograph is known if its embedding is at most the threshold from the nearest class, and else it is new. "
         f"The distance is Euclidean, between embeddings of length 1, to the class's {place}. "
-        f"The threshold was calibrated for {wanted}, and measured: on {new}, and on "
-        f"{counted(calibration.own, 'enrolled image')}, each left out of its class. It belongs to the enrolled images "
-        "of then, and is calibrated again by pml-ext identify when they change. Metrics are shares, from 0 to 1."
+        f"The threshold was calibrated for {wanted}. The shares marked as calibration are of the images that chose "
+        f"it, not of a test: {new}, and {counted(calibration.own, 'enrolled image')}, each left out of its class. "
+        "pml-ext identify calibrates it again when the enrolled images change; --score measures other photographs."
     )
     values: dict[str, float | int | str | None] = {
         "threshold": calibration.threshold,
         "distance": "euclidean",
         "nearest": calibration.nearest,
         "false_acceptances_asked_for": calibration.far,
+        "false_acceptances_expected": calibration.expected,
+        "false_acceptances_low": calibration.interval[0],
+        "false_acceptances_high": calibration.interval[1],
         "classes": calibration.classes,
         "images": calibration.images,
         "gallery": calibration.gallery,
@@ -54,7 +60,7 @@ def measurement_of(calibration: Calibration) -> Measurement:
     titles = {name: title for name, title in _TITLES.items() if values[name] is not None}
     for name, value in calibration.metrics.items():
         values[name] = value
-        titles[name] = title_of(name)
+        titles[name] = f"Calibration images: {title_of(name)}"
     return Measurement(title="Known or new", text=text, by=calibration.by, titles=titles, values=values)
 
 
