@@ -241,13 +241,13 @@ class BrowsedRun:
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
-        """Return pairs of an image and its nearest other one, by distance, of all images or a sample, and a note."""
-        if not self.class_names or len(self) < 2:
-            raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
+        """Return pairs of an image with a class and the nearest other one with a class, by distance, and a note."""
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
+        if len(known) < 2:
+            raise DataError(f"{self.folder}: right and wrong answers need two images with a class, a sub-folder each")
         chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
-        distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings)
-        distances, others = without(chosen, distances, neighbors)
+        distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings[known])
+        distances, others = without(chosen, distances, known[neighbors])
         if len(chosen) == len(self):
             note = f"all {len(self):,} images"
         else:

@@ -241,8 +241,8 @@ def calibrated(
         if far < least and strict:
             raise DataError(
                 f"--far {far:g}: {_classes(other_classes)} can promise {_percent(least)}, and {_percent(far)} takes "
-                f"{_needed(far)}; type --far {_rounded_up(least):g}, --radius DISTANCE, or --on FOLDER with photographs "
-                "of others"
+                f"{_needed(far)}; type --far {_rounded_up(least):g}, --radius DISTANCE, or --on FOLDER of "
+                "other individuals"
             )
         at = threshold_at(max(far, least) / new.inflation, new.smallest, new.numbers)
         assert at is not None  # not below the smallest rate

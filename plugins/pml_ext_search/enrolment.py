@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from pml_ext.tool import (
     ConfigError,
     DataError,
     check_writable,
+    locked_folder,
     open_image,
     sha256_of,
     shortened,
@@ -25,6 +27,7 @@ from pml_ext.tool import (
 
 from .class_folders import ClassFolders
 from .free_name import free_name
+from .problems import StoreWarning
 from .reading import list_folder
 
 if TYPE_CHECKING:
@@ -41,14 +44,14 @@ class Enrolment:
     there: list[str]  # paths in the index of photographs that had been there
     images: int  # of the index now
     changes: Changes | None  # of the index
-    undo: str  # how the copied photographs are removed
+    undo: str  # the command that removes the copies, "" for none
 
 
 def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment:
     """Add photographs of an individual to the indexed folder and its index; see :meth:`TrainedRun.enroll`.
 
     A copy appears under its name once it is whole, and the index changes in one transaction: a call that was killed is
-    finished by the same call.
+    finished by the same call. The indexed folder is locked until its index has the copies.
     """
     run.check_images()
     with run.gallery().reading() as current:
@@ -65,6 +68,18 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
     files = list(_files_of(photographs))
     for file in files:
         _check_photograph(file)  # before anything is copied
+    with locked_folder(root, StoreWarning(f"{root}: another command changes its images; waiting until it is done")):
+        copied, there = _copied(files, root, place)
+        gallery = run.index(factory=index.factory)
+    undo = ""
+    if copied:
+        copies = shlex.join(str(root / path) for path in copied)
+        undo = f"to undo: rm -- {copies} && {run.collection.command()}"
+    return Enrolment(name, str(place), copied, there, len(gallery), gallery.changes, undo)
+
+
+def _copied(files: Sequence[Path], root: Path, place: Path) -> tuple[list[str], list[str]]:
+    """Copy photographs into a class's folder; return the copies, and what had been there, as paths in the index."""
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
     known: dict[str, str] = {}  # paths in the index by the digests of the photographs' bytes
@@ -81,12 +96,7 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
         write_atomically(target, lambda path, file=file: shutil.copy2(file, path))  # type: ignore[misc]
         known[digest] = target.relative_to(root).as_posix()
         copied.append(known[digest])
-    gallery = run.index(factory=index.factory)
-    removed = str(place)
-    if there:
-        removed = f"{len(copied)} copies in {place}"
-    undo = f"to undo, delete {removed}, then type: {run.collection.command()}"
-    return Enrolment(name, str(place), copied, there, len(gallery), gallery.changes, undo)
+    return copied, there
 
 
 def _folder_of(name: str, class_folders: ClassFolders) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from pml_ext.tool import (
     DataError,
     LoadedRun,
     PartsService,
+    Preprocessing,
     class_levels,
     num_processes,
     service,
@@ -32,9 +34,6 @@ from .reading import Images, Listed, listed
 from .run_of_folder import run_of as run_of
 from .table_images import cut_images, is_table
 from .vectors import VectorEmbedder
-
-if TYPE_CHECKING:  # takes seconds to import, which a query saves
-    pass
 
 
 class IndexedRun(LoadedRun):
@@ -66,9 +65,12 @@ class IndexedRun(LoadedRun):
                 folder, self.network, self.device, self.identity, place, replace=store is None
             )
         else:
+            assert isinstance(self._description, Preprocessing)
             self._embedder = ImageEmbedder(
                 folder,
-                self._network_by(self.by),
+                functools.partial(self._network_by, self.by),
+                self._description,
+                self._description.features if self.by == "features" else self.recipe.model.embedding_size,
                 self.device,
                 self.identity,
                 self.recipe.engine.precision,

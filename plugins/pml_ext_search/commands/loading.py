@@ -49,6 +49,14 @@ def update_index(trained: TrainedRun, images: Path | None) -> None:
         say(f"{images}: {changes}")
 
 
+def say_shared(trained: TrainedRun) -> None:
+    """Name pictures that are in the folders of several classes."""
+    from ..calibration import shared_pictures
+
+    if line := shared_pictures(trained.indexed_images())[1]:
+        say(line)
+
+
 @contextmanager
 def embedding_run(
     run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, by: By | None = None
