@@ -224,6 +224,9 @@ if TYPE_CHECKING:  # files, written whole or not at all
     from .files.checksums import sha256_of as sha256_of
     from .files.stat import MISSING as MISSING
     from .files.stat import FileStat as FileStat
+    from .files.stat import as_spelled as as_spelled
+    from .files.stat import composed as composed
+    from .files.stat import doubt_about as doubt_about
     from .files.stat import file_stat as file_stat
     from .files.stat import is_inside as is_inside
     from .files.stat import path_bytes as path_bytes

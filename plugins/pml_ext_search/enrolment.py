@@ -16,7 +16,9 @@ from pml_ext.tool import (
     Changes,
     ConfigError,
     DataError,
+    as_spelled,
     check_writable,
+    composed,
     locked_folder,
     open_image,
     sha256_of,
@@ -54,6 +56,7 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
     finished by the same call. The indexed folder is locked until its index has the copies.
     """
     run.check_images()
+    name = composed(name)
     with run.gallery().reading() as current:
         index = current.state.index
         assert index is not None  # a gallery that opens has one
@@ -63,7 +66,7 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
         raise DataError(f"{root}: the indexed folder is gone or is none; photographs are enrolled by copies in it")
     if root == run.place.with_name(f"{run.place.name}-images").resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
-    place = root / _folder_of(name, class_folders)
+    place = root / as_spelled(root, _folder_of(name, class_folders))
     check_writable("", place)  # copies belong in the indexed folder alone
     files = list(_files_of(photographs))
     for file in files:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pml_ext.tool import ConfigError, DataError, open_image, path_bytes, read_image, sha256_of
+from pml_ext.tool import ConfigError, DataError, composed, open_image, path_bytes, read_image, sha256_of
 
 _TURNED = (5, 6, 7, 8)  # orientations of EXIF by which width and height change places
 _ORIENTATION = 0x0112
@@ -110,8 +110,8 @@ class ImageFiles:
 
     def is_below(self, number: int, folder: str) -> bool:
         """Return whether an image is in a sub-folder, or is that file."""
-        name = path_bytes(self.names[number])
-        below = path_bytes(folder).rstrip(b"/")
+        name = path_bytes(composed(self.names[number]))
+        below = path_bytes(composed(folder)).rstrip(b"/")
         return name == below or name.startswith(below + b"/")
 
 

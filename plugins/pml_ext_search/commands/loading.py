@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit
 
-from pml_ext.tool import By, ConfigError, Device, Progress, process_number, say
+from pml_ext.tool import By, ConfigError, Device, Progress, doubt_about, process_number, say
 
 if TYPE_CHECKING:
     from ..embedding import Listener
@@ -49,12 +49,14 @@ def update_index(trained: TrainedRun, images: Path | None) -> None:
         say(f"{images}: {changes}")
 
 
-def say_shared(trained: TrainedRun) -> None:
-    """Name pictures that are in the folders of several classes."""
+def say_doubts(trained: TrainedRun) -> None:
+    """Name pictures that are in several classes, and classes whose names are nearly equal."""
     from ..calibration import shared_pictures
 
-    if line := shared_pictures(trained.indexed_images())[1]:
-        say(line)
+    embedded = trained.indexed_images()
+    for line in (shared_pictures(embedded)[1], doubt_about(embedded.classes)):
+        if line:
+            say(line)
 
 
 @contextmanager
