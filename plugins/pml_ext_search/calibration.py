@@ -40,7 +40,6 @@ from .open_set import (
     expected_rate,
     inflation_of,
     interval_of,
-    metrics_of_nearest,
     rows_in_several_classes,
     share_of_classes,
     threshold_at,
@@ -83,7 +82,6 @@ class Calibration(BaseModel, frozen=True):
     false_acceptances: Share  # share of these within the threshold
     own: int  # enrolled images, each left out, that have another one of their class
     true_acceptances: Share | None  # share of these that find their class within the threshold; None without any
-    metrics: dict[str, Share] = {}  # of both kinds of images at this threshold, by the names of open_set
 
     def __str__(self) -> str:
         wanted = "best accuracy" if self.far is None else f"{_percent(self.far)} false acceptances"
@@ -170,7 +168,6 @@ class _Known(NamedTuple):
 
     smallest: Distances  # to the nearest class
     right: NDArray[np.bool_]  # whether it is the image's own
-    numbers: NDArray[np.int64]  # their classes
 
 
 class _New(NamedTuple):
@@ -251,13 +248,6 @@ def calibrated(
     share = share_of_classes(accepted, new.numbers)
     low, high = (min(1.0, new.inflation * rate) for rate in interval_of(share, other_classes))
     own = len(known.smallest)
-    metrics = metrics_of_nearest(
-        np.concatenate([known.smallest, new.smallest]),
-        np.concatenate([known.right, np.zeros(len(new.smallest), dtype=np.bool_)]),
-        np.concatenate([known.numbers, np.full(len(new.smallest), -1)]),
-        np.concatenate([known.numbers, new.numbers]),
-        threshold,
-    )
     return Calibration(
         threshold=threshold,
         far=far,
@@ -276,7 +266,6 @@ def calibrated(
         false_acceptances=float(accepted.mean()),
         own=own,
         true_acceptances=float((known.right & (known.smallest <= threshold)).mean()) if own else None,
-        metrics=metrics,
     )
 
 
@@ -383,6 +372,6 @@ def _left_out_of_own_class(enrolled: Enrolled, classes: Classes) -> _Known:
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=1).numpy()]
     numbers = enrolled.numbers[rows]
     if not len(rows):
-        return _Known(np.empty(0), np.empty(0, dtype=np.bool_), numbers)
+        return _Known(np.empty(0), np.empty(0, dtype=np.bool_))
     distances = classes.distances(enrolled.embedded.embeddings[enrolled.rows[rows]], rows.tolist())
-    return _Known(distances.min(axis=1), distances.argmin(axis=1) == numbers, numbers)
+    return _Known(distances.min(axis=1), distances.argmin(axis=1) == numbers)

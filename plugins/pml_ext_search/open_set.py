@@ -226,23 +226,8 @@ def metrics_of(
     """
     truth = np.array([-1 if number is None else number for number in classes], dtype=np.int64)
     names = np.array(["" if labels is None else name for name in (labels or [""] * len(truth))])
-    known = truth >= 0
-    right = known & (distances.argmin(axis=1) == truth)
-    return metrics_of_nearest(distances.min(axis=1), right, truth, names, threshold)
-
-
-def metrics_of_nearest(
-    smallest: Distances, right: NDArray[np.bool_], truth: NDArray[np.int64], names: NDArray[Any], threshold: float
-) -> dict[str, float]:
-    """Return the open-set metrics of queries, as :func:`metrics_of`, from the distance of each to its nearest class.
-
-    Args:
-        smallest: these distances, ``[Q]``.
-        right: whether the nearest class is the query's own, ``[Q]``.
-        truth: the enrolled class of each query, ``[Q]``, -1 for one whose class is not enrolled.
-        names: a name or number of each query's class, ``[Q]``, which is used for classes that are not enrolled.
-        threshold: the greatest distance of a known query.
-    """
+    smallest: Distances = distances.min(axis=1)
+    right = distances.argmin(axis=1) == truth
     known = truth >= 0
     accepted = smallest <= threshold
     correct = np.where(known, right & accepted, ~accepted)

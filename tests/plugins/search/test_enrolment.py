@@ -62,20 +62,18 @@ def test_undoing_deletes_copies_and_no_other_photograph(enrolling):
 def test_two_enrolments_at_once_neither_double_nor_merge(other, enrolling, tmp_path):
     """Both copy the same photographs, and two photographs of one name."""
     run, images, files = enrolling
-    runs = [run, load_run(run.folder, "cpu")]
-    given = []
     for number in range(2):
         place = tmp_path / f"camera {number}"
         place.mkdir()
-        given.append([*files[:3], shutil.copy(files[3], place / "IMG_1.png")])
-    Image.new("L", (8, 8), 77).save(given[1][-1])
+        Image.new("L", (8, 8), 77 + number).save(place / "IMG_1.png")
     names = ["seal", "seal" if other == "same class" else "walrus"]
-    with concurrent.futures.ThreadPoolExecutor() as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        done = list(pool.map(lambda call: call[0].enroll(call[1], call[2]), zip(runs, given, names, strict=True)))
+    runs = [run, load_run(run.folder, "cpu")]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        given = [[*files, tmp_path / f"camera {number}"] for number in range(2)]
+        done = list(pool.map(lambda own, photographs, name: own.enroll(photographs, name), runs, given, names))
     found = sorted(path.relative_to(images).as_posix() for name in set(names) for path in (images / name).iterdir())
     assert found == sorted(done[0].copied + done[1].copied)
-    assert len(found) == (5 if other == "same class" else 8)
+    assert len(found) == (6 if other == "same class" else 10)
     assert sorted(path for path in runs[0].indexed_images().paths if path.split("/")[0] in names) == found
 
 

@@ -103,16 +103,6 @@ def test_a_kept_threshold_is_checked_when_read(name, value, run):
         run.calibrate()
 
 
-def test_a_threshold_that_counted_images_is_calibrated_again(run):
-    with pytest.warns(RetrievalWarning):
-        found = run.calibrate(0.3)
-    written = json.loads((run.place / FILE).read_text())
-    del written["expected"], written["interval"]
-    (run.place / FILE).write_text(json.dumps(written | {"threshold": 0.5}))
-    with pytest.warns(RetrievalWarning, match="calibrated again: it was calibrated by an earlier version"):
-        assert run.calibrate() == found
-
-
 def test_answers_have_class_distance_and_image(run, photographs):
     files = sorted((photographs / "more").rglob("*.png"))
     with pytest.warns(RetrievalWarning):
@@ -199,9 +189,9 @@ def test_a_stale_threshold_is_noticed_and_said(runs, photographs, tmp_path):
     (run.place / FILE).write_text(json.dumps(written | {"identity": "another"}))
     with pytest.warns(RetrievalWarning, match="again: the network has changed"):
         assert run.calibrate() == second
-    (run.place / FILE).write_text("{")
-    with pytest.raises(DataError, match=r"known-or-new.json: damaged .* delete it"):
-        run.calibrate()
+    (run.place / FILE).write_text(json.dumps(written | {"expected": None, "threshold": 0.1}))
+    with pytest.warns(RetrievalWarning, match="again: it was calibrated by an earlier version"):
+        assert run.calibrate() == second
 
 
 def test_other_individuals_in_place_of_enrolled_ones(run, photographs):
@@ -218,8 +208,6 @@ def test_other_individuals_in_place_of_enrolled_ones(run, photographs):
 
 
 def test_what_cannot_be_calibrated_says_why(run, runs, photographs, tmp_path):
-    with pytest.raises(DataError, match=r"--far 0.001: 6 classes can promise 17.1 %, and 0.1 % takes 1001; type"):
-        run.calibrate(0.001)
     for far in (0, 1, -1, float("nan"), "best", 2):
         with pytest.raises(ConfigError, match="wanted a rate between 0 and 1, such as 0.01, or best-accuracy"):
             run.calibrate(far)

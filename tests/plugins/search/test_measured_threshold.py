@@ -25,7 +25,6 @@ CALIBRATION = Calibration(
     false_acceptances=0.05,
     own=40,
     true_acceptances=0.5,
-    metrics={"accuracy": 0.7, "dir_at_far_0.01": 0.1},
 )
 
 
@@ -34,11 +33,7 @@ def test_a_measurement_has_the_threshold_and_no_path():
     assert found.by == "features"
     assert found.values["threshold"] == 0.75
     assert found.values["false_acceptances_asked_for"] == 0.05
-    assert found.values["dir_at_far_0.01"] == 0.1
-    assert (
-        found.titles["dir_at_far_0.01"]
-        == "Calibration images: Known ones that get their class, at 0.01 false acceptances"
-    )
+    assert found.titles["known_accepted"] == "Calibration images, each left out, that get their class"
     assert "20 photographs of other individuals" in found.text
     assert "private" not in found.model_dump_json()
     best = measurement_of(CALIBRATION.model_copy(update={"far": None, "nearest": "image", "folder": None}))
@@ -58,7 +53,7 @@ def test_a_threshold_goes_with_the_run_and_another_collection_keeps_its_own(runs
     measured = json.loads((run_folder / "metrics.json").read_text())["measured"]["known_or_new"]["values"]
     assert measured["threshold"] == calibration.threshold
     assert measured["false_acceptances_asked_for"] == 0.3
-    assert measured["accuracy"] == calibration.metrics["accuracy"]
+    assert measured["false_acceptances_expected"] == calibration.expected
     run.export(tmp_path / "exported")
     exported = json.loads((tmp_path / "exported" / "preprocess.json").read_text())["measured"]["known_or_new"]
     assert exported == measured
