@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext.tool import DataError, printable, read_rows
+from pml_ext.tool import DataError, composed, printable, read_rows
 
 from .duplicates import Copy, Duplicates, Group
 from .duplicates_pages import table_of
@@ -47,7 +47,7 @@ class ChosenCopies:
         told = _told_by(table)
 
         def kept_of(place: int, group: Group) -> list[str]:
-            paths = [image.path for image in group.images if told.get((group.kind, image.path), True)]
+            paths = [image.path for image in group.images if told.get((group.kind, composed(image.path)), True)]
             if not paths:
                 raise DataError(
                     f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
@@ -100,7 +100,7 @@ def _told_by(table: Path) -> dict[tuple[str, str], bool]:
         answer = str(row["keep"]).strip().lower()
         if answer not in ("yes", "no"):
             raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
-        told[str(row["kind"]), str(row["path"])] = answer == "yes"
+        told[str(row["kind"]), composed(str(row["path"]))] = answer == "yes"
     return told
 
 

@@ -300,7 +300,6 @@ class Gallery:
 
     def _rows_of_class(self, current: Transaction, name: str) -> Numbers:
         """Return the rows of the vectors of a class's images; ConfigError for an unknown class."""
-        name = composed(name)
         if self._index.classes is not None:
             names = [composed(known) for known in self._index.classes]
             if name not in names:

@@ -1,10 +1,8 @@
 """Enrolment: copies in the indexed folder, once each, under names of any kind."""
 
 import concurrent.futures
-import os
 import shutil
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
@@ -169,15 +167,3 @@ def test_nothing_is_copied_unless_all_can_be_read(enrolling, tmp_path):
     shutil.rmtree(images)
     with pytest.raises(DataError, match="the indexed folder is gone"):
         run.enroll(files, "seal")
-
-
-def test_a_read_only_folder_is_told(enrolling):
-    run, images, files = enrolling
-    if os.geteuid() == 0:
-        pytest.skip("root writes everywhere")
-    images.chmod(0o500)
-    try:
-        with pytest.raises(Exception, match="cannot be written"), warnings.catch_warnings():
-            run.enroll(files, "seal")
-    finally:
-        images.chmod(0o700)
