@@ -268,3 +268,6 @@ from .data.folder import is_system_folder as is_system_folder
 from .data.folder import visible_entries as visible_entries
 from .data.rows import table_text as table_text
 from .report.figures import RIGHT as RIGHT
+from .files.stat import as_spelled as as_spelled
+from .files.stat import composed as composed
+from .files.stat import doubt_about as doubt_about

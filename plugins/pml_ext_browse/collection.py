@@ -30,6 +30,7 @@ from pml_ext.tool import (
     PmlExtError,
     SearchedRun,
     SearchService,
+    composed,
     flattened,
     nearest_of,
     placeholder,
@@ -113,7 +114,7 @@ class BrowsedRun:
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
         """Whether the run was trained on each class; None if the run does not record its classes."""
-        recorded = set(read_json(self.run.folder / "network.json").get("class_names", ()))
+        recorded = set(map(composed, read_json(self.run.folder / "network.json").get("class_names", ())))
         trained: dict[str, bool | None] = dict.fromkeys(self.class_names, None)
         if not recorded:
             return trained
@@ -126,7 +127,7 @@ class BrowsedRun:
     @functools.cached_property
     def folders(self) -> list[str]:
         """The sub-folders that have images, at any depth."""
-        return folders_of(self.paths)
+        return folders_of([composed(path) for path in self.paths])
 
     def shown(self, part: Part = ALL) -> Tensor:
         """Return the numbers of the images of a part; ConfigError if there is none below its sub-folder."""
@@ -140,8 +141,8 @@ class BrowsedRun:
         """Return the numbers of the images below a sub-folder, of all for ""."""
         if not folder:
             return torch.arange(len(self))
-        start = f"{folder}/"
-        below = [number for number, path in enumerate(self.paths) if path.startswith(start)]
+        start = f"{composed(folder)}/"
+        below = [number for number, path in enumerate(self.paths) if composed(path).startswith(start)]
         if not below:
             name = shortened(folder, 80)
             raise ConfigError(f"folder={name}: no image of {self.folder} is below it; wanted a sub-folder with images")
@@ -241,13 +242,13 @@ class BrowsedRun:
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
-        """Return pairs of an image and its nearest other one, by distance, of all images or a sample, and a note."""
-        if not self.class_names or len(self) < 2:
-            raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
+        """Return pairs of an image with a class and the nearest other one with a class, by distance, and a note."""
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
+        if len(known) < 2:
+            raise DataError(f"{self.folder}: right and wrong answers need two images with a class, a sub-folder each")
         chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
-        distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings)
-        distances, others = without(chosen, distances, neighbors)
+        distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings[known])
+        distances, others = without(chosen, distances, known[neighbors])
         if len(chosen) == len(self):
             note = f"all {len(self):,} images"
         else:

@@ -9,7 +9,16 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pml_ext.tool import ConfigError, DataError, PmlExtError, SearchService, path_bytes, service, shortened
+from pml_ext.tool import (
+    ConfigError,
+    DataError,
+    PmlExtError,
+    SearchService,
+    composed,
+    path_bytes,
+    service,
+    shortened,
+)
 
 from .collection import BrowsedRun
 
@@ -100,8 +109,8 @@ class CopiesSearch:
     def _find(self) -> None:
         state = self._state
         collection = self._collection
-        start = f"{state.folder}/" if state.folder else ""
-        names = [path for path in collection.there if path.startswith(start)]
+        start = f"{composed(state.folder)}/" if state.folder else ""
+        names = [path for path in collection.there if composed(path).startswith(start)]
         if not names:
             raise DataError(f"no image file of {collection.folder} is below {state.folder or 'it'}")
         self._change(images=len(names))

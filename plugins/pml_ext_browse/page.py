@@ -20,6 +20,7 @@ from pml_ext.tool import (
     ImageCluster,
     ImageClusters,
     PmlExtError,
+    composed,
     drawable,
     mark,
     table_text,
@@ -115,7 +116,7 @@ class Page:
         """Return the part of a collection that is shown; ConfigError if it has no image."""
         collection = self.collections[run]
         unseen = options.get("unseen") == "1" and False in collection.trained.values()
-        folder = options.get("folder", "").strip("/")
+        folder = composed(options.get("folder", "").strip("/"))
         part = Part(unseen, self._folders.get(folder, folder))
         if not len(collection.shown(part)):
             raise ConfigError(

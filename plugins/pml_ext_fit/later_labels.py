@@ -18,6 +18,7 @@ from pml_ext.plugin import ConfigError, DataError
 from pml_ext.tool import (
     CLUSTERS_COLUMNS,
     Override,
+    as_spelled,
     build_dataset,
     choose_device,
     flat,
@@ -136,7 +137,7 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
     for place, line in lines:
         row = {name: line[name] for name in columns if name not in WRITTEN}
         row["label"] = row.pop(class_column)
-        row["path"] = str(folder / str(row["path"]).strip())
+        row["path"] = str(folder / as_spelled(folder, str(row["path"]).strip()))
         if not is_empty(row["label"]):  # an image that nobody has named yet
             rows.append((place, row))
     if not rows:

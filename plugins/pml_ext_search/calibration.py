@@ -1,18 +1,19 @@
 """The threshold between known and new: calibrated on images whose own class is left out, and kept with the collection.
 
-Every image of a class that the run was not trained on stands for a photograph of a new individual: its own class is
-left out of the index, and its distance to the nearest other class is what the threshold is held against. So the
-threshold belongs to a collection: to its number of classes, since with more of them one is more often near by chance,
-and to its photographs per class.
+Every class that the run was not trained on stands for a new individual: it is left out of the index, and the distances
+of its images to the nearest other class are what the threshold is held against. So the threshold belongs to a
+collection: to its number of classes, since with more of them one is more often near by chance, and to its photographs
+per class. The threshold bounds the expected rate of false acceptances of a new class (:func:`.open_set.threshold_at`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,14 +37,17 @@ from .open_set import (
     Classes,
     Distances,
     Nearest,
-    metrics_of_nearest,
-    rate_with_one_less,
+    expected_rate,
+    inflation_of,
+    interval_of,
+    rows_in_several_classes,
+    share_of_classes,
     threshold_at,
     without_own_class,
 )
 
 with needs_extra("train", "known or new"):
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel, Field, ValidationError
 
 if TYPE_CHECKING:
     from .embedded import Embedded
@@ -51,16 +55,20 @@ if TYPE_CHECKING:
 FILE = "known-or-new.json"  # in the collection's folder
 FAR = 0.05  # the rate of false acceptances without --far
 MOST_QUERIES = 2000  # images that are compared with all others
-FEW = 20  # classes below which the rate is uncertain
 FOLDS = 10
 FEWEST_REFITTED = 4  # classes that were trained on, two folds of two; as many new ones are compared as they are
+
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Calibration(BaseModel, frozen=True):
     """A threshold between known and new, and what it was calibrated on."""
 
-    threshold: float  # the greatest distance of a known image to the nearest class, as --radius takes it
-    far: float | None  # the wanted rate of false acceptances; None: the best accuracy
+    threshold: float = Field(ge=0, le=2, allow_inf_nan=False)  # greatest distance of a known image to the nearest class
+    far: Share | None  # the wanted rate of false acceptances; None: the best accuracy
+    expected: Share | None = None  # bound of the expected rate; None in files of versions that counted images
+    interval: tuple[Share, Share] = (0.0, 1.0)  # of the rate with these enrolled classes, 90 %
     nearest: Nearest
     by: By
     identity: str  # of the network
@@ -71,25 +79,20 @@ class Calibration(BaseModel, frozen=True):
     folder: str | None  # of photographs of other individuals, if it is not the collection itself
     others: int  # images that stand for new individuals
     other_classes: int
-    false_acceptances: float  # share of these within the threshold
+    false_acceptances: Share  # share of these within the threshold
     own: int  # enrolled images, each left out, that have another one of their class
-    true_acceptances: float | None  # share of these that find their class within the threshold; None for none of them
-    metrics: dict[str, float] = {}  # of both kinds of images at this threshold, by the names of open_set
+    true_acceptances: Share | None  # share of these that find their class within the threshold; None without any
 
     def __str__(self) -> str:
-        if self.far is None:
-            wanted = "the best accuracy"
-        else:
-            wanted = f"{self.far:.2%} false acceptances".replace(".00%", "%")
+        wanted = "best accuracy" if self.far is None else f"{_percent(self.far)} false acceptances"
         text = (
-            f"known within {self.threshold:.4g} of a class's {self.nearest}, for {wanted}: calibrated on "
-            f"{counted(self.others, 'image')} of {_classes(self.other_classes)} {self.on}, against "
-            f"{_classes(self.classes)} of {counted(self.images, 'image')}"
+            f"Threshold {self.threshold:.4g} ({wanted}), calibrated on {counted(self.others, 'image')} of "
+            f"{_classes(self.other_classes)} {self.on}. Of new individuals' images, at most "
+            f"{_percent(self.expected or 0)} are accepted on average; with the {_classes(self.classes)} enrolled now, "
+            f"{_percent(self.interval[0])} to {_percent(self.interval[1])}."
         )
-        if self.true_acceptances is not None:
-            text += f"; {self.true_acceptances:.1%} of {self.own} images, left out one by one, find their class"
-        if self.other_classes < FEW:
-            text += ". So few classes tell little: of other ones, several times the share may be accepted"
+        if self.far is not None and (self.expected or 0) > self.far:
+            text += f" A promise of {_percent(self.far)} takes {_needed(self.far)} classes."
         return text
 
 
@@ -118,14 +121,14 @@ def digest_of(embedded: Embedded) -> str:
 
 
 def why_stale(calibration: Calibration, identity: str, embedded: Embedded) -> str:
-    """Return why a threshold is not of this network and these enrolled images; "" if it is."""
+    """Why a threshold is out of date for this network and these enrolled images, or an empty string."""
+    if calibration.expected is None:
+        return "it was calibrated by an earlier version, which promised too much"
     if calibration.identity != identity:
-        return "the network is another"
+        return "the network has changed"
     if calibration.gallery == digest_of(embedded):
         return ""
-    return (
-        f"the enrolled images are others ({len(embedded.paths)} of the index, {calibration.images} with a class then)"
-    )
+    return f"the enrolled images have changed: {len(embedded.paths)} now, {calibration.images} with a class then"
 
 
 class Refit(Protocol):
@@ -139,13 +142,14 @@ class Refit(Protocol):
 
 
 class Enrolled:
-    """The images of an index that have a class, and their classes by number."""
+    """The images of an index that have a class, and their classes by number; ``left_out`` are rows of the index."""
 
-    def __init__(self, embedded: Embedded) -> None:
+    def __init__(self, embedded: Embedded, left_out: Collection[int] = ()) -> None:
         self.embedded = embedded
         names = embedded.classes
-        self.rows = np.array([row for row, name in enumerate(names) if name], dtype=np.int64)
-        self.names = sorted({name for name in names if name})
+        rows = [row for row, name in enumerate(names) if name and row not in left_out]
+        self.rows = np.array(rows, dtype=np.int64)
+        self.names = sorted({names[row] for row in rows})
         if not self.names:
             raise DataError(
                 f"{embedded.folder}: none of {counted(len(embedded.paths), 'image')} of the index has a class, a "
@@ -164,7 +168,6 @@ class _Known(NamedTuple):
 
     smallest: Distances  # to the nearest class
     right: NDArray[np.bool_]  # whether it is the image's own
-    numbers: NDArray[np.int64]  # their classes
 
 
 class _New(NamedTuple):
@@ -172,8 +175,23 @@ class _New(NamedTuple):
 
     smallest: Distances  # to the nearest class that is not their own
     numbers: NDArray[np.int64]  # their classes, by numbers of their own
-    classes: int
     on: str  # what they are, for texts
+    inflation: float  # how much more often the enrolled classes accept than those that were compared
+
+
+def shared_pictures(embedded: Embedded) -> tuple[set[int], str]:
+    """Rows of equal pictures in different classes, and a line that names them, or an empty one.
+
+    Such a picture, for example of a group, is at no distance from classes that are not its own.
+    """
+    groups = rows_in_several_classes(embedded.embeddings, embedded.classes)
+    if not groups:
+        return set(), ""
+    first, second = (shortened(embedded.paths[row], 60) for row in groups[0][:2])
+    text = f"{first} and {second} are one picture in several classes"
+    if len(groups) > 1:
+        text += f", and {len(groups) - 1} more pictures are"
+    return {row for group in groups for row in group}, f"{text}: left out when known or new is calibrated"
 
 
 def calibrated(
@@ -185,11 +203,12 @@ def calibrated(
     trained: Callable[[Sequence[str]], set[str]],
     others: Embedded | None = None,
     refit: Refit | None = None,
+    strict: bool = True,
 ) -> Calibration:
     """Return a threshold for the enrolled images.
 
     Args:
-        enrolled: the images and classes.
+        enrolled: the images and classes; without pictures that are in several of them.
         identity: of the network.
         by: what images are compared by.
         far: the wanted rate of false acceptances, from 0 to 1; None for the best accuracy.
@@ -197,46 +216,43 @@ def calibrated(
         trained: a function from names of classes to those that the run was trained on.
         others: embedded photographs of other individuals; by default enrolled images stand for them.
         refit: fits the head without some classes, for a run that was trained on all of them; None if it cannot.
+        strict: whether to refuse a rate that so few classes cannot promise, instead of the smallest that they can.
 
     DataError for too few classes or images, or if the run was trained on all of them.
     """
     classes = enrolled.classes(nearest)
     if others is None:
         new = _left_out(enrolled, nearest, trained, refit)
-        wanted = None if far is None else rate_with_one_less(far, len(enrolled.names))
-        folder = None
     else:
         new = _of_others(others, enrolled, classes, trained)
-        wanted = far
-        folder = str(others.folder.resolve())
     known = _left_out_of_own_class(enrolled, classes)
-    if far is None or wanted is None:
+    other_classes = len(np.unique(new.numbers))
+    if far is None:
         found = known.smallest[known.right]
         if not len(found):
             raise DataError("the best accuracy needs a class of two images or more; type --far 0.05 instead")
         scores = -np.concatenate([found, new.smallest])
         threshold = float(np.clip(-best_threshold(scores, np.arange(len(scores)) < len(found)), 0, 2))
     else:
-        at = threshold_at(wanted, new.smallest)
-        if at is None:
-            count = len(new.smallest)
-            least = 1 / (count + 1)
+        least = new.inflation * expected_rate(0, other_classes)
+        if far < least and strict:
             raise DataError(
-                f"--far {far:g}: {counted(count, 'image')} of other classes tell rates of {least:.2g} and more; "
-                f"type --far {_rounded_up(least * 1.05):g}, --radius, or --on FOLDER with photographs of others"
+                f"--far {far:g}: {_classes(other_classes)} can promise {_percent(least)}, and {_percent(far)} takes "
+                f"{_needed(far)}; type --far {_rounded_up(least):g}, --radius DISTANCE, or --on FOLDER of "
+                "other individuals"
             )
+        at = threshold_at(max(far, least) / new.inflation, new.smallest, new.numbers)
+        assert at is not None  # not below the smallest rate
         threshold = at
+    accepted = new.smallest <= threshold
+    share = share_of_classes(accepted, new.numbers)
+    low, high = (min(1.0, new.inflation * rate) for rate in interval_of(share, other_classes))
     own = len(known.smallest)
-    metrics = metrics_of_nearest(
-        np.concatenate([known.smallest, new.smallest]),
-        np.concatenate([known.right, np.zeros(len(new.smallest), dtype=np.bool_)]),
-        np.concatenate([known.numbers, np.full(len(new.smallest), -1)]),
-        np.concatenate([known.numbers, new.numbers]),
-        threshold,
-    )
     return Calibration(
         threshold=threshold,
         far=far,
+        expected=min(1.0, new.inflation * expected_rate(share, other_classes)),
+        interval=(low, high),
         nearest=nearest,
         by=by,
         identity=identity,
@@ -244,13 +260,12 @@ def calibrated(
         images=len(enrolled.rows),
         classes=len(enrolled.names),
         on=new.on,
-        folder=folder,
+        folder=None if others is None else str(others.folder.resolve()),
         others=len(new.smallest),
-        other_classes=new.classes,
-        false_acceptances=float((new.smallest <= threshold).mean()),
+        other_classes=other_classes,
+        false_acceptances=float(accepted.mean()),
         own=own,
         true_acceptances=float((known.right & (known.smallest <= threshold)).mean()) if own else None,
-        metrics=metrics,
     )
 
 
@@ -258,9 +273,18 @@ def _classes(number: int) -> str:
     return "1 class" if number == 1 else f"{number} classes"
 
 
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.3g} %"
+
+
+def _needed(rate: float) -> int:
+    """How many classes promise a rate when each in turn is left out: the least C with C / (C² - 1) <= rate."""
+    return math.floor(1 / rate) + 1
+
+
 def _rounded_up(rate: float) -> float:
-    """Return a rate with one digit that is not below it."""
-    digit = 10.0 ** np.floor(np.log10(rate))
+    """A rate with two digits that is not below the given one."""
+    digit = 10.0 ** (np.floor(np.log10(rate)) - 1)
     return float(np.ceil(rate / digit) * digit)
 
 
@@ -294,7 +318,7 @@ def _left_out(
     if learned:
         on += ", which by their names the run was not trained on"
     smallest = without_own_class(enrolled.classes(nearest).distances(points), numbers)
-    return _New(smallest, numbers, len(np.unique(numbers)), on)
+    return _New(smallest, numbers, on, inflation_of(len(enrolled.names)))
 
 
 def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
@@ -316,7 +340,7 @@ def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
         new.append(without_own_class(classes.distances(embeddings[rows]), enrolled.numbers[rows]))
         numbers.append(enrolled.numbers[rows])
     on = f"left out in {folds} folds, with a head that is fitted to the other classes of each"
-    return _New(np.concatenate(new), np.concatenate(numbers), count, on)
+    return _New(np.concatenate(new), np.concatenate(numbers), on, inflation_of(count))
 
 
 def _of_others(
@@ -325,7 +349,11 @@ def _of_others(
     """Return photographs of other individuals, compared with all classes."""
     names = others.classes
     seen = set(enrolled.names) | trained(sorted(set(names)))
-    rows = np.array([row for row, name in enumerate(names) if name not in seen], dtype=np.int64)
+    gallery = enrolled.embedded.embeddings[enrolled.rows]
+    origins = ["enrolled"] * len(gallery) + ["other"] * len(names)
+    groups = rows_in_several_classes(torch.cat([gallery, others.embeddings]), origins)
+    equal = {row - len(gallery) for group in groups for row in group}  # pictures that are enrolled, too
+    rows = np.array([row for row, name in enumerate(names) if name not in seen and row not in equal], dtype=np.int64)
     if not len(rows):
         raise DataError(
             f"--on {others.folder}: all of its {_classes(len(set(names)))} are enrolled, or the run "
@@ -333,8 +361,8 @@ def _of_others(
         )
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=0).numpy()]
     distances = classes.distances(others.embeddings[rows])
-    own_names, numbers = np.unique([names[row] for row in rows], return_inverse=True)
-    return _New(distances.min(axis=1), numbers, len(own_names), f"of {others.folder}")
+    numbers = np.unique([names[row] for row in rows], return_inverse=True)[1]
+    return _New(distances.min(axis=1), numbers, f"of {others.folder}", 1.0)
 
 
 def _left_out_of_own_class(enrolled: Enrolled, classes: Classes) -> _Known:
@@ -344,6 +372,6 @@ def _left_out_of_own_class(enrolled: Enrolled, classes: Classes) -> _Known:
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=1).numpy()]
     numbers = enrolled.numbers[rows]
     if not len(rows):
-        return _Known(np.empty(0), np.empty(0, dtype=np.bool_), numbers)
+        return _Known(np.empty(0), np.empty(0, dtype=np.bool_))
     distances = classes.distances(enrolled.embedded.embeddings[enrolled.rows[rows]], rows.tolist())
-    return _Known(distances.min(axis=1), distances.argmin(axis=1) == numbers, numbers)
+    return _Known(distances.min(axis=1), distances.argmin(axis=1) == numbers)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext.tool import DataError, counted, printable, read_rows
+from pml_ext.tool import DataError, composed, counted, printable, read_rows
 
 from .duplicates import Copy, Duplicates, Group
 from .duplicates_pages import table_of
@@ -52,8 +52,9 @@ class ChosenCopies:
         matched: set[tuple[str, str]] = set()
 
         def kept_of(place: int, group: Group) -> list[str]:
-            matched.update((group.kind, image.path) for image in group.images)
-            paths = [image.path for image in group.images if told.get((group.kind, image.path), _STAYS)[0]]
+            names = [(group.kind, composed(image.path)) for image in group.images]
+            matched.update(names)
+            paths = [image.path for image, name in zip(group.images, names, strict=True) if told.get(name, _STAYS)[0]]
             if not paths:
                 raise DataError(
                     f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
@@ -112,7 +113,7 @@ def _told_by(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
         answer = str(row["keep"]).strip().lower()
         if answer not in _ANSWERS:
             raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
-        key = (str(row["kind"]).strip(), str(row["path"]))
+        key = (str(row["kind"]).strip(), composed(str(row["path"])))
         first, earlier = told.setdefault(key, (_ANSWERS[answer], place))
         if first != _ANSWERS[answer]:
             both = f"{earlier} and {place}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pml_ext.tool import SPLIT_FOLDERS, VALIDATION_FOLDERS, needs_extra
+from pml_ext.tool import SPLIT_FOLDERS, VALIDATION_FOLDERS, composed, needs_extra
 
 with needs_extra("train", "a collection"):
     from pydantic import BaseModel
@@ -36,7 +36,7 @@ class ClassFolders(BaseModel, frozen=True):
         folders = _folders_of(path)
         if self.below_splits:
             folders = folders[1:]
-        return "/".join(folders[: self.levels])
+        return composed("/".join(folders[: self.levels]))
 
 
 def _folders_of(path: str) -> list[str]:

@@ -86,7 +86,9 @@ class ImageEmbedder:
     def __init__(
         self,
         run: Path,
-        network: Network,
+        network: Callable[[], Network],  # called when an image is embedded that the collection does not have
+        preprocessing: Preprocessing,
+        size: int,  # of an embedding
         device: torch.device,
         weights: str,  # digest of the weights
         precision: Precision,
@@ -98,10 +100,9 @@ class ImageEmbedder:
         by: By = "embeddings",
         class_levels: int | None = 1,  # how many sub-folders of an image name its class; None: all
     ) -> None:
-        assert isinstance(network.preprocessing, Preprocessing)  # vectors are for VectorEmbedder
-        self.preprocessing = network.preprocessing
+        self.preprocessing = preprocessing
         self.run = run
-        self.network = network
+        self._load_network = network
         self.device = device
         self.replace = replace
         self._workers = workers
@@ -118,11 +119,17 @@ class ImageEmbedder:
         if by != "embeddings":
             identified_by.append(by)
         identity = hashlib.sha256(json.dumps(identified_by).encode()).hexdigest()[:16]
-        self.collection = Collection(place, run, identity, network.embedding_size, by)
+        self.collection = Collection(place, run, identity, size, by)
         self._memory_format = torch.contiguous_format  # of images
-        if device.type == "cpu":
-            self._memory_format = use_channels_last(network, self.channels, self.preprocessing.image_size)
         self._frozen = frozen and self.precision == "float32"
+
+    @functools.cached_property
+    def network(self) -> Network:
+        """The network, loaded on first use; on a CPU, it decides the format of images."""
+        network = self._load_network()
+        if self.device.type == "cpu":
+            self._memory_format = use_channels_last(network, self.channels, self.preprocessing.image_size)
+        return network
 
     @functools.cached_property
     def transform(self) -> Steps:
@@ -343,15 +350,16 @@ class ImageEmbedder:
     @torch.no_grad()
     def _forward(self, images: Tensor, files: Mapping[Path, FileStat] | None = None) -> Tensor:
         """Return L2-normalized embeddings, ``[B, D]``, float32; cache the features of files if the trunk is frozen."""
+        network = self.network
         images = images.to(self.device, memory_format=self._memory_format)
         with autocast(self.device, self.precision):
             if self._features is None or not files:
-                embeddings: Tensor = self.network(images)
+                embeddings: Tensor = network(images)
             else:
-                features = self.network.trunk(images)
+                features = network.trunk(images)
                 with self._features_may_fail():
                     self._features.keep([*files], [*files.values()], features)
-                embeddings = self.network.embedder(features)
+                embeddings = network.embedder(features)
         return nn.functional.normalize(embeddings.float())
 
     @torch.no_grad()
@@ -359,7 +367,7 @@ class ImageEmbedder:
         """Return the embeddings of files whose features are cached; none without a frozen trunk."""
         features: dict[int, Vectors] = {}
         with self._features_may_fail():
-            if self._features is not None and files:
+            if files and self._features is not None:
                 features = self._features.of_files(list(files.values()))
         if not features:
             return {}

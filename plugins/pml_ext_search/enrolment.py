@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,10 @@ from pml_ext.tool import (
     Changes,
     ConfigError,
     DataError,
+    as_spelled,
     check_writable,
+    composed,
+    locked_folder,
     open_image,
     sha256_of,
     shortened,
@@ -25,6 +29,7 @@ from pml_ext.tool import (
 
 from .class_folders import ClassFolders
 from .free_name import free_name
+from .problems import StoreWarning
 from .reading import list_folder
 
 if TYPE_CHECKING:
@@ -41,16 +46,17 @@ class Enrolment:
     there: list[str]  # paths in the index of photographs that had been there
     images: int  # of the index now
     changes: Changes | None  # of the index
-    undo: str  # how the copied photographs are removed
+    undo: str  # the command that removes the copies, "" for none
 
 
 def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment:
     """Add photographs of an individual to the indexed folder and its index; see :meth:`TrainedRun.enroll`.
 
     A copy appears under its name once it is whole, and the index changes in one transaction: a call that was killed is
-    finished by the same call.
+    finished by the same call. The indexed folder is locked until its index has the copies.
     """
     run.check_images()
+    name = composed(name)
     with run.gallery().reading() as current:
         index = current.state.index
         assert index is not None  # a gallery that opens has one
@@ -60,11 +66,23 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
         raise DataError(f"{root}: the indexed folder is gone or is none; photographs are enrolled by copies in it")
     if root == run.place.with_name(f"{run.place.name}-images").resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
-    place = root / _folder_of(name, class_folders)
+    place = root / as_spelled(root, _folder_of(name, class_folders))
     check_writable("", place)  # copies belong in the indexed folder alone
     files = list(_files_of(photographs))
     for file in files:
         _check_photograph(file)  # before anything is copied
+    with locked_folder(root, StoreWarning(f"{root}: another command changes its images; waiting until it is done")):
+        copied, there = _copied(files, root, place)
+        gallery = run.index(factory=index.factory)
+    undo = ""
+    if copied:
+        copies = shlex.join(str(root / path) for path in copied)
+        undo = f"to undo: rm -- {copies} && {run.collection.command()}"
+    return Enrolment(name, str(place), copied, there, len(gallery), gallery.changes, undo)
+
+
+def _copied(files: Sequence[Path], root: Path, place: Path) -> tuple[list[str], list[str]]:
+    """Copy photographs into a class's folder; return the copies, and what had been there, as paths in the index."""
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
     known: dict[str, str] = {}  # paths in the index by the digests of the photographs' bytes
@@ -81,12 +99,7 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
         write_atomically(target, lambda path, file=file: shutil.copy2(file, path))  # type: ignore[misc]
         known[digest] = target.relative_to(root).as_posix()
         copied.append(known[digest])
-    gallery = run.index(factory=index.factory)
-    removed = str(place)
-    if there:
-        removed = f"{len(copied)} copies in {place}"
-    undo = f"to undo, delete {removed}, then type: {run.collection.command()}"
-    return Enrolment(name, str(place), copied, there, len(gallery), gallery.changes, undo)
+    return copied, there
 
 
 def _folder_of(name: str, class_folders: ClassFolders) -> str:

@@ -22,6 +22,7 @@ from pml_ext.tool import (
     Numbers,
     Search,
     Vectors,
+    composed,
     file_stat,
     is_inside,
     nearest_of,
@@ -300,14 +301,14 @@ class Gallery:
     def _rows_of_class(self, current: Transaction, name: str) -> Numbers:
         """Return the rows of the vectors of a class's images; ConfigError for an unknown class."""
         if self._index.classes is not None:
-            if name not in self._index.classes:
-                raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, self._index.classes)}")
-            label = self._index.classes.index(name)
-            numbers = self._numbers_of(current, "WHERE class_number = ?", label)
+            names = [composed(known) for known in self._index.classes]
+            if name not in names:
+                raise self._no_class(name, names)
+            numbers = self._numbers_of(current, "WHERE class_number = ?", names.index(name))
             return np.searchsorted(self._numbers, numbers)
         class_folders = self._index.class_folders
         in_class: list[int] = []
-        for folder in class_folders.places_of(name):
+        for folder in class_folders.places_of(name) if name.isascii() else ():  # else folders may spell it otherwise
             first = path_bytes(folder) + b"/"
             end = path_bytes(folder) + b"0"  # "0" follows "/": the paths between begin with the folder
             for path, vector in current.connection.execute(f"{_PATHS} WHERE path >= ? AND path < ?", (first, end)):
@@ -321,8 +322,13 @@ class Gallery:
                 if found == name:
                     in_class.append(vector)
         if not in_class:
-            raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, sorted(classes))}")
+            raise self._no_class(name, sorted(classes - {""}))
         return np.searchsorted(self._numbers, np.array(sorted(in_class), dtype=np.int64))
+
+    def _no_class(self, name: str, known: Sequence[str]) -> ConfigError:
+        if not any(known):
+            return ConfigError("--within: this index has no classes, since its folder has no sub-folders; leave it out")
+        return ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, known)}")
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
         """Warn of answers whose files no longer exist; vectors are all in the collection."""

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from pml_ext.tool import ConfigError, DataError, is_vector_file
 
-from .calibration import FAR, Calibration, Enrolled, calibrated, read_calibration, why_stale, write_calibration
+from .calibration import (
+    FAR,
+    Calibration,
+    Enrolled,
+    calibrated,
+    read_calibration,
+    shared_pictures,
+    why_stale,
+    write_calibration,
+)
 from .measured_threshold import record
 from .open_set import NEAREST, Nearest, metrics_of
 from .problems import RetrievalWarning
@@ -105,22 +114,30 @@ class Identifier:
             nearest = nearest or kept.nearest
             on = on or kept.folder
             stale = why_stale(kept, self._run.collection.identity, self._embedded)
-            same = (far is None or rate_of(far) == kept.far) and nearest == kept.nearest
+            same = nearest == kept.nearest
+            if far is not None:  # a rate that was typed is kept, not the smallest that so few classes can promise
+                wanted = rate_of(far)
+                same = same and wanted == kept.far and (wanted is None or (kept.expected or 0) <= wanted)
             if same and not stale and on == kept.folder:
                 return kept
             if stale:
-                self._say(f"the threshold of known or new is stale, since {stale}; it is calibrated again")
+                self._say(f"the threshold of known or new is calibrated again: {stale}")
         if far is not None:
             rate = rate_of(far)
+        others = self._others(on)
+        shared, line = shared_pictures(self._embedded)
+        if line:
+            self._say(line)
         found = calibrated(
-            self.enrolled,
+            Enrolled(self._embedded, shared),
             self._run.collection.identity,
             self._run.by,
             rate,
             nearest or "center",
             functools.partial(trained_classes, self._run),
-            self._others(on),
+            others,
             refit_of(self._run),
+            strict=far is not None,
         )
         write_calibration(self._run.place, found)
         record(self._run, found, self._say)

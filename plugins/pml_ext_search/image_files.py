@@ -15,6 +15,7 @@ from pml_ext.tool import (
     ConfigError,
     DataError,
     bits_of,
+    composed,
     is_system_folder,
     open_image,
     path_bytes,
@@ -148,8 +149,8 @@ class ImageFiles:
 
     def is_below(self, number: int, folder: str) -> bool:
         """Return whether an image is in a sub-folder, or is that file."""
-        name = path_bytes(self.names[number])
-        below = path_bytes(folder).rstrip(b"/")
+        name = path_bytes(composed(self.names[number]))
+        below = path_bytes(composed(folder)).rstrip(b"/")
         return name == below or name.startswith(below + b"/")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from pml_ext.tool import (
     DataError,
     LoadedRun,
     PartsService,
+    Preprocessing,
     class_levels,
     num_processes,
     service,
@@ -63,9 +65,12 @@ class IndexedRun(LoadedRun):
                 folder, self.network, self.device, self.identity, place, replace=store is None
             )
         else:
+            assert isinstance(self._description, Preprocessing)
             self._embedder = ImageEmbedder(
                 folder,
-                self._network_by(self.by),
+                functools.partial(self._network_by, self.by),
+                self._description,
+                self._description.features if self.by == "features" else self.recipe.model.embedding_size,
                 self.device,
                 self.identity,
                 self.recipe.engine.precision,

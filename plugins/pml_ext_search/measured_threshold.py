@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pml_ext.tool import ConfigError, DataError, Measurement, UnwritableError, add_measurement, counted
 
 from .database import COLLECTION
-from .open_set import title_of
 
 if TYPE_CHECKING:
     from .calibration import Calibration
@@ -18,6 +17,10 @@ NAME = "known_or_new"
 _TITLES = {
     "threshold": "Threshold: the greatest distance of a known one (--radius)",
     "false_acceptances_asked_for": "False acceptances that were asked for",
+    "false_acceptances_expected": "False acceptances to expect on average, at most",
+    "false_acceptances_low": "False acceptances with these classes: from",
+    "false_acceptances_high": "to (90 % interval)",
+    "known_accepted": "Calibration images, each left out, that get their class",
     "classes": "Enrolled classes",
     "images": "Enrolled images",
 }
@@ -37,24 +40,25 @@ def measurement_of(calibration: Calibration) -> Measurement:
     text = (
         "A photograph is known if its embedding is at most the threshold from the nearest class, and else it is new. "
         f"The distance is Euclidean, between embeddings of length 1, to the class's {place}. "
-        f"The threshold was calibrated for {wanted}, and measured: on {new}, and on "
-        f"{counted(calibration.own, 'enrolled image')}, each left out of its class. It belongs to the enrolled images "
-        "of then, and is calibrated again by pml-ext identify when they change. Metrics are shares, from 0 to 1."
+        f"The threshold was calibrated for {wanted}. It was chosen on {new}, and on "
+        f"{counted(calibration.own, 'enrolled image')}, each left out of its class; a test takes other photographs: "
+        "pml-ext identify RUN FOLDER --score. It is calibrated again when the enrolled images change."
     )
     values: dict[str, float | int | str | None] = {
         "threshold": calibration.threshold,
         "distance": "euclidean",
         "nearest": calibration.nearest,
         "false_acceptances_asked_for": calibration.far,
+        "false_acceptances_expected": calibration.expected,
+        "false_acceptances_low": calibration.interval[0],
+        "false_acceptances_high": calibration.interval[1],
+        "known_accepted": calibration.true_acceptances,
         "classes": calibration.classes,
         "images": calibration.images,
         "gallery": calibration.gallery,
         "identity": calibration.identity,
     }
     titles = {name: title for name, title in _TITLES.items() if values[name] is not None}
-    for name, value in calibration.metrics.items():
-        values[name] = value
-        titles[name] = title_of(name)
     return Measurement(title="Known or new", text=text, by=calibration.by, titles=titles, values=values)
 
 

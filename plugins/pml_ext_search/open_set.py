@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 from torch import Tensor, nn
 
 TITLES = {
@@ -42,6 +43,7 @@ Distances = NDArray[np.float64]
 
 _AT_A_TIME = 1 << 24  # distances that are held at a time
 _ROWS = 8192  # embeddings that are converted to float64 at a time
+_EQUAL = 1e-4  # greatest distance of embeddings of one picture, embedded in different batches
 
 
 def title_of(name: str) -> str:
@@ -137,26 +139,76 @@ def without_own_class(distances: Distances, numbers: NDArray[np.int64]) -> Dista
     return smallest
 
 
-def rate_with_one_less(rate: float, classes: int) -> float:
-    r"""Return the rate of false acceptances with one class less that gives ``rate`` with all of them.
+def share_of_classes(accepted: NDArray[np.bool_], numbers: NDArray[np.int64]) -> float:
+    """Sum over classes of the share of each class's images that is accepted; ``numbers`` ``[Q]`` are the classes."""
+    return float(_weights(numbers)[accepted].sum())
 
-    .. math:: 1 - (1 - p)^{(C - 1) / C}
 
-    since a new photograph is accepted if one class of C is too near. Leaving out the image's own class leaves C - 1.
+def _weights(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    """One over the size of each image's class."""
+    _, places, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
+    weights: NDArray[np.float64] = 1 / sizes[places]
+    return weights
+
+
+def expected_rate(accepted: float, classes: int) -> float:
+    r"""Bound of the expected rate of false acceptances of a new class: :math:`(\sum_c L_c + 1) / (C + 1)`.
+
+    :math:`L_c` is the share of accepted images of class c while it is left out. The bound treats each class as one
+    observation, since images of a class are alike; it holds for a new class drawn like the C others (conformal risk
+    control, Angelopoulos et al. 2022).
+
+    Args:
+        accepted: the sum of :math:`L_c`.
+        classes: C.
     """
-    return float(-np.expm1(np.log1p(-rate) * (classes - 1) / classes))
+    return (accepted + 1) / (classes + 1)
 
 
-def threshold_at(rate: float, others: Distances) -> float | None:
-    """Return the threshold at which a share ``rate`` of new photographs is taken for known; None for too few.
+def inflation_of(classes: int) -> float:
+    """How many times more often a new image is accepted by ``classes`` classes than by all but a random one, at most.
 
-    It is the i-th smallest of N distances ``others`` of photographs to classes that are not theirs, with i the integer
-    part of rate (N + 1): of distances drawn alike, i / (N + 1) of further ones are expected to be smaller.
+    An image has one nearest class, which is among C - 1 of the C classes with probability (C - 1) / C.
     """
-    place = int(rate * (len(others) + 1) + 1e-9)
-    if place < 1:
+    return classes / (classes - 1)
+
+
+def threshold_at(rate: float, others: Distances, numbers: NDArray[np.int64]) -> float | None:
+    """Greatest threshold whose :func:`expected_rate` is at most ``rate``; None if there are too few classes.
+
+    Args:
+        rate: from 0 to 1.
+        others: distances of images to the nearest class that is not theirs, ``[Q]``.
+        numbers: the images' classes, ``[Q]``.
+    """
+    weights = _weights(numbers)
+    most = rate * (len(np.unique(numbers)) + 1) - 1 + 1e-9  # sum of shares that may be accepted
+    if most < 0:
         return None
-    return float(np.sort(others)[min(place, len(others)) - 1])
+    order = np.argsort(others, kind="stable")
+    first = int(np.searchsorted(np.cumsum(weights[order]), most, side="right"))  # that is not accepted
+    return 2.0 if first == len(order) else float(np.nextafter(others[order[first]], 0))
+
+
+def interval_of(accepted: float, classes: int) -> tuple[float, float]:
+    """The 90 % interval of Clopper and Pearson of a rate, with classes as observations; arguments as above."""
+    low = betaincinv(accepted, classes - accepted + 1, 0.05) if accepted > 0 else 0.0
+    high = betaincinv(accepted + 1, classes - accepted, 0.95) if accepted < classes else 1.0
+    return float(low), float(high)
+
+
+def rows_in_several_classes(embeddings: Tensor, names: Sequence[str]) -> list[list[int]]:
+    """Groups of rows with equal embeddings ``[N, D]`` in different classes; ``names`` has "" for none.
+
+    Equal vectors are neighbors along a random line.
+    """
+    rows = torch.tensor([row for row, name in enumerate(names) if name], dtype=torch.int64)
+    points = embeddings[rows.to(embeddings.device)].double().cpu()
+    direction = torch.randn(points.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    order = (points @ direction).argsort(stable=True)
+    apart = (points[order[1:]] - points[order[:-1]]).norm(dim=1) > _EQUAL
+    groups = np.split(rows[order].numpy(), apart.nonzero().flatten().numpy() + 1)
+    return [sorted(group.tolist()) for group in groups if len({names[row] for row in group}) > 1]
 
 
 def metrics_of(
@@ -174,23 +226,8 @@ def metrics_of(
     """
     truth = np.array([-1 if number is None else number for number in classes], dtype=np.int64)
     names = np.array(["" if labels is None else name for name in (labels or [""] * len(truth))])
-    known = truth >= 0
-    right = known & (distances.argmin(axis=1) == truth)
-    return metrics_of_nearest(distances.min(axis=1), right, truth, names, threshold)
-
-
-def metrics_of_nearest(
-    smallest: Distances, right: NDArray[np.bool_], truth: NDArray[np.int64], names: NDArray[Any], threshold: float
-) -> dict[str, float]:
-    """Return the open-set metrics of queries, as :func:`metrics_of`, from the distance of each to its nearest class.
-
-    Args:
-        smallest: these distances, ``[Q]``.
-        right: whether the nearest class is the query's own, ``[Q]``.
-        truth: the enrolled class of each query, ``[Q]``, -1 for one whose class is not enrolled.
-        names: a name or number of each query's class, ``[Q]``, which is used for classes that are not enrolled.
-        threshold: the greatest distance of a known query.
-    """
+    smallest: Distances = distances.min(axis=1)
+    right = distances.argmin(axis=1) == truth
     known = truth >= 0
     accepted = smallest <= threshold
     correct = np.where(known, right & accepted, ~accepted)

@@ -18,6 +18,7 @@ from pml_ext.tool import (
     Mirror,
     check_writable,
     choose_device,
+    composed,
     keep_freed_memory,
     unknown,
 )
@@ -142,7 +143,7 @@ class TrainedRun(IndexedRun):
 
             reranking = reranking_of(rerank)
         learned = self._learned_metric(metric)
-        options = QueryOptions(k, SearchFilter(within, radius), learned, shortlist, reranking)
+        options = QueryOptions(k, SearchFilter(within and composed(within), radius), learned, shortlist, reranking)
         of_store = None if store is None else functools.partial(self._search_of_store, store, options)
         if self.takes_vectors:
             return answers_to_vectors(self.vectors, self._kept_gallery(), images, options, of_store)
@@ -161,7 +162,7 @@ class TrainedRun(IndexedRun):
         """
         from .texts import answers_to_texts
 
-        return answers_to_texts(self, list(texts), QueryOptions(k, SearchFilter(within, radius)))
+        return answers_to_texts(self, list(texts), QueryOptions(k, SearchFilter(within and composed(within), radius)))
 
     def _learned_metric(self, metric: str) -> BaseDistance | None:
         """Return the learned metric if ``metric`` names it, None for ``"euclidean"``; ConfigError without one."""
@@ -200,7 +201,7 @@ class TrainedRun(IndexedRun):
         if file.suffix not in (".parquet", ".jsonl"):
             raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
         check_writable("-o", file, file=True)
-        options = QueryOptions(k, SearchFilter(within, radius))
+        options = QueryOptions(k, SearchFilter(within and composed(within), radius))
         if store is None:
             find: Answers = functools.partial(self.gallery().answer, options=options)
         else:

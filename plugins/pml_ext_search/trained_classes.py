@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pml_ext.tool import composed
+
 if TYPE_CHECKING:
     from .indexed_run import IndexedRun
 
@@ -18,7 +20,7 @@ def trained_classes(run: IndexedRun, names: Sequence[str]) -> set[str]:
     model = run.recipe.model
     if model.freeze == "trunk" and (run.by == "features" or model.embedder in ("none", "pca")):
         return set()
-    recorded = set(run.class_names)
+    recorded = set(map(composed, run.class_names))
     # What is written otherwise: names of symbols alone would all be alike.
     others = {_comparable(name) for name in recorded.difference(names)} - {""}
     return {name for name in names if name in recorded or _comparable(name) in others}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, DataError
+from ..files.stat import composed, doubt_about
 from .images import LabeledImages
 from .reading import IMAGE_ENDINGS
 from .splits import DataSplits, check_trainable, divide
@@ -92,6 +93,8 @@ def folder(
     skipped = _Skipped()
     found = [_files_by_class(part, depth, skipped) for part in parts]
     names = sorted(set().union(*found))
+    if doubt := doubt_about(names):
+        notes.append(f"{place}: {doubt}")
     labeled = [_labeled(files, names, channels) for files in found]
     nested = _first_nested_folder(labeled, parts)
 
@@ -265,7 +268,7 @@ def _files_by_class(place: Path, depth: int | None, skipped: _Skipped) -> dict[s
         if folder == place:
             skipped.loose_images += images
         elif images:
-            name = "/".join(folder.relative_to(place).parts[:depth])
+            name = composed("/".join(folder.relative_to(place).parts[:depth]))
             found.setdefault(name, []).extend(images)
     if not found:
         wanted = "wanted one sub-folder of .jpg, .png, ... files per class"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, InstanceOf, ValidationError, field_validator
 
 from ..errors import ConfigError, DataError, unknown
+from ..files.stat import as_spelled, composed, doubt_about
 from .images import LabeledImages
 from .published import Entry, check_disjoint, labeled, labeled_part
 from .reading import Box
@@ -103,7 +104,7 @@ def table(
     found, lines = _renamed(found, lines, columns or {}, name)
     rows, unused = _read(found, lines, name)
     for row in rows:
-        row.label = _class_of(row, label_sets, name)
+        row.label = composed(_class_of(row, label_sets, name))
     _check_files(rows, place, name)
 
     names = sorted({row.label for row in rows})
@@ -130,7 +131,9 @@ def table(
         check_trainable(name, train, test, advice)
         _check_divided_groups(test, name)
         splits = DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
-    return dataclasses.replace(splits, note=_note(name, unused))
+    doubt = doubt_about(names)
+    notes = [_note(name, unused), f"{name}: {doubt}" if doubt else ""]
+    return dataclasses.replace(splits, note="; ".join(note for note in notes if note))
 
 
 def rows_of_table(file: Path, columns: dict[str, str] | None = None) -> list[TableRow]:
@@ -218,7 +221,9 @@ def _class_of(row: TableRow, label_sets: bool, file: str) -> str:
 def _check_files(
     rows: list[TableRow], place: Path, file: str, advice: str = "--data is the folder that its paths are relative to"
 ) -> None:
-    """Raise DataError unless all listed images exist."""
+    """Take paths as their folder spells them; raise DataError unless all listed images exist."""
+    for row in rows:
+        row.path = as_spelled(place, row.path)
     missing = [row.path for row in rows if not (place / row.path).is_file()]
     if missing:
         raise DataError(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, counted, first_of, needs_extra, one_line, shortened, unknown
+from ..files.stat import composed
 
 KEYS = ("embeddings", "labels", "ids", "split", "groups")
 PARTS = ("train", "test", "validation")
@@ -306,6 +307,7 @@ def _labels(path: Path, column: Any, count: int) -> tuple[NDArray[np.int64], lis
         if len(empty):
             found = f"{counted(len(empty), 'label')} of {count} are empty"
             raise DataError(f"{path}: {found}, row {empty[0]} first, {str(given[empty[0]])!r}; leave these rows out")
+        given = np.array([composed(name) for name in given.tolist()])
     values, numbers = np.unique(given, return_inverse=True)
     return numbers.astype(np.int64), [str(value) for value in values.tolist()]
 

@@ -1,8 +1,11 @@
-"""Size and time of files, by which a changed file is noticed, and paths as bytes and as text."""
+"""Size and time of files, by which a changed file is noticed, and paths as bytes, as text and as people read them."""
 
 from __future__ import annotations
 
+import functools
 import os
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 FileStat = tuple[int, int]
@@ -32,3 +35,34 @@ def utf8_of(path: str) -> str:
 def is_inside(path: str) -> bool:
     """Return whether a path, relative to a folder, stays in it."""
     return not ({"..", ""} & set(path.split("/")) or "\0" in path)
+
+
+def composed(name: str) -> str:
+    """A name as it is compared: systems write é as one letter or as two, which read the same (Unicode's NFC)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def as_spelled(folder: Path, path: str) -> str:
+    """A relative path as a folder spells it, where that differs from ``path`` in composed letters alone."""
+    if path.isascii() or os.path.isabs(path) or os.path.lexists(folder / path):
+        return path
+    place = folder
+    for part in path.split("/"):
+        place /= _spellings(place, file_stat(place)).get(composed(part), part)
+    return place.relative_to(folder).as_posix()
+
+
+@functools.lru_cache(16)
+def _spellings(folder: Path, _: FileStat | None) -> dict[str, str]:
+    """The names in a folder by how they are compared; the folder's time is for the cache."""
+    return {composed(name): name for name in os.listdir(folder)} if folder.is_dir() else {}
+
+
+def doubt_about(names: Iterable[str]) -> str:
+    """A line that asks about names of classes that differ in case, or in blanks at the ends, alone; or an empty one."""
+    first: dict[str, str] = {}
+    for name in sorted(set(names)):
+        twin = first.setdefault(name.strip().casefold(), name)
+        if twin != name:
+            return f"the classes {twin!r} and {name!r} differ in case or blanks alone; if they are one, rename one"
+    return ""

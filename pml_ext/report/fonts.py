@@ -16,7 +16,9 @@ _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 def drawable(text: str) -> str:
     """Return a text with a placeholder for control characters and for bytes that are not UTF-8."""
-    return "".join("�" if _is_not_drawable(letter) else letter for letter in text)
+    if text.isprintable():
+        return text
+    return "".join(["�" if _is_not_drawable(letter) else letter for letter in text])
 
 
 def _is_not_drawable(letter: str) -> bool:
@@ -31,7 +33,7 @@ def short_name(name: str, columns: int = 18) -> str:
     widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
     if sum(widths) <= columns:
         return name
-    kept = sum(total < columns for total in itertools.accumulate(reversed(widths)))
+    kept = sum([total < columns for total in itertools.accumulate(reversed(widths))])
     return f"…{name[len(name) - kept :]}"
 
 
@@ -42,5 +44,5 @@ def font_families() -> list[str]:
     names = {entry.name for entry in fontManager.ttflist if entry.style == "normal"}
     found = ["DejaVu Sans"]
     for start in _WIDE:
-        found += sorted(name for name in names if name.startswith(start))
+        found += sorted([name for name in names if name.startswith(start)])
     return found

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import DamagedError, check_writable, read_json, read_toml, reading
-from ..files.checksums import sha256_of
+from ..files.checksums import read_sums, sha256_of
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
@@ -56,13 +56,24 @@ class LoadedRun:
         self._description = self._read_description()
         with reading(folder / WEIGHTS):
             digest = sha256_of(folder / WEIGHTS)
-        state = checkpoint.load(folder / WEIGHTS, self.device, digest=digest)
         for name in (RECIPE, NETWORK):
             check_unchanged(folder, name)
+        self._digest = digest
         self.identity = digest[:16]
         """The start of the SHA-256 of ``model.pt``."""
-        self.network = self._build_network(state)
+        if read_sums(folder).get(WEIGHTS) != digest:  # damaged, or without a checksum: loading tells
+            _ = self.network
+
+    @functools.cached_property
+    def network(self) -> Network:
+        """The trained network, built on first use: a query of an indexed image needs none."""
+        with reading(self.folder / WEIGHTS):
+            digest = sha256_of(self.folder / WEIGHTS)
+        if digest != self._digest:
+            raise DataError(f"{self.folder / WEIGHTS}: changed since the run was loaded; load it again")
+        state = checkpoint.load(self.folder / WEIGHTS, self.device, digest=digest)
         self._loss_state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
+        return self._build_network(state)
 
     def _check_files(self) -> None:
         """Raise DataError if the folder lacks a file of a finished run."""
@@ -129,6 +140,7 @@ class LoadedRun:
         """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
         from ..evaluation import learned_metric
 
+        _ = self.network  # whose checkpoint has the loss's state
         recipe = self._checked_recipe()
         context = loss_context(recipe, self._description.classes, self._description.class_names)
         loss, _ = build_loss(recipe.loss, context)

@@ -28,6 +28,16 @@ def test_a_folder_is_split_by_class_or_by_image(tmp_path):
     assert folder(tmp_path, path="photos").train.paths == by_class.train.paths
 
 
+def test_two_spellings_of_a_name_are_one_class(tmp_path):
+    place = photos(tmp_path / "photos")
+    (place / "class0").rename(place / "Zo\u00eb")
+    (place / "class1").rename(place / "Zoe\u0308")
+    (place / "class2").rename(place / "CLASS3")
+    splits = folder(path=str(place), split="image")
+    assert splits.train.class_names == ["CLASS3", "Zo\u00eb", "class3"]
+    assert "the classes 'CLASS3' and 'class3' differ in case or blanks alone" in splits.note
+
+
 def test_folders_inside_of_classes_are_named(tmp_path):
     photos(tmp_path / "birds")
     photos(tmp_path / "tools", classes=2)

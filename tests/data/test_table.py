@@ -210,3 +210,16 @@ def test_a_frame_is_a_table(tmp_path):
     frame.loc[2, "label"] = None
     with pytest.raises(DataError, match="DataFrame, row 2: label is empty"):
         table(tmp_path, frame)
+
+
+def test_paths_and_labels_are_found_however_they_are_spelled(tmp_path):
+    rows = [
+        f"{label},photos/Zo\u00eb {n}.jpg,train" for n, label in enumerate(["Ame\u0301lie", "Am\u00e9lie", "b", "b"])
+    ]
+    rows += ["c,photos/4.jpg,test", "c,photos/5.jpg,test"]
+    file = table_of(tmp_path, rows, "label,path,split")
+    for number in range(4):
+        (tmp_path / "photos" / f"{number}.jpg").rename(tmp_path / "photos" / f"Zoe\u0308 {number}.jpg")
+    splits = table(path=str(file))
+    assert splits.train.labels.tolist() == [0, 0, 1, 1]
+    assert all(path.is_file() for path in splits.train.paths)

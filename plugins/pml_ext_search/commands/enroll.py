@@ -19,7 +19,7 @@ from pml_ext.tool import (
     printable,
 )
 
-from .loading import RunOrImages, load_for_command, run_for_command, update_index
+from .loading import RunOrImages, load_for_command, run_for_command, say_doubts, update_index
 
 
 def enroll(
@@ -41,6 +41,7 @@ def enroll(
         trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
         update_index(trained, images)
         done = trained.enroll(photographs, name)
+    say_doubts(trained)
     text = f"{counted(len(done.copied), 'photograph')} of {printable(name)} enrolled"
     if done.there:
         text += f", {len(done.there)} there already"

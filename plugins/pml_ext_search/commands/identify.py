@@ -115,9 +115,8 @@ def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
     noun = "id" if trained.takes_vectors else "image"
     print_table(["query", "", "nearest classes", "distance", f"nearest {noun}"], rows, right=[3])
     new = sum(answer.name is None for answer in answers)
-    stdout().print(
-        f"{len(answers) - new} known, {new} new, within {answers[0].threshold:.4g} (--radius)", soft_wrap=True
-    )
+    line = f"{len(answers) - new} known, {new} new: a known one is within {answers[0].threshold:.4g} of a class"
+    stdout().print(line, soft_wrap=True)
 
 
 def _print_scored(scored: Scored, as_json: bool) -> None:

@@ -21,7 +21,7 @@ from pml_ext.tool import (
     say,
 )
 
-from .loading import STORES, IndexedFolder, RunOrImages, embedding_run, load_for_command, run_for_command
+from .loading import STORES, IndexedFolder, RunOrImages, embedding_run, load_for_command, run_for_command, say_doubts
 
 if TYPE_CHECKING:
     from ..gallery import Gallery
@@ -73,6 +73,7 @@ def index(
             gallery = trained.index(folder, factory)
         else:
             gallery = trained.write_index(parts, folder, factory)
+        say_doubts(trained)
     about = _about_index(gallery)
     what = f"{gallery.noun} indexed"
     if gallery.by == "features":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit
 
-from pml_ext.tool import By, ConfigError, Device, Progress, process_number, say
+from pml_ext.tool import By, ConfigError, Device, Progress, doubt_about, process_number, say
 
 if TYPE_CHECKING:
     from ..embedding import Listener
@@ -47,6 +47,16 @@ def update_index(trained: TrainedRun, images: Path | None) -> None:
     changes = trained.index(images).changes
     if changes is not None and (changes.new or changes.changed or changes.gone):
         say(f"{images}: {changes}")
+
+
+def say_doubts(trained: TrainedRun) -> None:
+    """Name pictures that are in several classes, and classes whose names are nearly equal."""
+    from ..calibration import shared_pictures
+
+    embedded = trained.indexed_images()
+    for line in (shared_pictures(embedded)[1], doubt_about(embedded.classes)):
+        if line:
+            say(line)
 
 
 @contextmanager

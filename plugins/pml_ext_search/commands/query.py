@@ -19,6 +19,7 @@ from pml_ext.tool import (
     Progress,
     Workers,
     check_writable,
+    counted,
     one_line,
     print_json,
     print_result,
@@ -102,7 +103,11 @@ def query(
             trained = load_for_command(run, device, workers, collection, bar.embedding, by)
             update_index(trained, searched)
             about = _match_to_file(trained, folder, listing, out, answers_each, within, radius, stored)
-        print_result(as_json, about, f"{about['answers']} answers to {about['queries']} {_noun(trained)}: {out}")
+        print_result(
+            as_json,
+            about,
+            f"{counted(about['answers'], 'answer')} for {counted(about['queries'], _noun(trained))}: {out}",
+        )
         return
 
     if listing is not None or workers is not None:
@@ -198,10 +203,9 @@ def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radi
     if trained.takes_vectors:  # whose class is not a part of the name
         columns.insert(3, "class")
     print_table(columns, rows, right=[1, len(columns) - 1])
-    noun = "vector" if trained.takes_vectors else "image"
     for answer in answers:
         if radius is not None and not answer.paths:
-            say(f"{printable(answer.query)}: no {noun} within {radius:g} (--radius)")
+            say(f"{printable(answer.query)}: no {_noun(trained)} within {radius:g} (--radius)")
 
 
 def _write_picture(trained: TrainedRun, answers: list[Answer], place: Path) -> Path | None:
@@ -222,4 +226,4 @@ def _name_column(trained: TrainedRun) -> str:
 
 
 def _noun(trained: TrainedRun) -> str:
-    return "vectors" if trained.takes_vectors else "images"
+    return "vector" if trained.takes_vectors else "image"

@@ -53,8 +53,27 @@ def test_duplicates_and_images_without_classes(tmp_path):
     assert [each[:2] for each in pairs] == [(0, 1), (1, 0)]
     assert note == "2 of 3 images that have a class"
     assert collection.recall() == [("all classes (those of training unknown)", 2, 2)]
-    with pytest.raises(DataError, match="right and wrong answers need a sub-folder per class"):
+    with pytest.raises(DataError, match="right and wrong answers need two images with a class, a sub-folder each"):
         made(torch.eye(3), ["1.png", "2.png", "3.png"]).leave_one_out()
+
+
+def test_unlabeled_copies_are_no_wrong_answers(tmp_path):
+    """Eight images of two classes, each with an unlabeled copy beside it."""
+    write_json(tmp_path / "network.json", {})
+    points = torch.cat([torch.tensor([1.0, 0]) + torch.arange(4)[:, None] / 99, torch.tensor([0, 1.0]).expand(4, 2)])
+    paths = [f"{'ab'[number // 4]}/{number}.png" for number in range(8)]
+    collection = made(torch.cat([points, points]), [*paths, *(f"{number}.png" for number in range(8))], run=tmp_path)
+    assert collection.recall() == [("all classes (those of training unknown)", 8, 8)]
+    assert collection.confusions() == []
+    assert all(pair.nearest < 8 for pair in collection.pairs())
+
+
+def test_a_sub_folder_is_found_however_it_is_spelled():
+    collection = made(torch.eye(3), ["Zoe\u0308/1.png", "Zo\u00eb/2.png", "other/3.png"])
+    assert collection.folders == ["Zo\u00eb", "other"]
+    for typed in collection.folders[0], "Zoe\u0308":
+        assert collection.shown(Part(folder=typed)).tolist() == [0, 1]
+    assert collection.class_names == ["Zo\u00eb", "other"]
 
 
 def test_right_and_wrong_against_a_loop(pair, monkeypatch):

@@ -77,7 +77,9 @@ def test_precision_and_preprocessing_are_of_the_identity(runs):
 
     def identity(weights="w", precision="float32"):
         cpu = torch.device("cpu")
-        return embedding.ImageEmbedder(Path("run"), network, cpu, weights, precision, Path("store")).collection.identity
+        return embedding.ImageEmbedder(
+            Path("run"), lambda: network, network.preprocessing, 64, cpu, weights, precision, Path("store")
+        ).collection.identity
 
     first = identity()
     assert {identity("v"), identity(precision="bfloat16")}.isdisjoint({first})

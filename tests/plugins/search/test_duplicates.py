@@ -106,6 +106,9 @@ def test_the_rule_says_which_copy_is_kept(tmp_path, keep, kept):
     photograph(5).save(tmp_path / "another.png")
     (group,) = find_duplicates(files_of(tmp_path), keep=keep, radius=0.3).groups
     assert group.keep.path == kept
+    (tmp_path / "sub").rename(tmp_path / "su\u0308b")
+    (group,) = find_duplicates(files_of(tmp_path), keep="s\u00fcb", radius=0.3).groups
+    assert group.keep.path == "su\u0308b/old.jpg"
     with pytest.raises(ConfigError, match="--keep su: no image is below 'su'"):
         find_duplicates(files_of(tmp_path), keep="su")
 

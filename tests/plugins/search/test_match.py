@@ -22,7 +22,7 @@ def test_many_images_at_once_have_the_answers_of_single_ones(command, runs, fold
     gone = command("query", runs[0], "--list", tmp_path / "list", *own, "-o", out, "--json")
     assert json.loads(gone.stdout)["queries"] == 0
     images = sorted(set(folder.rglob("0*.png")))
-    assert command("query", runs[0], folder, *own, "-k", 4, "-o", out).stdout == f"800 answers to 200 images: {out}\n"
+    assert command("query", runs[0], folder, *own, "-k", 4, "-o", out).stdout == f"800 answers for 200 images: {out}\n"
     singles = load_run(runs[0], "cpu", store=tmp_path / "own").query(images, k=4)
     wanted = {f"{single.query.split('/')[-2]}/{single.query.split('/')[-1]}": single for single in singles}
     if ending == "jsonl":

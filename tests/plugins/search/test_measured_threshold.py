@@ -25,7 +25,6 @@ CALIBRATION = Calibration(
     false_acceptances=0.05,
     own=40,
     true_acceptances=0.5,
-    metrics={"accuracy": 0.7, "dir_at_far_0.01": 0.1},
 )
 
 
@@ -34,8 +33,7 @@ def test_a_measurement_has_the_threshold_and_no_path():
     assert found.by == "features"
     assert found.values["threshold"] == 0.75
     assert found.values["false_acceptances_asked_for"] == 0.05
-    assert found.values["dir_at_far_0.01"] == 0.1
-    assert found.titles["dir_at_far_0.01"] == "Known ones that get their class, at 0.01 false acceptances"
+    assert found.titles["known_accepted"] == "Calibration images, each left out, that get their class"
     assert "20 photographs of other individuals" in found.text
     assert "private" not in found.model_dump_json()
     best = measurement_of(CALIBRATION.model_copy(update={"far": None, "nearest": "image", "folder": None}))
@@ -51,17 +49,17 @@ def test_a_threshold_goes_with_the_run_and_another_collection_keeps_its_own(runs
         shutil.copytree(tmp_path / "digits" / str(digit), tmp_path / "enrolled" / f"séal {digit}")
     run = load_run(run_folder, "cpu")
     run.index(tmp_path / "enrolled")
-    calibration = run.calibrate(0.1)
+    calibration = run.calibrate(0.3)
     measured = json.loads((run_folder / "metrics.json").read_text())["measured"]["known_or_new"]["values"]
     assert measured["threshold"] == calibration.threshold
-    assert measured["false_acceptances_asked_for"] == 0.1
-    assert measured["accuracy"] == calibration.metrics["accuracy"]
+    assert measured["false_acceptances_asked_for"] == 0.3
+    assert measured["false_acceptances_expected"] == calibration.expected
     run.export(tmp_path / "exported")
     exported = json.loads((tmp_path / "exported" / "preprocess.json").read_text())["measured"]["known_or_new"]
     assert exported == measured
     other = load_run(run_folder, "cpu", store=tmp_path / "store")
     other.index(tmp_path / "enrolled")
-    assert other.calibrate(0.2).threshold > calibration.threshold
+    assert other.calibrate(0.5).threshold > calibration.threshold
     after = json.loads((run_folder / "metrics.json").read_text())["measured"]["known_or_new"]["values"]
     assert after == measured
 
@@ -76,6 +74,6 @@ def test_a_run_whose_metrics_cannot_be_written_keeps_its_threshold(runs, tmp_pat
     told = []
     from pml_ext_search.identify import Identifier
 
-    threshold = Identifier(run, told.append).calibration(0.2).threshold
+    threshold = Identifier(run, told.append).calibration(0.6).threshold
     assert "is not in metrics and report: " in told[-2] + told[-1]
     assert Identifier(run, told.append).calibration().threshold == threshold

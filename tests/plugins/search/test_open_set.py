@@ -8,7 +8,16 @@ import torch
 from torch.nn.functional import normalize
 
 from pml_ext_search import open_set
-from pml_ext_search.open_set import Classes, metrics_of, rate_with_one_less, threshold_at, without_own_class
+from pml_ext_search.open_set import (
+    Classes,
+    expected_rate,
+    interval_of,
+    metrics_of,
+    rows_in_several_classes,
+    share_of_classes,
+    threshold_at,
+    without_own_class,
+)
 
 
 def made_up(seed, count=40, classes=6, size=5):
@@ -61,28 +70,51 @@ def test_the_own_class_is_left_out():
     assert distances[0, 0] == 0.1
 
 
-@pytest.mark.parametrize(
-    ("rate", "wanted"), [(0.05, None), (0.1, 1.0), (0.19, 1.0), (0.2, 2.0), (0.5, 5.0), (0.99, 9.0)]
-)
-def test_a_threshold_is_an_order_statistic(rate, wanted):
-    assert threshold_at(rate, np.array([3.0, 1, 2, 9, 8, 7, 4, 5, 6])) == wanted
+@pytest.mark.parametrize("rate", [0.2, 0.25, 0.4, 0.55, 0.7, 1.0])
+def test_a_threshold_is_the_greatest_that_keeps_its_rate(rate):
+    others = np.array([0.3, 0.1, 0.2, 0.9, 0.8, 0.7, 0.4, 0.5, 0.6])
+    numbers = np.array([7, 7, 7, 7, 2, 2, 0, 5, 5])  # four classes
+
+    def bound(threshold):
+        rates = [np.mean(others[numbers == number] <= threshold) for number in (0, 2, 5, 7)]
+        return (sum(rates) + 1) / 5
+
+    found = threshold_at(rate, others, numbers)
+    assert bound(found) == pytest.approx(expected_rate(share_of_classes(others <= found, numbers), 4))
+    assert bound(found) <= rate + 1e-9
+    following = [distance for distance in others if distance > found]
+    assert not following or bound(min(following)) > rate
+    assert threshold_at(0.19, others, numbers) is None  # four classes promise 1/5
 
 
-def test_a_threshold_keeps_its_rate_on_further_distances():
+@pytest.mark.parametrize("spread", [0.0, 0.5, 5.0])
+@pytest.mark.parametrize(("classes", "rate"), [(5, 0.3), (20, 0.1), (49, 0.05)])
+def test_new_classes_are_accepted_at_most_as_often_as_asked(spread, classes, rate):
+    """Images of a class may be alike (spread 0): five of them are no more than one observation."""
     generator = np.random.default_rng(0)
     found = []
-    for _ in range(2000):
-        threshold = threshold_at(0.1, generator.exponential(size=49))
-        found.append(1 - math.exp(-threshold))
-    assert np.mean(found) == pytest.approx(0.1, abs=0.003)
+    inside = []
+    for _ in range(300):
+        centers = generator.normal(size=(classes + 3000, 1))
+        images = centers + spread * generator.normal(size=(classes + 3000, 5))
+        threshold = threshold_at(rate, np.abs(images[:classes]).ravel(), np.repeat(np.arange(classes), 5))
+        found.append((np.abs(images[classes:]) <= threshold).mean())
+        low, high = interval_of((np.abs(images[:classes]) <= threshold).mean(1).sum(), classes)
+        inside.append(low <= found[-1] <= high)
+    assert np.mean(found) < 1.1 * rate
+    assert np.mean(inside) > 0.88
 
 
-def test_more_classes_accept_more():
-    generator = np.random.default_rng(0)
-    distances = generator.exponential(size=(100_000, 5))
-    threshold = np.quantile(distances[:, :4].min(1), rate_with_one_less(0.2, 5))
-    assert (distances.min(1) <= threshold).mean() == pytest.approx(0.2, abs=0.005)
-    assert rate_with_one_less(0.2, 10**9) == pytest.approx(0.2)
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_equal_pictures_of_several_classes_are_found(noise):
+    points, _ = made_up(3, size=30)
+    points[[4, 9, 20]] = points[1] + noise * torch.randn(3, 30)
+    points[7] = points[6]
+    names = [f"class {number % 5}" for number in range(40)]
+    names[7] = names[6]
+    names[20] = ""
+    assert rows_in_several_classes(points, names) == [[1, 4, 9]]
+    assert rows_in_several_classes(points[:0], []) == []
 
 
 def slow_metrics(distances, classes, threshold, labels):

@@ -1,6 +1,7 @@
 """Queries: the nearest images of an index, within a class or a radius; what a query imports."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
 from pml_ext import load_run
-from pml_ext.errors import ConfigError
+from pml_ext.errors import ConfigError, DataError
 from pml_ext.plugin import SearchResult
 from pml_ext.training.launch import train
 from pml_ext_search.embedding import SkippedImage
@@ -142,6 +143,31 @@ def test_within_a_class_answers_are_the_nearest_of_it(indexed, make, folder, fac
         assert len(run.query(query, 100, within="7")[0].paths) == members
     with pytest.raises(ConfigError, match=r"--within 77: no class '77'; nearest: 7"):
         run.query(query, 3, within="77")
+
+
+def test_within_a_flat_folder_says_what_is_wrong(runs, folder, tmp_path):
+    run = load_run(runs[0], "cpu", store=tmp_path / "store")
+    run.index(folder / "3")
+    query = folder / "3" / run.indexed_images().paths[0]
+    with pytest.raises(ConfigError, match="--within: this index has no classes, since its folder has no sub-folders"):
+        run.query(query, 3, within="nosuch")
+
+
+def test_a_query_of_an_indexed_image_builds_no_network(indexed, folder, monkeypatch):
+    fresh = load_run(indexed[0].folder, "cpu")
+    monkeypatch.setattr("pml_ext.training.loaded.build_network", None)
+    query = folder / indexed[1].embedded.paths[0]
+    assert fresh.query(query, 5) == indexed[0].query(query, 5)
+    with pytest.raises(TypeError):  # another image does
+        fresh.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
+
+
+def test_weights_that_changed_after_loading_are_refused(runs, tmp_path):
+    run = load_run(shutil.copytree(runs[0], tmp_path / "run"), "cpu")
+    with (tmp_path / "run" / "checkpoints" / "model.pt").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match="model.pt: changed since the run was loaded"):
+        _ = run.network
 
 
 def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):

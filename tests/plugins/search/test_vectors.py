@@ -331,7 +331,7 @@ def test_the_command_line_from_the_file_to_an_answer(pml_ext_command, file, tmp_
     assert "class" in shown
     assert shown.count("digits/3 ") == 2
     lines = pml_ext_command("query", out, file, "-o", tmp_path / "all.jsonl", "-k", "2")
-    assert "800 answers to 400 vectors" in lines.stdout
+    assert "800 answers for 400 vectors" in lines.stdout
     first = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[0])
     assert first["query"] == "digits/0"
     assert "digits/0" not in first["paths"]
