@@ -46,11 +46,11 @@ class ClosedForm:
 def shrinkage_without_labels(count: int, size: int) -> float:
     r"""Return the shrinkage of whitening for ``count`` items of ``size`` features whose classes nobody knows.
 
-    .. math:: \lambda = 1 - 0.1 \sqrt{\frac{N}{N + F}}
+    .. math:: \lambda = 1 - 0.06 \sqrt{\frac{N}{N + F}}
 
     Few items of few classes differ most in the directions between the classes, which a smaller shrinkage flattens.
     """
-    return round(1 - 0.1 * (count / (count + size)) ** 0.5, 3)
+    return round(1 - 0.06 * (count / (count + size)) ** 0.5, 3)
 
 
 def coordinates(features: Tensor) -> Tensor:
