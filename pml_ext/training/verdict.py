@@ -71,6 +71,7 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
     if is_trained(metrics):
         return shown
 
+    shown.pop("before", None)  # the same network
     seen: list[dict[str, str]] = []
     for phase, title in list(shown.items()):
         values = _shown_values(metrics[phase])
