@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,24 @@ def show(name: str, features: Tensor, labels: Any, size: int | None, seeds: int)
     )
 
 
+def sets_of(places: Iterable[Path]) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield the sets that need no files, and those of folders and files."""
+    yield ("made-up, 8 classes far apart", *mixture())
+    for each in (next(from_scikit_learn()), *made_up()):
+        if not each.shared and len(each.labels) >= WHITENED_FROM:
+            yield each.name.removesuffix(", new classes"), each.features, each.labels
+    for path in places:
+        if path.is_dir():
+            yield (path.name, *features_of(path))
+            continue
+        with np.load(path, allow_pickle=False) as file:
+            labels = np.unique(file["labels"], return_inverse=True)[1]
+            yield path.stem, torch.from_numpy(file["embeddings"]).float(), labels
+    with tempfile.TemporaryDirectory() as place:
+        squares(Path(place))
+        yield ("squares of photographs", *features_of(Path(place)))
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,21 +118,7 @@ def main() -> None:
     given = parser.parse_args()
     print(f"| set | items | unwhitened | shrinkage | fit's | {' | '.join(map(str, CONSTANTS))} |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    sets: list[tuple[str, Tensor, Any]] = [("made-up, 8 classes far apart", *mixture())]
-    for each in (next(from_scikit_learn()), *made_up()):
-        if not each.shared and len(each.labels) >= WHITENED_FROM:
-            sets.append((each.name.removesuffix(", new classes"), each.features, each.labels))
-    with tempfile.TemporaryDirectory() as place:
-        squares(Path(place))
-        sets.append(("squares of photographs", *features_of(Path(place))))
-    for path in given.places:
-        if path.is_dir():
-            sets.append((path.name, *features_of(path)))
-        else:
-            with np.load(path, allow_pickle=False) as file:
-                labels = np.unique(file["labels"], return_inverse=True)[1]
-                sets.append((path.stem, torch.from_numpy(file["embeddings"]).float(), labels))
-    for name, features, of_set in sets:
+    for name, features, of_set in sets_of(given.places):
         for size in (*(size for size in PARTS if size < len(of_set)), None):
             show(name, features, of_set, size, given.seeds)
 
