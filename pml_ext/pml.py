@@ -243,6 +243,16 @@ def check_class_weights(loss: nn.Module, accepted: Collection[int], classes: int
             )
 
 
+def most_of_batch(cls: type, settings: Mapping[str, Any], classes: int) -> int | None:
+    """Return how many images MPerClassSampler draws from all ``classes``; None for other samplers."""
+    from pytorch_metric_learning import samplers
+
+    m = settings.get("m")
+    if not issubclass(cls, samplers.MPerClassSampler) or not isinstance(m, int):
+        return None
+    return classes * m
+
+
 def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, classes: int) -> None:
     """Raise ValueError if PML's sampler cannot be used in a run, or would draw other batches than asked for.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,6 +21,7 @@ from pml_ext.plugin import (
     Relation,
     RunView,
     Terms,
+    TrainingWarning,
     check_choice,
     check_flag,
     check_number,
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 
 CENTERS_AND_WIDTHS = (0.5, 0.5, 1.0, 0.01)  # defaults of alpha_pos, beta_pos, alpha_neg, beta_neg
 ESTIMATED = ("auto", "auto-quadratic")  # statistics of the first batch, for linear or quadratic exponents
+NO_ESTIMATES = (
+    "statistics={!r} of CBMLLoss cannot be estimated on this batch: its classes hardly differ, or one kind of pair is "
+    "missing. The default centers and widths are used until a batch gives estimates"
+)
 LARGEST_EXPONENT = 10.0  # of a negative pair of similarity 1, with estimated centers and widths
 
 
@@ -102,7 +108,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
             ``"auto"``, the negatives' width is at least ``(1 - alpha_neg) / 10``: embeddings that begin whitened have
             similarities near 0, which training spreads, and a width for the first of them is far too narrow. The
             state dict contains the estimates (``estimates``). Before that batch, a call in evaluation or without
-            gradients uses the statistics of its own batch, or the default constants if it has none.
+            gradients uses the statistics of its own batch. A batch whose classes hardly differ gives none: its call
+            uses the default constants and warns, and the next batch is tried.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
@@ -233,8 +240,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
         """Use the loaded estimates, or estimate from the first batch in training (gathered over processes).
 
-        A batch in evaluation, or without gradients, is estimated for its call alone. Without estimates such a call has
-        the constants.
+        A batch in evaluation, or without gradients, is estimated for its call alone. A batch that gives no estimates
+        has the constants, and a warning.
         """
         if self.estimates.isfinite().all():
             self._use(PairStatistics(*self.estimates.tolist()))
@@ -242,16 +249,14 @@ class CBMLLoss(Float64Buffers, PairLoss):
             return
         if labels is None:
             raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants labels in the first call")
-        learns = self.training and torch.is_grad_enabled()
         try:
             known = PairStatistics.of(embeddings, labels)
             self._use(known)
-        except ValueError:  # a batch without pairs of both kinds, or of an untrained network
-            if learns:
-                raise
+        except ValueError:
+            warnings.warn(NO_ESTIMATES.format(self.estimated), TrainingWarning, stacklevel=2)
             self._use_constants()
             return
-        if learns:
+        if self.training and torch.is_grad_enabled():
             self.estimates.copy_(torch.tensor(dataclasses.astuple(known), dtype=torch.float64))
             self._use(PairStatistics(*self.estimates.tolist()))  # the digits that a resumed run has
             self.wants_before_call = False

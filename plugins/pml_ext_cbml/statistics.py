@@ -69,7 +69,7 @@ class PairStatistics:
             counts += torch.stack([mask.sum() for mask in masks])
             sums += torch.stack([masked_sum(similarity, mask).sum() for mask in masks])
         if not counts.all():
-            raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
+            raise ValueError("PairStatistics.of needs at least one positive and one negative pair")
 
         means = sums / counts
         squares = x.new_zeros(2)  # of the differences from the mean

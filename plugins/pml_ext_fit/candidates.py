@@ -25,6 +25,8 @@ NOTHING_TO_LEARN = "the classes are so far apart in them that no pair adds to th
 class HeldOut(Protocol):
     """Training items that are held out in folds, on which candidates are scored."""
 
+    iterations: int  # that were trained so far
+
     def scores_of_closed_form(self, form: ClosedForm) -> list[Scores] | None:
         """Return those of a closed form in all folds; None where it cannot be fitted."""
 
@@ -65,6 +67,8 @@ class InClosedForm(Candidate):
 
 class Trained(Candidate):
     """A candidate that is trained, which costs time."""
+
+    most_iterations: ClassVar[int] = 2_000  # of trials; no fold is begun that would go beyond
 
     @abstractmethod
     def trial_settings(self, classes: int, share: float) -> Settings:
@@ -186,6 +190,7 @@ class Choice:
     title: str  # of the candidate
     recipe: str
     settings: Settings
+    seconds: float = 0.0  # of the trials
 
 
 def features_as_they_are(images: OwnImages, framing: Framing, trunk: Trunk | None) -> Choice:

@@ -43,6 +43,16 @@ class ClosedForm:
         return nn.Identity()
 
 
+def shrinkage_without_labels(count: int, size: int) -> float:
+    r"""Return the shrinkage of whitening for ``count`` items of ``size`` features whose classes nobody knows.
+
+    .. math:: \lambda = 1 - 0.06 \sqrt{\frac{N}{N + F}}
+
+    Few items of few classes differ most in the directions between the classes, which a smaller shrinkage flattens.
+    """
+    return round(1 - 0.06 * (count / (count + size)) ** 0.5, 3)
+
+
 def coordinates(features: Tensor) -> Tensor:
     """Return features ``[N, F]`` in an orthonormal basis of the space that they span, ``[N, min(N, F)]``.
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from pml_ext.plugin import ConfigError, DataError
 from pml_ext.tool import AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
 
-from .fitting import FitOptions, Fitting, Told, what_to_train
+from .fitting import FitOptions, Fitting, Told, check_used, what_to_train
 
 if TYPE_CHECKING:
     from pml_ext.tool import Override
@@ -151,6 +151,7 @@ def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Pro
 
     if options.fine_tune or num_processes() > 1:
         raise ConfigError(f"--labels fits a head in closed form; to train, type: pml-ext fit {labels} --data {folder}")
+    check_used(folder, options, "--labels")
     table = labeled_table(folder, labels, options.trunk, options.overrides, options.device, bar)
     options = replace(options, closed_form=True, general=list(QUICK), trunk=table.trunk)
     options = replace(options, overrides=[*table.settings, *options.overrides])
@@ -173,6 +174,7 @@ def _without_labels(place: Path, options: FitOptions, bar: Progress) -> list[dic
 
     if options.fine_tune:
         raise ConfigError(f"--fine-tune trains by labels, and {place} has none here; leave it out")
+    check_used(place, options, "data without labels")
     asked = UnlabeledFit(
         place=place,
         out=options.out,

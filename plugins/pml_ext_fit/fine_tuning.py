@@ -6,7 +6,6 @@ of the pretrained trunk, at the end of the same cosine.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,21 +17,10 @@ from .framing import framing_of
 from .images import OwnImages
 from .selection import Decision
 from .timing import seconds_per_image
-from .trunk import BLOCKS_FIRST, PRETRAINED, Trunk
+from .trunk import BLOCKS_FIRST, Trunk
 
 # seconds of a step of the whole network, over those of embedding the images of its batch
 WHOLE_STEP = 3.0
-
-
-def check_possible(trunk_is_named: bool) -> None:
-    """Refuse what cannot be fine-tuned: ConfigError for several processes, MissingExtraError without our weights."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            f"--fine-tune begins with trials, which several processes do not make; leave out torchrun, or type: "
-            f"pml-ext train {BLOCKS_FIRST} --set data.name=folder:FOLDER"
-        )
-    if not trunk_is_named:
-        load_recipe(PRETRAINED)
 
 
 def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pml_ext.plugin import ConfigError
-from pml_ext.tool import CHOICE, Progress, process_number
+from pml_ext.tool import CHOICE, Progress, flat, process_number, tables_of
 
 if TYPE_CHECKING:
     from pml_ext.tool import Override
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from .trunk import Trunk
 
 _CHOOSING = ("model", "loss", "stages", "sweep")  # tables of a recipe that say what is trained
+
+# settings that only training uses; each ends with a point, as keys do here
+_OF_TRAINING = ("schedule.", "optimizer.", "sampler.", "loss.", "stages.", "data.augment.", "data.views.")
+_OF_TRAINING += ("data.images.flip.", "data.images.random_crop.", "data.images.random_crop_scale.")
+_OF_TRAINING += ("engine.micro_batch.", "engine.clip_gradient.", "engine.checkpoint_minutes.")
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,28 @@ def _sets_what_is_trained(overrides: list[Override]) -> bool:
     return any(override.key.partition(".")[0] in _CHOOSING for override in overrides)
 
 
+def check_used(place: Path, options: FitOptions, why: str) -> None:
+    """Refuse options that nothing uses: --data but for a table, and settings of training where there is none.
+
+    ``why`` says in two words or more why nothing is trained; empty where something is.
+    """
+    from .images import is_table
+
+    if options.data is not None and (place.is_absolute() or why) and not is_table(place):
+        raise ConfigError(f"--data {options.data}: only the paths in a table are relative to it; leave it out")
+    for override in options.overrides if why else ():
+        for key in flat(tables_of([override])):
+            if f"{key}.".startswith(_OF_TRAINING):
+                raise ConfigError(f"{override}: only training uses {key}, and {why} trains nothing; leave one out")
+
+
 def what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return the recipe that somebody's data get, and the settings that fit the data."""
     from pml_ext.tool import is_vector_file
 
     from .images import is_table
 
+    check_used(place, options, "--closed-form" if options.closed_form else "")
     if is_vector_file(place) and not is_table(place):
         return _fitting_for_vectors(place, options, told)
     return _fitting_for_images(place, options, told)
@@ -92,6 +114,10 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
     for line in found.description:
         told(line)
     trains_as_told = _sets_what_is_trained(options.overrides)
+    if options.closed_form and (trains_as_told or num_processes() > 1):
+        raise ConfigError(
+            "--closed-form compares by trials, in one process; leave out torchrun and settings of the model"
+        )
     if trains_as_told or num_processes() > 1:
         kept = begun.kept_choice(options.out, found.name) if options.resume and options.out is not None else None
         if kept is not None:
@@ -123,12 +149,11 @@ def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting
     _check_nothing_is_chosen(place, options.overrides)
     if options.fine_tune and options.closed_form:
         raise ConfigError("--closed-form trains nothing, and --fine-tune the whole network; leave one out")
-    if options.fine_tune:
-        fine_tuning.check_possible(options.trunk is not None)
+    needing = "--fine-tune" if options.fine_tune else "--closed-form" if options.closed_form else ""
+    reason = selection.why_not(options.trunk is not None, needing)
     found = describe_images(place, options.overrides, options.data)
     for line in found.description:
         told(line)
-    reason = selection.why_not(options.trunk is not None)
     if options.resume and options.out is not None:
         begun = _begun_for_images(options.out, found, options, told, pretrained=not reason)
         if begun is not None:
@@ -240,6 +265,8 @@ def _chosen_by_trials(
     with begun.begun_folder(out, stopped):
         with begun.folder_of_trials(out) as folder:
             place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told)
+            started = time.perf_counter()
             chosen = choose(place)
+            chosen = replace(chosen, seconds=round(time.perf_counter() - started, 3))
         begun.keep_choice(out, chosen, name)
     return out, chosen

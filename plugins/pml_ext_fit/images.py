@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,9 +183,11 @@ def _existing(place: Path) -> Path:
     kind, _, path = str(place).partition(":")
     if kind in ("folder", "table") and not os.path.exists(place):
         place = Path(path)
+    wanted = "wanted a folder of images, a .csv or .parquet table of them, or a file of vectors"
     if not os.path.exists(place):
-        wanted = "wanted a folder of images, a .csv or .parquet table of them, or a file of vectors"
         raise DataError(f"{place}: no such folder or file; {wanted}")
+    if os.path.isfile(place) and not is_table(place):
+        raise DataError(f"{place}: one file; {wanted}: pml-ext fit {shlex.quote(str(place.parent))}")
     return place
 
 

@@ -51,13 +51,12 @@ from .images import OwnImages
 from .scores import Scores, joined, scores_of
 from .timing import TimeLeft
 from .trials import Trials, Workplace
-from .trunk import FROZEN, LITE0, PRETRAINED, Trunk
+from .trunk import BLOCKS_FIRST, FROZEN, LITE0, PRETRAINED, Trunk
 from .vectors import OwnVectors
 
 SAMPLE = 300  # training images on which ways to frame them are compared
 LEAST_OF_CLASS = 8  # of a class in the sample, if it has as many
-MOST_SECONDS_OF_SIZE = 600  # of the features of all images in the larger size
-MOST_SECONDS = 300  # of all trials, after which no further fold is begun
+MOST_IMAGES_OF_SIZE = 20_000  # from which on a larger size is taken if it is significantly better
 
 
 @dataclass(frozen=True)
@@ -76,23 +75,28 @@ class Decision:
         return Choice(self.candidate.title, self.candidate.recipe, settings)
 
 
-def why_not(trunk_is_named: bool = False) -> str:
+def why_not(trunk_is_named: bool = False, needing: str = "") -> str:
     """Return why pretrained candidates cannot be tried here; empty if they can.
 
-    For a trunk that is named, it is an error if they cannot.
+    For a trunk that is named, and for an option that is ``needing`` them, it is an error if they cannot.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and trunk_is_named:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if not (trunk_is_named or needing):
+            return (
+                f"several processes try nothing, and train a small network from scratch; or name a recipe: {PRETRAINED}"
+            )
+        recipe = BLOCKS_FIRST if needing == "--fine-tune" else PRETRAINED
         raise ConfigError(
-            "--trunk begins with trials, which several processes do not make; leave out torchrun, or type: "
-            f"pml-ext train {PRETRAINED} --set data.name=folder:FOLDER --set model.trunk=NAME"
+            f"{needing or '--trunk'} begins with trials, which several processes do not make; leave out torchrun, or "
+            f"type: pml-ext train {recipe} --set data.name=folder:FOLDER"
         )
     if trunk_is_named:
         return ""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return f"several processes try nothing, and train a small network from scratch; or name a recipe: {PRETRAINED}"
     try:
         load_recipe(PRETRAINED)
     except MissingExtraError as error:
+        if needing:
+            raise
         return (
             "trains a small network from scratch; with ImageNet weights it would first try the features of "
             f"{LITE0.name} ({error})"
@@ -144,7 +148,7 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, data: Path | None,
     left.end(FEATURES)
     trials = Trials(place, splits, folds, features, relation)
     candidates: list[Trained] = [] if closed_form else trained(images, framing, trunk)
-    best, scored = try_all(closed_forms(images, framing, trunk), candidates, trials, place, started)
+    best, scored = try_all(closed_forms(images, framing, trunk), candidates, trials, place)
     left.end(TRIAL)
     if not isinstance(best.candidate, Trained):
         left.leave_out(TRAINING)
@@ -169,7 +173,7 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, data: Path | None,
     features, relation = place.features_of(first, splits, splits.train, {})
     trials = Trials(place, splits, folds, features, relation)
     costly = [] if closed_form else vector_candidates.trained(vectors)
-    best, scored = try_all(free, costly, trials, place, started)
+    best, scored = try_all(free, costly, trials, place)
     description = described(best, scored, folds)
     place.say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
     return Decision(best.candidate, description)
@@ -191,8 +195,8 @@ def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
 def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: Workplace) -> Framing:
     """Return how the trunk sees images, by closed forms of its features of a sample of the training images.
 
-    Whole images and their middle take the same time, so that the better is taken; of two sizes, too, where the larger
-    one takes at most ten minutes for all images, and otherwise the larger one if it is significantly better.
+    Whole images and their middle take the same time, so that the better is taken; of two sizes, too, for 20,000 images
+    or fewer. Of more images, the larger size is taken if it is significantly better.
     """
     compared = framings_to_compare(trunk.framing, trunk.smaller, place.set_keys, images.chosen_size, images.aspect)
     given = flat(tables_of(place.overrides))
@@ -205,14 +209,14 @@ def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: W
     place.say(f"compares ways to see images, by features of {len(sample)} of them (Recall@1 / MAP@R)")
     found: dict[Framing, list[Scores]] = {}
     for framing in framings:
-        found[framing], _ = _scores_of_framing(images, trunk, framing, splits, sample, place)
+        found[framing] = _scores_of_framing(images, trunk, framing, splits, sample, place)
+    few = images.training_images + images.tested_images <= MOST_IMAGES_OF_SIZE
     best = max(framings, key=lambda framing: _mean(found[framing]))
     for side in compared.sides[1:]:
         larger = replace(best, side=side)
-        found[larger], seconds = _scores_of_framing(images, trunk, larger, splits, sample, place)
-        seconds_in_all = seconds / len(sample) * (images.training_images + images.tested_images)
+        found[larger] = _scores_of_framing(images, trunk, larger, splits, sample, place)
         is_better = _mean(found[larger]) > _mean(found[best])
-        if is_better and (seconds_in_all <= MOST_SECONDS_OF_SIZE or is_significant(found[larger], found[best])):
+        if is_better and (few or is_significant(found[larger], found[best])):
             best = larger
     return best
 
@@ -236,12 +240,10 @@ def sample_of(labels: Any, seed: int) -> Any:
 
 def _scores_of_framing(
     images: OwnImages, trunk: Trunk, framing: Framing, splits: DataSplits, sample: LabeledImages, place: Workplace
-) -> tuple[list[Scores], float]:
-    """Return the scores of a sample's features, the best in closed form, and the seconds of the features; say them."""
-    begun = time.perf_counter()
+) -> list[Scores]:
+    """Return the scores of a sample's features, the best in closed form, and say them."""
     batches = images.batches_of(len(set(sample.labels.tolist())))
     features, relation = place.features_of(FeaturesOfImages(images, framing, trunk=trunk), splits, sample, batches)
-    seconds = time.perf_counter() - begun
     folds = folds_of(sample.labels, not images.splits_by_class, place.seed)
     if folds is None:
         by_fold = [scores_of(features, torch.as_tensor(sample.labels))]
@@ -250,7 +252,7 @@ def _scores_of_framing(
         free = scored_closed_forms(closed_forms(images, framing, trunk), trials)
         by_fold = best_of(free).by_fold
     place.say(f"  {framing.title}: {joined(by_fold)}")
-    return by_fold, seconds
+    return by_fold
 
 
 def readable(candidate: Candidate, splits: DataSplits, images: LabeledImages, place: Workplace) -> LabeledImages:
@@ -278,7 +280,6 @@ def try_all(
     costly: Sequence[Trained],
     trials: Trials,
     place: Workplace,
-    started: float,
 ) -> tuple[Scored, list[Scored]]:
     """Return the candidate to deliver, and all that were tried, with their scores."""
     place.say(f"compares candidates (Recall@1 / MAP@R), {trials.folds}")
@@ -287,7 +288,7 @@ def try_all(
         place.say(f"  {each.candidate.title}: {each.scores}")
     best = best_of(scored)
     for trained_one in costly:
-        tried = try_trained(trained_one, best, trials, place, started)
+        tried = try_trained(trained_one, best, trials, place)
         if tried.by_fold:
             scored.append(tried)
         if tried.by_fold and is_significant(tried.by_fold, best.by_fold):
@@ -305,24 +306,25 @@ def scored_closed_forms(free: Sequence[InClosedForm], trials: Trials) -> list[Sc
     return scored
 
 
-def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workplace, started: float) -> Scored:
+def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workplace) -> Scored:
     """Return the scores of what is trained, in a fold; in more where it is ahead, but not significantly so.
 
-    No fold is begun that would end after five minutes of trials. Without a fold, it cannot be tried.
+    No fold is begun that would go beyond the candidate's iterations: a clock would choose otherwise on a busy machine.
+    Without a fold, it cannot be tried.
     """
+    before = trials.iterations
     by_fold: list[Scores] = []
     tried_folds = trials.folds.parts[: len(best.by_fold)]  # of what was trained before, those that it has
     for number, fold in enumerate(tried_folds, start=1):
-        begun = time.perf_counter()
         scores = candidate.scores(trials, fold)
         if scores is None:
             break
         by_fold.append(scores)
         difference, p = gain(by_fold, best.by_fold)
-        before = best.by_fold[number - 1]
-        place.say(f"  {candidate.title}, fold {number}: {scores}; {best.candidate.title}: {before}")
-        now = time.perf_counter()
-        if difference <= 0 or p < SIGNIFICANT or now - started + (now - begun) > MOST_SECONDS:
+        free = best.by_fold[number - 1]
+        place.say(f"  {candidate.title}, fold {number}: {scores}; {best.candidate.title}: {free}")
+        with_another = (trials.iterations - before) * (number + 1) / number
+        if difference <= 0 or p < SIGNIFICANT or with_another > candidate.most_iterations:
             break
     return Scored(candidate, by_fold)
 

@@ -112,6 +112,14 @@ class Workplace:
         return set(flat(tables_of(self.overrides)))
 
 
+class _WithoutWarnings(Silence):
+    """The listener of trials: what is delivered warns in its own run, and a line says why a candidate is left out."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.step = listener.step  # type: ignore[method-assign]
+        self.iteration = listener.iteration  # type: ignore[method-assign]
+
+
 def _table_of(override: Override) -> str:
     return override.key.partition(".")[0]
 
@@ -126,6 +134,7 @@ class Trials:
         self, place: Workplace, splits: DataSplits, folds: Folds, features: Tensor, relation: Any = None
     ) -> None:
         self.folds = folds
+        self.iterations = 0
         self._place = place
         self._splits = splits
         self._size = features.shape[1]
@@ -158,6 +167,7 @@ class Trials:
         seconds = seconds_of_training(run)
         if seconds is not None:
             self._place.say(f"  {candidate.title}: a trial takes about {in_minutes(seconds)}")
+        self.iterations += run.stages.iterations_until(run.epochs)
         try:
             found = train_run(run, finish=_scores_of_run)
         except NothingToLearnError:
@@ -184,7 +194,8 @@ class Trials:
             settings = {key: value for key, value in settings.items() if key not in BATCHES}
             if sampler.batch_size > most:
                 forced = {"sampler.batch_size": most}
-        return self._place.run_of(candidate, self._splits, train, test, settings, forced)
+        quiet = replace(self._place, listener=_WithoutWarnings(self._place.listener))
+        return quiet.run_of(candidate, self._splits, train, test, settings, forced)
 
     def _takes_too_much(self, candidate: Candidate, run: Run) -> bool:
         """Return whether the activations of all training images are more than may be kept; say so."""

@@ -37,7 +37,7 @@ from pml_ext.tool import (
 
 from . import folder_runs
 from .begun import begun_folder
-from .closed_forms import WHITENED
+from .closed_forms import WHITENED, shrinkage_without_labels
 from .framing import SQUASH
 from .one_pass import keep_features
 from .settings import Settings
@@ -169,8 +169,12 @@ def _closed_form(splits: DataSplits, name: str, settings: Settings, asked: Unlab
         asked.listener.step(f"takes features as they are: whitening helps from {WHITENED_FROM} {noun} on")
         return {}
     size = load_recipe(name, overrides_of(settings)).model.embedding_size
-    asked.listener.step(f"whitens the features by their covariance over all {count:,} {noun}")
-    return WHITENED.settings(size)
+    shrinkage = shrinkage_without_labels(count, size)
+    asked.listener.step(
+        f"whitens the features by their covariance over all {count:,} {noun}, shrinkage {shrinkage:g}; to leave them "
+        "as they are: --set model.embedder=none"
+    )
+    return WHITENED.settings(size) | {"model.shrinkage": shrinkage}
 
 
 def next_commands(run: Path, place: Path) -> str:

@@ -46,6 +46,7 @@ class HeadOnVectors(Trained):
     vectors: OwnVectors
 
     title: ClassVar[str] = "trained head"
+    most_iterations: ClassVar[int] = 40_000  # which take a minute: all folds of the most vectors
     recipe: ClassVar[str] = RECIPE
 
     @property

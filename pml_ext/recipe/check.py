@@ -120,6 +120,9 @@ def _check_sampler(key: str, table: SamplerTable | None, recipe: Recipe) -> None
     if table.name == SHUFFLE:
         checked_settings(key, SHUFFLE, {}, table.settings)
         return
+    per_class = table.settings.get("m")
+    if isinstance(per_class, int) and per_class < 1:
+        raise ConfigError(f"{key}.m: found {per_class}; wanted 1 image of a class or more")
     context = dict(_SAMPLER_CONTEXT)
     relation = build_relation(recipe.data, placeholder_classes(recipe.data))
     if relation is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..errors import needs_extra
 from ..evaluation.neighbors import distance_matrix
 from ..evaluation.sampling import sample_indices as sample_indices
 from .fonts import drawable, font_families
-from .projection import ONE_POINT, flattened, mark, unit_rows_on_cpu
+from .projection import COLORS, ONE_POINT, SHAPES, flattened, mark, unit_rows_on_cpu
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ ORANGE = "#dd6b20"
 GRAY = "#718096"
 RIGHT = "#2f9e44"
 WRONG = "#e03131"
-_COLORS = (BLUE, ORANGE, GRAY, RIGHT)
+_COLORS = (BLUE, ORANGE, GRAY, RIGHT, "#805ad5", "#d53f8c", "#319795", "#744210")
 _LINES = ("o-", "s--", "^:", "d-.")
 _MARKERS = "os^D"  # indexed by a class's marker number
 _LEGEND = 10  # largest number of classes in a legend
@@ -81,8 +81,8 @@ def _plot_percent(axes: Any, curves: Series, labels: Sequence[str]) -> None:
     """Draw curves; a label's place among ``labels`` gives the color and the style."""
     for label, (xs, values) in curves.items():
         number = labels.index(label)
-        color = _COLORS[number % 4]
-        style = _LINES[(number + number // 4) % 4]  # the 5th curve has the 1st color and the 2nd style
+        color = _COLORS[number % len(_COLORS)]
+        style = _LINES[(number + number // len(_COLORS)) % len(_LINES)]  # the 9th curve has the 1st color, 2nd style
         percent = [100 * value for value in values]
         axes.plot(xs, percent, style, color=color, markersize=3.5, label=label)
 
@@ -115,7 +115,7 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     width = 3.6 * len(panels)
     height = 3.2
     if not is_inside:
-        width += 0.6 + 0.07 * max(map(len, names))  # inches
+        width += _width_of_legend(names)
         height = max(height, 0.5 + 0.18 * len(names))
     figure, row = subplots(width, len(panels), height)
     lines: dict[str, Any] = {}
@@ -133,15 +133,21 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw Recall@K over K: ``{label: {K: fraction}}``."""
-    figure, (axes,) = subplots(3.6, 1)
+    figure, (axes,) = subplots(3.6 + _width_of_legend(curves), 1)
     series = {label: (list(curve), list(curve.values())) for label, curve in curves.items()}
     _plot_percent(axes, series, list(series))
     ks = sorted(set().union(*curves.values()))
     axes.set_xscale("log" if len(ks) > 1 else "linear")
     axes.set_xticks(ks, map(str, ks))
     axes.minorticks_off()
-    label_axes(axes, legend=True, xlabel="K", ylabel="Recall@K, %")
+    label_axes(axes, xlabel="K", ylabel="Recall@K, %")
+    figure.legend(loc="outside right center", fontsize=8, frameon=False)
     return figure
+
+
+def _width_of_legend(names: Iterable[str]) -> float:
+    """Return the inches that a legend beside the panels takes."""
+    return 0.6 + 0.07 * max(map(len, names))
 
 
 def similarity_distributions(
@@ -269,7 +275,8 @@ def projections(
 
 def _scatter(axes: Any, flat: NDArray[np.float32], ranks: NDArray[np.int64]) -> None:
     """Draw points ``[N, 2]`` with the color and the marker of their class's rank."""
-    marks = [mark(rank) for rank in ranks]
+    of_class = _class_marks(ranks)
+    marks = [of_class[rank] for rank in ranks]
     colors = [color for color, _ in marks]
     drawn = axes.scatter(*flat.T, c=colors, s=14, alpha=0.85, linewidths=0)
 
@@ -279,11 +286,27 @@ def _scatter(axes: Any, flat: NDArray[np.float32], ranks: NDArray[np.int64]) -> 
     drawn.set_paths([shapes[number] for _, number in marks])
 
 
+def _most_frequent(ranks: NDArray[np.int64]) -> list[int]:
+    """Return the classes that a legend names."""
+    return sorted(np.bincount(ranks).argsort(kind="stable")[::-1][:_LEGEND].tolist())
+
+
+def _class_marks(ranks: NDArray[np.int64]) -> list[tuple[str, int]]:
+    """Return each class's color and marker number; gray outside the legend if there are more classes than marks."""
+    classes = int(ranks.max(initial=-1)) + 1
+    if classes <= len(COLORS) * SHAPES:
+        return [mark(rank) for rank in range(classes)]
+    marks = [(GRAY, 0)] * classes
+    for place, rank in enumerate(_most_frequent(ranks)):
+        marks[rank] = mark(place)
+    return marks
+
+
 def _class_legend(axes: Any, names: Sequence[str], ranks: NDArray[np.int64]) -> None:
     """Add a legend of the most frequent classes, beside the panel."""
-    most_frequent = np.bincount(ranks).argsort(kind="stable")[::-1][:_LEGEND]
-    for rank in sorted(most_frequent):
-        color, number = mark(rank)
+    of_class = _class_marks(ranks)
+    for rank in _most_frequent(ranks):
+        color, number = of_class[rank]
         axes.plot([], [], label=names[rank], color=color, marker=_MARKERS[number], linestyle="", markersize=5)
 
     heading = None

@@ -9,6 +9,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,25 @@ from ..data import LabeledImages
 from ..errors import ConfigError, UnknownNameError, needs_extra
 from ..evaluation.listed import scores_of_pairs, scores_of_triplets
 from ..evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
-from ..files import write_atomically, write_text
+from ..files import DamagedError, read_json, write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.papers import Quoted
 from ..report import ReportFigure, ReportTable, percent, render
 from ..report.fonts import short_name
 from .evaluation import nearest
 from .findings import confusions, counts, recall_by_class
+from .folder import CHOICE
 from .measured import tables_of
 from .report_figures import figures_of_components, figures_of_run
 from .stages import Stages
 from .verdict import (
     better_features,
     data_of,
+    delivered_phase,
     gain_of_fine_tuning,
     headline,
     is_trained,
+    path_of_data,
     phase_titles,
     setback,
     shown_phases,
@@ -73,7 +77,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         notes=[text for text in notes if text],
         gain=gain_of_fine_tuning(view.recipe, metrics),
         by_features=by_features,
-        phases=dict(metrics["seconds"], figures=drawing_seconds),
+        phases={**_seconds_of_trials(view.folder), **metrics["seconds"], "figures": drawing_seconds},
         tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
         figures=drawn,
         appendix=list(paper_tables(view.recipe, metrics)),
@@ -103,7 +107,7 @@ def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
 def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a report has whether or not something was tested."""
     return {
-        "title": metrics["recipe"],
+        "title": Path(path_of_data(view.recipe)).name or metrics["recipe"],
         "recipe": view.recipe,
         "metrics": metrics,
         "is_trained": is_trained(metrics),
@@ -113,6 +117,16 @@ def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "settings": tomli_w.dumps(view.recipe.as_dict()),
         "measured": tables_of(metrics),
     }
+
+
+def _seconds_of_trials(folder: Path) -> dict[str, float]:
+    """Return the seconds in which a tool has chosen what to train; nothing if no tool did."""
+    if not (folder / CHOICE).is_file():
+        return {}
+    try:
+        return {"trials": float(read_json(folder / CHOICE)["seconds"])}
+    except (DamagedError, KeyError):  # a run of an earlier version has no time
+        return {}
 
 
 def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None]) -> None:
@@ -169,15 +183,16 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
             titles["after"] = "fine-tuned network"
         if "trained_head" in metrics:
             titles["after"] += ", head fitted again"
-    columns = ["%"]
-    for phase in phases:
-        columns.append(titles[phase])
+    delivered = delivered_phase(metrics)
+    titles[delivered] = Markup("<mark>{}</mark>").format(titles[delivered])
+    columns = ["%", *titles.values()]
     if view.queries == "query":
         where = "of the queries"
     else:
         where = f"on the test {view.data.noun}"
     subject = "Retrieval and clustering" if view.data.listed is None else view.data.listed.kind.capitalize()
-    return ReportTable(f"{subject} {where}", columns, rows, _metrics_caption(view, metrics))
+    caption = f"{_metrics_caption(view, metrics)} The underlined column is what the run delivers."
+    return ReportTable(f"{subject} {where}", columns, rows, caption)
 
 
 def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:

@@ -55,7 +55,7 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
             "green (✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
             keeps_colors=True,
         )
-    if not few:
+    if not few and is_trained(metrics):
         caption = "Four of each of some classes, augmented as in training."
         yield draw("Training images as the network saw them", lambda: _batch(view), caption, keeps_colors=True)
 

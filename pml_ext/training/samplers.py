@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import pml, registry
 from ..data import LabeledImages
-from ..errors import ConfigError, PmlExtError, shortened
+from ..errors import ConfigError, PmlExtError, RecipeWarning, shortened
 from ..pairwise import ListedTuples
 from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable
 from ..registry import BuildContext
@@ -57,6 +58,19 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
         text = f"a pass of {table.name} gives {batches} batches of {table.batch_size}; make iterations smaller"
         raise ConfigError(f"sampler: iterations = {table.iterations or 1}, but {text}, or batch_size")
     return sampler, table.iterations or batches
+
+
+def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
+    """Return ``[sampler]`` with a batch of all classes where they are too few for a larger one, and warn of it."""
+    if images.tuples is not None or table.name == SHUFFLE:
+        return table
+    classes = len(np.unique(images.labels))
+    most = pml.most_of_batch(registry.get(table.name, "sampler").cls, table.settings, classes)
+    if most is None or table.batch_size <= most:
+        return table
+    text = f"{classes} classes x m = {table.settings['m']} make batches of {most}"
+    warnings.warn(f"sampler.batch_size: {text}, not of {table.batch_size}", RecipeWarning, stacklevel=2)
+    return table.model_copy(update={"batch_size": most})
 
 
 def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:

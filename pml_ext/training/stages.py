@@ -18,7 +18,7 @@ from ..recipe.schema import StageTable
 from ..registry import BuildContext
 from .engine import data_parallel
 from .optimizers import build_loss_optimizer
-from .samplers import build_sampler, sampler_before_clusters
+from .samplers import build_sampler, fitting, sampler_before_clusters
 
 
 @dataclass
@@ -115,6 +115,8 @@ def _build_stage(
     if miner is not None:
         miner = miner.to(device)
     if pseudo is None:
+        table = table.model_copy(update={"sampler": fitting(table.sampler, images)})
+        assert table.sampler is not None
         sampler, iterations = build_sampler(table.sampler, images, seed, context.get("relation"))
     else:
         sampler, iterations = sampler_before_clusters(table.sampler, pseudo, images, seed)

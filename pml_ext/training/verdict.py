@@ -71,9 +71,10 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
     if is_trained(metrics):
         return shown
 
+    shown.pop("before", None)  # the same network
     seen: list[dict[str, str]] = []
     for phase, title in list(shown.items()):
-        values = {name: percent(value) for name, value in metrics[phase].items()}  # blank where a value is NaN
+        values = _shown_values(metrics[phase])
         if values in seen:
             del shown[phase]
         elif phase in _PHASES_WITHOUT_TRAINING[noun]:
@@ -85,22 +86,40 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
+def delivered_phase(metrics: Mapping[str, Any]) -> str:
+    """Return which of the shown phases has the embeddings that a run delivers."""
+    shown = shown_phases(metrics)
+    if "after" in shown:
+        return "after"
+    if metrics.get("input", "images") == "images":
+        shown.pop("raw", None)
+    return next(phase for phase in shown if _shown_values(metrics[phase]) == _shown_values(metrics["after"]))
+
+
+def _shown_values(values: Mapping[str, float]) -> dict[str, str]:
+    return {name: percent(value) for name, value in values.items()}  # blank where a value is NaN
+
+
 def is_trained(metrics: Mapping[str, Any]) -> bool:
     """Return whether a run has trained anything; else its embeddings are features as they are, or their components."""
     epochs: int = metrics.get("epochs", 1)
     return epochs > 0
 
 
-def data_of(recipe: Recipe) -> str:
-    """Return a recipe's folder of images, or its file of vectors, for a command line, or a word for one."""
+def path_of_data(recipe: Recipe) -> str:
+    """Return a recipe's folder of images, or its file of vectors; "" for other data."""
     kind, _, path = recipe.data.name.partition(":")
     if kind in ("folder", "vectors"):
-        return shlex.quote(path)
-    if recipe.data.listed is not None and "vectors" in recipe.data.settings:
-        return shlex.quote(str(recipe.data.settings["vectors"]))
-    if "path" in recipe.data.settings:
-        return shlex.quote(str(recipe.data.settings["path"]))
-    return "FOLDER"
+        return path
+    settings = recipe.data.settings
+    if recipe.data.listed is not None and "vectors" in settings:
+        return str(settings["vectors"])
+    return str(settings.get("path", ""))
+
+
+def data_of(recipe: Recipe) -> str:
+    """Return :func:`path_of_data` for a command line, or a word for it."""
+    return shlex.quote(path_of_data(recipe) or "FOLDER")
 
 
 def headline(metrics: Mapping[str, Any], seen: bool) -> str:

@@ -50,7 +50,7 @@ VALUES = [
     (lambda: CBMLLoss.from_statistics(PairStatistics(0.2, 0.9, 0.1, 0.9, 90, 1)), "gives beta_pos"),
     (lambda: CBMLLoss.from_statistics(KNOWN, delta="ratio"), "has delta in the exponents"),
     (lambda: PairStatistics(0.2, 0.1, 0.7, 0.1), "mean_pos of PairStatistics must be above mean_neg"),
-    (lambda: PairStatistics.of(X, torch.arange(12)), "wants a positive and a negative pair"),
+    (lambda: PairStatistics.of(X, torch.arange(12)), "needs at least one positive and one negative pair"),
     (lambda: SoftmaxLoss(2, 5, class_labels=[7, 9])(X, Y + 7), r"have no class: SoftmaxLoss .* with labels 7 to 9"),
     (lambda: SoftmaxLoss(4, 5)(X, Y, (Y[:1],) * 3), "no indices_tuple"),
     (lambda: DensityRegularizer(3, base_density=[0.1]), "base_density must have one value for each of the 3 classes"),

@@ -38,7 +38,10 @@ def test_curves_hold_their_numbers():
     assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 75.0], *[[25.0]] * 5]
     assert axes.get_legend() is None
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [*series]
-    (axes,) = figures.recall_curve({"raw": {1: 0.5, 8: 0.75}}).axes
+    figure = figures.recall_curve({"raw": {1: 0.5, 8: 0.75}} | {f"baseline {number}": {1: 0.25} for number in range(7)})
+    (axes,) = figure.axes
+    assert axes.get_legend() is None  # it stands beside the curves
+    assert len(figure.legends[0].get_texts()) == len({line.get_color() for line in axes.lines}) == 8
     assert (axes.get_xscale(), list(axes.lines[0].get_ydata())) == ("log", [50.0, 75.0])
     assert figures.recall_curve({"raw": {1: 0.5}}).axes[0].get_xscale() == "linear"
 
@@ -88,6 +91,21 @@ def test_projection_separates_clusters_and_is_seeded(method):
     nearest = np.linalg.norm(flat[0][:, None] - centers, axis=2).argmin(1)
     assert (nearest == labels.numpy()).all()
     assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["a", "b", "c"]
+
+
+def test_classes_beyond_the_marks_are_gray():
+    """24 classes have marks of their own; of more, those of the legend have."""
+    points = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(100) % 30
+    names = [f"class {number}" for number in range(30)]
+    (axes,) = figures.projections({"all": (points, labels)}, names, "pca").axes
+    drawn = axes.collections[0].get_facecolors()
+    legend = {line.get_label(): to_rgba(line.get_color())[:3] for line in axes.lines}
+    for color, label in zip(drawn, labels.tolist(), strict=True):
+        wanted = legend.get(names[label], to_rgba(figures.GRAY)[:3])
+        assert tuple(color[:3]) == pytest.approx(wanted)
+    assert len(legend) == 10
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 10
 
 
 def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():

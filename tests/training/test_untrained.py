@@ -4,7 +4,7 @@ import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext.training.launch import train
-from pml_ext.training.verdict import shown_phases
+from pml_ext.training.verdict import delivered_phase, shown_phases
 
 from ..overrides import typed
 from .whole_runs import Ear
@@ -34,7 +34,7 @@ def test_it_is_not_called_trained(tmp_path):
     assert not [line for line in lines if "trained network" in line.replace("untrained network", "")]
     report = (tmp_path / "run" / "report.html").read_text()
     page, _, settings = report.partition("The recipe with all its settings")
-    assert "Nothing was trained: the embeddings are features as they are. Seed 0" in page
+    assert "Nothing was trained: the embeddings are features as they are. Recipe cbml/digits, seed 0" in page
     for text in ("epoch 0", "of 8", "--resume", "train longer", ">trained network"):
         assert text not in page
     assert "epochs = 8" in settings
@@ -65,3 +65,8 @@ def test_its_figures_do_not_tell_of_training(tmp_path, monkeypatch):
     assert "before and after training" not in page
     assert "Recall@K" in page
     assert " 0.0 s" not in page
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "Training images as the network saw them" not in report
+    assert report.count("<mark>") == 1
+    assert f"<mark>{shown_phases(metrics)[delivered_phase(metrics)]}</mark>" in report
+    assert delivered_phase(metrics) == "frozen"

@@ -10,6 +10,7 @@ from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimila
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_ext import PDDMDistance
+from pml_ext.errors import TrainingWarning
 from pml_ext_cbml.functional import log_ratio
 from pml_ext_cbml.losses import CBMLLoss
 from pml_ext_cbml.statistics import PairStatistics
@@ -63,7 +64,7 @@ def test_ratio_functions_as_a_figure():
     heights = torch.tensor(drawn.get_ydata())
     wanted = log_ratio(z, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
     torch.testing.assert_close(heights, wanted)
-    assert "lacks one of them" in figure.axes[3].get_title()
+    assert "needs at least one positive" in figure.axes[3].get_title()
 
 
 @pytest.mark.parametrize("count", range(3, 12))
@@ -134,21 +135,37 @@ def test_estimates_are_of_cosines_alone(distance):
 @pytest.mark.parametrize(("statistics", "exponent"), [("auto", "linear"), ("auto-quadratic", "quadratic")])
 @pytest.mark.parametrize("training", [False, True])
 def test_batches_before_training_are_not_kept(statistics, exponent, training):
-    """A validation batch, or one without gradients, has its own statistics, or the constants if it has none."""
+    """A validation batch, or one without gradients, has its own statistics."""
     x, labels = loops.batch()
     other = x.detach() + 0.1
     loss = CBMLLoss(statistics=statistics).double().train(training)
     with torch.set_grad_enabled(not training):
-        for validated, its_labels in ((other, labels), (other, labels * 0), (other, labels)):
-            wanted = CBMLLoss()
-            if its_labels.any():
-                wanted = CBMLLoss.from_statistics(PairStatistics.of(validated, labels), exponent=exponent)
-            torch.testing.assert_close(loss(validated, its_labels), wanted(validated, its_labels))
+        wanted = CBMLLoss.from_statistics(PairStatistics.of(other, labels), exponent=exponent)
+        torch.testing.assert_close(loss(other, labels), wanted(other, labels))
     assert loss.estimates.isnan().all()
     loss.train()
     loss(x, labels)
     wanted = CBMLLoss.from_statistics(PairStatistics.of(x, labels), exponent=exponent)
     torch.testing.assert_close(loss.eval()(other, labels), wanted(other, labels))
+
+
+@pytest.mark.parametrize("statistics", ["auto", "auto-quadratic"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("labels", [[0, 1, 0, 1], [0, 0, 0, 0]])
+def test_a_batch_without_estimates_has_the_constants(statistics, training, labels):
+    """Two classes that are no closer than others, or one class; the first batch that gives estimates is used."""
+    given = torch.tensor(labels)
+    x = torch.tensor([[1, 0.1, 0], [1, 0, 0.2], [0, 1, 0.3], [0.4, 1, 0]], dtype=torch.float64)
+    loss = CBMLLoss(statistics=statistics).double().train(training)
+    for _ in range(2):
+        with pytest.warns(TrainingWarning, match="cannot be estimated on this batch"):
+            found = loss(x, given)
+        torch.testing.assert_close(found, CBMLLoss()(x, given))
+    assert loss.estimates.isnan().all()
+    batch = loops.batch()
+    exponent = "linear" if statistics == "auto" else "quadratic"
+    wanted = CBMLLoss.from_statistics(PairStatistics.of(*batch), exponent=exponent)
+    torch.testing.assert_close(loss.train()(*batch), wanted(*batch))
 
 
 def test_statistics_in_tiles(monkeypatch):

@@ -1,13 +1,14 @@
 """The command: data in which there is nothing to learn."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from pml_ext.errors import NothingToLearnError
+from pml_ext.errors import ConfigError, DataError, NothingToLearnError
 from pml_ext.files import read_json
 from pml_ext.training.finished import tables_of_run
 from pml_ext_fit import selection
@@ -104,6 +105,7 @@ def test_vectors_that_are_apart_are_chosen_as_they_are(vectors_apart, tmp_path, 
     told = capsys.readouterr().err
     assert "the items of 2 training classes held out once, in 4 folds" in told
     assert "trained head: left out, since no pair of the vectors adds to the loss" in told
+    assert "the loss is 0 in all of the first" not in told  # which says the same
     assert tables_of_run(out)["model"]["embedder"] == "none"
     assert not (out / "trials").exists()
 
@@ -124,7 +126,33 @@ def test_a_head_on_vectors_is_tried_where_its_classes_are_tested(digits, tmp_pat
     told = capsys.readouterr().err
     assert "the items of 10 training classes held out once, in 4 folds" in told
     assert "  trained head, fold 1: " in told
-    assert read_json(out / "choice.json")["title"] in told
+    choice = read_json(out / "choice.json")
+    assert choice["title"] in told
+    report = (out / "report.html").read_text()
+    assert f"Time: trials {choice['seconds']:.1f} s, " in report
+    assert "<h1>digits.npz</h1>" in report
+
+
+UNUSED = ("schedule.epochs", "optimizer.lr", "data.augment.flip", "sampler.name", "engine.micro_batch")
+
+
+@pytest.mark.parametrize("unused", [*UNUSED, "--data"])
+@pytest.mark.parametrize("untrained", ["closed_form", "no_labels"])
+def test_options_that_nothing_uses_are_refused(digits, tmp_path, unused, untrained):
+    options = {"overrides": typed([f"{unused}=1"])}
+    text = f"--set {unused}=1: only training uses {unused}, and"
+    if unused == "--data":
+        options = {"data": Path("nowhere")}
+        text = "--data nowhere: only the paths in a table are relative to it"
+    with pytest.raises(ConfigError, match=text):
+        fit(digits, out=tmp_path / "run", device="cpu", **options, **{untrained: True})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_photograph_is_not_called_a_missing_folder(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.jpg")
+    with pytest.raises(DataError, match=f"photo.jpg: one file; wanted a folder .*: pml-ext fit {tmp_path}$"):
+        fit(tmp_path / "photo.jpg", device="cpu")
 
 
 def test_vectors_of_new_classes_are_not_trained(digits, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,11 +113,13 @@ def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
 class HeldOutByTitle:
     """Scores of candidates by the title of a closed form, and by fold of what is trained."""
 
-    def __init__(self, free, trained=()):
+    def __init__(self, free, trained=(), iterations=100):
         labels = [label for label in range(48) for _ in range(2)]
         self.folds = folds_of(labels, shared=False, seed=0)
         self._free = free
         self._trained = list(trained)
+        self._each = iterations
+        self.iterations = 0
 
     def scores_of_closed_form(self, form):
         mean = self._free[form.embedder]
@@ -125,19 +128,20 @@ class HeldOutByTitle:
         return [scores(mean, seed=number) for number in range(4)]
 
     def scores_of_trained(self, candidate, fold):
+        self.iterations += self._each
         return self._trained.pop(0)
 
 
 FREE = {"none": 0.3, "pca": 0.2, "within-class": 0.5}
 
 
-def tried(photos, folder, held_out, begun=None):
+def tried(photos, folder, held_out):
     images = describe_images(photos)
     lines = []
     place = workplace(folder, say=lines.append)
     free = candidates.closed_forms(images, DEFAULT, LITE0)
     costly = [candidates.LastBlocks(images)]
-    best, scored = selection.try_all(free, costly, held_out, place, time.perf_counter() if begun is None else begun)
+    best, scored = selection.try_all(free, costly, held_out, place)
     return best, scored, selection.described(best, scored, held_out.folds), lines
 
 
@@ -173,14 +177,17 @@ def test_a_second_that_is_trained_is_compared_in_the_folds_of_the_first(photos, 
     first = Scored(candidates.LastBlocks(images), [scores(0.5, seed=0)])
     held_out = HeldOutByTitle(FREE, [joined_with_noise(0), joined_with_noise(1)])
     place = workplace(tmp_path)
-    small = selection.try_trained(candidates.SmallNetwork(images), first, held_out, place, time.perf_counter())
+    small = selection.try_trained(candidates.SmallNetwork(images), first, held_out, place)
     assert len(small.by_fold) == 1
 
 
-def test_no_fold_is_begun_that_would_end_too_late(photos, tmp_path):
-    held_out = HeldOutByTitle(FREE, [joined_with_noise(0)])
-    _, scored, _, _ = tried(photos, tmp_path, held_out, begun=time.perf_counter() - 2 * selection.MOST_SECONDS)
-    assert len(scored[-1].by_fold) == 1
+@pytest.mark.parametrize(("iterations", "folds"), [(400, 4), (600, 3), (5000, 1)])
+def test_folds_are_tried_by_iterations_not_by_the_clock(photos, tmp_path, monkeypatch, iterations, folds):
+    clock = iter(range(0, 10**12, 10**6))  # of a machine that is very busy
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    held_out = HeldOutByTitle(FREE, [joined_with_noise(number) for number in range(4)], iterations)
+    _, scored, _, _ = tried(photos, tmp_path, held_out)
+    assert len(scored[-1].by_fold) == folds
 
 
 def test_what_cannot_be_fitted_or_trained_is_left_out(photos, tmp_path):
@@ -234,27 +241,26 @@ def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, 
     assert len([line for line in lines if " at 64 pixels: " in line]) == (2 if whole else 0)
 
 
-def test_a_larger_size_is_taken_if_it_is_better_and_takes_little_time(photos, tmp_path, monkeypatch):
+def test_a_larger_size_is_taken_if_it_is_better(photos, tmp_path, monkeypatch):
     needs_weights()
     found = describe_images(photos)
     splits = build_dataset(recipe_of(FeaturesOfImages(found)).data, None)
 
-    def sides(small, large, seconds):
+    def sides(small, large, count):
         by_side = {160: small, 224: large}
-        monkeypatch.setattr(
-            selection, "_scores_of_framing", lambda images, trunk, framing, *_: ([by_side[framing.side]], seconds)
-        )
-        return selection.choose_framing(found, LITE0, splits, workplace(tmp_path)).side
+        monkeypatch.setattr(selection, "_scores_of_framing", lambda images, trunk, framing, *_: [by_side[framing.side]])
+        images = replace(found, training_images=count)
+        return selection.choose_framing(images, LITE0, splits, workplace(tmp_path)).side
 
     small = scores(0.5, 0.1, seed=1)
     ahead = Scores(small.recall_at_1 + 0.05, small.map_at_r + 0.05 + 0.01 * small.map_at_r)
     hardly = scores(0.5, 0.1, seed=2)
     more = small.both.mean() - hardly.both.mean() + 0.001
     hardly = Scores(hardly.recall_at_1 + more, hardly.map_at_r + more)
-    hours = 1000.0
-    assert sides(small, ahead, 1) == sides(small, ahead, hours) == 224
-    assert [sides(small, hardly, 1), sides(small, hardly, hours)] == [224, 160]
-    assert sides(ahead, small, 1) == 160
+    many = 10**6
+    assert sides(small, ahead, 72) == sides(small, ahead, many) == 224
+    assert [sides(small, hardly, 72), sides(small, hardly, many)] == [224, 160]
+    assert sides(ahead, small, 72) == 160
 
 
 @pytest.mark.slow

@@ -67,7 +67,9 @@ def test_vectors_are_whitened_by_their_covariance(tmp_path, capsys):
     found = load_run(out, "cpu").vectors.embedded(tmp_path / "rows.npz").embeddings
     centered = rows - rows.mean(0)
     covariance = centered.T @ centered / len(rows)
-    values, axes = np.linalg.eigh(0.4 * covariance + 0.6 * np.trace(covariance) / 8 * np.eye(8))
+    shrinkage = 0.94  # 1 - 0.06 (600 / 608) ** 0.5
+    mean = np.trace(covariance) / 8
+    values, axes = np.linalg.eigh((1 - shrinkage) * covariance + shrinkage * mean * np.eye(8))
     wanted = centered @ axes / np.sqrt(values)
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     assert np.allclose(found.numpy() @ found.numpy().T, wanted @ wanted.T, atol=1e-4)

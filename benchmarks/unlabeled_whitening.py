@@ -1,0 +1,127 @@
+"""What whitening without labels does to retrieval: Recall@1 and P@5 of features, and of what ``fit`` makes of them.
+
+``python -m benchmarks.unlabeled_whitening [FOLDER | FILE.npz ...] [--seeds N]`` (extra ``photos``) prints a row for
+each set: scikit-learn's digits, made-up classes, squares of scikit-learn's photographs, folders of images with a
+sub-folder per class, and files of ``embeddings`` and ``labels``. Of larger sets, random parts of 500 and 1,000 items
+are drawn as well. Labels are used to test alone. Columns are the unwhitened features, and what they
+gain by the shrinkage of ``fit`` and by constant ones. A star marks a loss of more than 0.5 points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch import Tensor
+
+from pml_ext.recipe import build_dataset, load_recipe, preprocessing_of
+from pml_ext.tool import RetrievalAccuracyCalculator
+from pml_ext.whitening import TotalWhitening
+from pml_ext_fit.closed_forms import shrinkage_without_labels
+from pml_ext_fit.one_pass import _cache_of
+from pml_ext_fit.unlabeled import WHITENED_FROM
+
+from .closed_form_rules import from_scikit_learn, made_up
+
+CONSTANTS = (0.6, 0.9, 0.95)
+TOLERATED = 0.5  # points
+PARTS = (500, 1000)  # items of random parts
+
+
+def mixture() -> tuple[Tensor, Any]:
+    """Return eight classes that are far apart, in a space whose directions have unlike variances."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(640) % 8
+    spread = torch.randn(512, 512, generator=generator) * torch.logspace(0, -2, 512)
+    means = torch.randn(8, 512, generator=generator) @ spread.T
+    return means[labels] + 1.5 * torch.randn(640, 512, generator=generator) @ spread.T, labels.numpy()
+
+
+def squares(folder: Path) -> None:
+    """Write squares of scikit-learn's photographs, a class for each ninth of them."""
+    for number, pixels in enumerate(load_sample_images().images):
+        for place in range(540):
+            row, column = divmod(place, 30)
+            square = pixels[23 * row : 23 * row + 23, 21 * column : 21 * column + 21]
+            name = folder / f"{number}-{row // 6}-{column // 10}" / f"{place}.png"
+            name.parent.mkdir(exist_ok=True)
+            Image.fromarray(square).save(name)
+
+
+def features_of(folder: Path) -> tuple[Tensor, Any]:
+    """Return the features that ``fit`` computes without labels, which the user's cache keeps, and sub-folders."""
+    recipe = load_recipe("fit/unlabeled", {"data.path": str(folder)})
+    splits = build_dataset(recipe.data, None)
+    preprocessing, _ = preprocessing_of(recipe, splits)
+    cache, steps = _cache_of(recipe, preprocessing, torch.device("cpu"))
+    assert splits.train.paths is not None
+    names = [path.parent.name for path in splits.train.paths]
+    return cache.of(splits.train.with_transform(steps)).float(), np.unique(names, return_inverse=True)[1]
+
+
+def scores(embeddings: Tensor, labels: Tensor) -> Any:
+    """Return Recall@1 and P@5 in percent, each item against all others."""
+    names = ["precision_at_1", "precision_at_5"]
+    calculator = RetrievalAccuracyCalculator(names, k=5, precision_at=(1, 5), device=torch.device("cpu"))
+    found = calculator.evaluate(torch.nn.functional.normalize(embeddings), labels).accuracies
+    return np.array([100 * float(found[name]) for name in names])
+
+
+def show(name: str, features: Tensor, labels: Any, size: int | None, seeds: int) -> None:
+    """Print the row of a set, the mean over random parts of a size."""
+    rows = []
+    for seed in range(seeds if size else 1):
+        chosen = np.random.default_rng(seed).permutation(len(labels))[:size]
+        part, of_part = features[chosen], torch.as_tensor(labels[chosen])
+        tried = [shrinkage_without_labels(*part.shape), *CONSTANTS]
+        whitened = [TotalWhitening(shrinkage).fit(part)(part).detach() for shrinkage in tried]
+        rows.append([scores(each, of_part) for each in (part, *whitened)])
+    plain, *others = np.mean(rows, axis=0)
+    cells = [f"{recall - plain[0]:+.1f} / {precision - plain[1]:+.1f}" for recall, precision in others]
+    star = "*" if (others[0] - plain).min() < -TOLERATED else ""
+    count = size or len(labels)
+    print(
+        f"| {name}{star} | {count} | {plain[0]:.1f} / {plain[1]:.1f} | {tried[0]} | {' | '.join(cells)} |", flush=True
+    )
+
+
+def sets_of(places: Iterable[Path]) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield the sets that need no files, and those of folders and files."""
+    yield ("made-up, 8 classes far apart", *mixture())
+    for each in (next(from_scikit_learn()), *made_up()):
+        if not each.shared and len(each.labels) >= WHITENED_FROM:
+            yield each.name.removesuffix(", new classes"), each.features, each.labels
+    for path in places:
+        if path.is_dir():
+            yield (path.name, *features_of(path))
+            continue
+        with np.load(path, allow_pickle=False) as file:
+            labels = np.unique(file["labels"], return_inverse=True)[1]
+            yield path.stem, torch.from_numpy(file["embeddings"]).float(), labels
+    with tempfile.TemporaryDirectory() as place:
+        squares(Path(place))
+        yield ("squares of photographs", *features_of(Path(place)))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("places", type=Path, nargs="*", help="folders of classes, files with embeddings and labels")
+    parser.add_argument("--seeds", type=int, default=4)
+    given = parser.parse_args()
+    print(f"| set | items | unwhitened | shrinkage | fit's | {' | '.join(map(str, CONSTANTS))} |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name, features, of_set in sets_of(given.places):
+        for size in (*(size for size in PARTS if size < len(of_set)), None):
+            show(name, features, of_set, size, given.seeds)
+
+
+if __name__ == "__main__":
+    main()
