@@ -6,16 +6,36 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 
 class PmlExtError(Exception):
-    """Base of all errors of ``pml_ext``; the command line prints it as one line."""
+    """Base of all errors of ``pml_ext``; the command line prints it as one line.
+
+    Args:
+        text: the problem and what to do.
+        key: the setting of a recipe that is wrong, ``"loss.margin"``.
+        source: the file that it is in.
+        option: what was typed, ``"--set loss.margin=-1"``; it is named in place of the file.
+    """
 
     exit_code = 1
 
+    def __init__(self, *text: str, key: str = "", source: str = "", option: str = "") -> None:
+        super().__init__(*text)
+        self.key = key
+        self.source = source
+        self.option = option
+
     def __str__(self) -> str:
         # KeyError and ImportError, which subclasses also extend, would quote or drop the text.
-        return str(self.args[0]) if self.args else ""
+        parts = (self.option or self.source, self.key, *self.args[:1])
+        return ": ".join(str(part) for part in parts if part)
+
+    def inside(self, key: str) -> Self:
+        """Put the key of the table around a setting in front of the setting's own; return the error."""
+        self.key = f"{key}.{self.key}".strip(".")
+        return self
 
 
 class PluginError(PmlExtError):
