@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +113,20 @@ class RecipeWarning(UserWarning):
 
 class TrainingWarning(UserWarning):
     """A warning by a loss or regularizer during training; a run shows it and stores it with its metrics."""
+
+
+_REMEDIES = {  # by the number of an error of the operating system
+    errno.ENOSPC: ". Make room on the disk, or choose a folder on another one",
+    errno.EDQUOT: ". Delete files of yours, or choose a folder on another disk",
+    errno.EACCES: ". Choose a folder that you may write to",
+    errno.EROFS: ". Choose a folder that you may write to",
+    errno.ENAMETOOLONG: ". Choose a shorter name",
+}
+
+
+def remedy_of(error: OSError) -> str:
+    """Return a sentence on what to do about a file that cannot be written, or an empty string."""
+    return _REMEDIES.get(error.errno or 0, "")
 
 
 def first_of(names: Sequence[str], most: int) -> str:

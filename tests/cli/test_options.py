@@ -47,5 +47,5 @@ def test_devices_are_those_of_the_choice():
 def test_an_unknown_device_is_refused(pml_ext_command, tmp_path):
     done = pml_ext_command("train", "cbml/digits", "--out", tmp_path / "x", "--device", "gpu")
     assert done.returncode == 2
-    assert "'gpu' is not one of 'auto', 'cpu', 'cuda', 'mps', 'xpu'" in " ".join(done.stderr.split())
+    assert "'--device': 'gpu' is not one of 'auto', 'cpu', 'cuda', 'mps', 'xpu'" in " ".join(done.stderr.split())
     assert not (tmp_path / "x").exists()

@@ -79,7 +79,12 @@ def duplicates(
     store: StoreFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted."""
+    """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted.
+
+    Examples:
+        pml-ext duplicates photographs
+        pml-ext duplicates photographs --kind same --move aside
+    """
     for option, file in (("--csv", csv), ("--sheet", sheet), ("--html", html)):
         if file is not None:
             check_writable(option, file, file=True)
