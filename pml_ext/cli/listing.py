@@ -248,7 +248,7 @@ def _print_description(entry: dict[str, Any]) -> None:
         value = entry[label]
         if value:
             text = value if isinstance(value, str) else ", ".join(value)
-            console.print(f"\n{label}: {text}")
+            console.print("\n" + textwrap.fill(f"{label}: {text}", WIDTH))
 
 
 def _print_settings(entry: dict[str, Any]) -> None:
