@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 
 class PmlExtError(Exception):
-    """Base of all errors of ``pml_ext``; the command line prints it as one line."""
+    """Base of all errors of ``pml_ext``; the command line prints it as one line.
+
+    Args:
+        text: the problem and what to do.
+        key: the setting of a recipe that is wrong, ``"loss.margin"``.
+        source: the file that it is in.
+        option: what was typed, ``"--set loss.margin=-1"``; it is named in place of the file.
+    """
 
     exit_code = 1
 
+    def __init__(self, *text: str, key: str = "", source: str = "", option: str = "") -> None:
+        super().__init__(*text)
+        self.key = key
+        self.source = source
+        self.option = option
+
     def __str__(self) -> str:
         # KeyError and ImportError, which subclasses also extend, would quote or drop the text.
-        return str(self.args[0]) if self.args else ""
+        parts = (self.option or self.source, self.key, *self.args[:1])
+        return ": ".join(str(part) for part in parts if part)
+
+    def inside(self, key: str) -> Self:
+        """Put the key of the table around a setting in front of the setting's own; return the error."""
+        self.key = f"{key}.{self.key}".strip(".")
+        return self
 
 
 class PluginError(PmlExtError):
@@ -92,6 +113,20 @@ class RecipeWarning(UserWarning):
 
 class TrainingWarning(UserWarning):
     """A warning by a loss or regularizer during training; a run shows it and stores it with its metrics."""
+
+
+_REMEDIES = {  # by the number of an error of the operating system
+    errno.ENOSPC: ". Make room on the disk, or choose a folder on another one",
+    errno.EDQUOT: ". Delete files of yours, or choose a folder on another disk",
+    errno.EACCES: ". Choose a folder that you may write to",
+    errno.EROFS: ". Choose a folder that you may write to",
+    errno.ENAMETOOLONG: ". Choose a shorter name",
+}
+
+
+def remedy_of(error: OSError) -> str:
+    """Return a sentence on what to do about a file that cannot be written, or an empty string."""
+    return _REMEDIES.get(error.errno or 0, "")
 
 
 def first_of(names: Sequence[str], most: int) -> str:

@@ -25,6 +25,10 @@ def browse(
 
     Drop or click a photograph to see its nearest images. The page also shows clusters, a map of the embeddings, and
     correct and wrong answers.
+
+    Examples:
+        pml-ext browse photographs
+        pml-ext browse runs/birds --port 8001
     """
     from .collection import open_collections
     from .server import listening, serve

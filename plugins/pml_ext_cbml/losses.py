@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -167,8 +167,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
             if delta != 1.0:
                 raise ValueError(f"statistics={statistics!r} has delta of Eq. 23; leave delta out")
         elif statistics is not None:
-            if len(statistics) != 4:
-                raise ValueError(f"statistics of CBMLLoss has four numbers; got {list(statistics)}")
+            if not isinstance(statistics, Iterable) or len(statistics) != 4:
+                raise ValueError(f"statistics of CBMLLoss must be four numbers, or 'auto'; got {statistics!r}")
             PairStatistics(*statistics)  # checks them
         if statistics is not None and (alpha_pos, beta_pos, alpha_neg, beta_neg) != CENTERS_AND_WIDTHS:
             raise ValueError("statistics stand for alpha_pos, beta_pos, alpha_neg and beta_neg; leave those out")

@@ -64,6 +64,10 @@ def compare(
     with equal settings form a row. Prints means and differences from a baseline, paired by seed. p is that of the
     two-sided paired t-test, uncorrected: one in twenty equal rows has p < 0.05. The sentences use p-values corrected by
     Holm's procedure.
+
+    Examples:
+        pml-ext compare cbml/digits triplets/digits --seeds 5
+        pml-ext compare runs/one runs/two
     """
     from .comparisons import compare as compare_groups
     from .groups import groups_below
@@ -287,6 +291,10 @@ def probe(
 
     Tests the features of each trunk, their principal components and, with --head, heads that are trained on them.
     Repeat an interrupted command to continue.
+
+    Examples:
+        pml-ext probe photographs --trunks convnet,timm/resnet18=DEFAULT
+        pml-ext probe photographs --trunks timm/resnet18=DEFAULT --head cbml/frozen
     """
     from pml_ext.tool import choose_device, keep_freed_memory
 

@@ -85,6 +85,10 @@ def fit(
     The command chooses a split and batches. With the extra photos it tries on held-out classes of images whether frozen
     features, whitened ones or the last blocks of a pretrained network are best. It prints what it chose, and why. To
     train a recipe of your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
+
+    Examples:
+        pml-ext fit photographs
+        pml-ext fit vectors.npz --out runs/vectors
     """
     from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_results, restarted
 

@@ -18,6 +18,7 @@ from pml_ext.tool import (
     RECIPE,
     Override,
     SearchService,
+    UnwritableError,
     build_dataset,
     check_folder,
     choose_device,
@@ -26,6 +27,7 @@ from pml_ext.tool import (
     keep_freed_memory,
     load_recipe,
     num_processes,
+    one_line,
     overrides_of,
     preprocessing_of,
     read_vectors,
@@ -202,10 +204,14 @@ def run_of_folder(folder: Path, device: str, listener: EmbeddingListener) -> Pat
         return known
     home = folder_runs.home_of(folder)
     out = home / (folder.resolve().name or "folder")
+    elsewhere = f"type: pml-ext fit {shlex.quote(str(folder))} --no-labels --out RUN"
     listener.step(
-        f"{folder} has no run yet: makes one of it in {out}, without labels; to choose its folder, type: "
-        f"pml-ext fit {shlex.quote(str(folder))} --no-labels --out RUN"
+        f"{folder} has no run yet: makes one of it in {out}, without labels; to choose its folder, {elsewhere}"
     )
-    home.mkdir(parents=True, exist_ok=True)
-    fit_unlabeled(UnlabeledFit(folder, out, [], 0, device, out.exists(), listener, indexes=False))
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        fit_unlabeled(UnlabeledFit(folder, out, [], 0, device, out.exists(), listener, indexes=False))
+    except OSError as error:  # UnwritableError is one
+        reason = getattr(error.__cause__ or error, "strerror", None) or one_line(error)
+        raise UnwritableError(f"the cache cannot be written ({reason}); {elsewhere}", source=str(out)) from error
     return out

@@ -20,6 +20,7 @@ from ..errors import (
     StoppedError,
     needs_extra,
     printable,
+    remedy_of,
     shortened,
 )
 from .output import Messages
@@ -123,6 +124,8 @@ def _text(error: BaseException) -> str:
         if origin is not None:
             where = f", in {origin.place}"
         reason = shortened(f"{type(error).__name__}: {error}", 460)
+        if isinstance(error, OSError) and error.filename:
+            reason = f"{shortened(error.filename, 200)}: {error.strerror}{remedy_of(error)}"
         return f"{reason}{where} (pml-ext --debug ... shows where)"
     text = str(error)
     if "Original Traceback" in text:  # torch wraps errors of a data loader's workers

@@ -46,6 +46,10 @@ def bench(
     in small batches alone, and the last row is the step of a whole network.
     With --scale, the batch doubles from that of --shapes, one shape, to --to.
     With --run, the steps of a training are compared with a bare loop over the same batches.
+
+    Examples:
+        pml-ext bench cbml pml/multi-similarity
+        pml-ext bench --run cbml/digits
     """
     # torch.utils.benchmark imports torch.utils.cpp_extension, which warns where CUDA_HOME is set without a CUDA device.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

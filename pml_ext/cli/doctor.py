@@ -17,6 +17,10 @@ def doctor(as_json: AsJson = False) -> None:
 
     Paste the output into a report of a problem. Exit code 1 if a folder cannot be written, a plugin is broken or a part
     of the self test fails.
+
+    Examples:
+        pml-ext doctor
+        pml-ext doctor --json
     """
     from .diagnosis import diagnosis
     from .installation import EXTRAS, diagnose

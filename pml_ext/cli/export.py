@@ -22,7 +22,12 @@ def export(
     ] = "embeddings",
     as_json: AsJson = False,
 ) -> None:
-    """Export the network: safetensors, ONNX, model card."""
+    """Export the network: safetensors, ONNX, model card.
+
+    Examples:
+        pml-ext export runs/digits --out exported
+        pml-ext export runs/digits --out exported --onnx
+    """
     from ..distributed.allocator import keep_freed_memory
     from ..training.loaded import LoadedRun
 

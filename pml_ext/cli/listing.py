@@ -36,6 +36,10 @@ def list_names(
     image into features; the embedder turns these into the embedding. A transform changes training images at random, in
     [data.augment]. A tracker records a run's numbers while it trains; a metric is computed after it. A store is a
     database that searches an index. --json without a kind lists everything.
+
+    Examples:
+        pml-ext list
+        pml-ext list miners
     """
     if as_json and what is None:
         print_json({kind: _entries(kind) for kind in get_args(What)})
@@ -211,6 +215,10 @@ def show(
 
     For a loss or another component: equation, settings with defaults, paper, recipes. For a recipe: all settings with
     their origin. For a table of a paper: the table as printed.
+
+    Examples:
+        pml-ext show cbml
+        pml-ext show cbml/digits
     """
     from .description import describe
 
@@ -240,7 +248,7 @@ def _print_description(entry: dict[str, Any]) -> None:
         value = entry[label]
         if value:
             text = value if isinstance(value, str) else ", ".join(value)
-            console.print(f"\n{label}: {text}")
+            console.print("\n" + textwrap.fill(f"{label}: {text}", WIDTH))
 
 
 def _print_settings(entry: dict[str, Any]) -> None:
@@ -268,6 +276,10 @@ def data(
 
     Prints sources, license and expected files, and checks the files that are there. Exit code 1 if files are missing or
     damaged.
+
+    Examples:
+        pml-ext data
+        pml-ext data cub --download
     """
     from ..data import get_archives, published_sets
 

@@ -99,23 +99,45 @@ def print_result(
     if columns:
         print_table(columns, rows, right)
     for line in lines:
-        stdout().print(line)
+        stdout().print(line, soft_wrap=True)
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), width: int | None = None
 ) -> None:
-    """Write an aligned table on stdout; columns whose numbers are in ``right`` are right-aligned."""
+    """Write an aligned table on stdout; columns whose numbers are in ``right`` are right-aligned.
+
+    Paths are never folded, so that they can be copied: a table is wider than the terminal if they need it.
+    """
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     right = set(right)
+    rows = list(rows)
+    console = stdout(width)
+    needed = []
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
+        cells = [column, *(row[index] for row in rows)]
+        longest = max(map(len, cells))
+        has_paths = any(map(_is_path, cells))
+        needed.append(longest if has_paths else min(longest, 20))
+        table.add_column(
+            column,
+            justify="right" if index in right else "left",
+            overflow="fold",
+            no_wrap=has_paths,
+            min_width=longest if has_paths else None,
+        )
     for row in rows:
         table.add_row(*row)
-    stdout(width).print(table)
+    console.width = max(console.width, sum(needed) + 2 * len(needed))
+    console.print(table)
+
+
+def _is_path(cell: str) -> bool:
+    """Return whether a cell of a table is a path or a name with a slash, not a text."""
+    return "/" in cell and len(cell.split()) < 4 and "\n" not in cell
 
 
 def mean_and_std(about: Mapping[str, float | None]) -> str:

@@ -24,7 +24,12 @@ COUNTED = ("passed", "failed", "skipped", "xfail")
 
 
 def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
-    """List the installed plugins; exit code 1 if one is broken."""
+    """List the installed plugins; exit code 1 if one is broken.
+
+    Examples:
+        pml-ext plugins
+        pml-ext plugins --verbose
+    """
     from .diagnosis import diagnosis
 
     with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
@@ -65,6 +70,10 @@ def check(
     """Run the conformance checks; exit code 1 if one fails.
 
     A plugin's recipes, data sets, transforms, trunks, metrics, trackers, stores and commands are checked, too.
+
+    Examples:
+        pml-ext check cbml
+        pml-ext check my_package --verbose
     """
     from ..testing.named import check_named
     from ..testing.runner import CheckResult, check_component
@@ -175,7 +184,12 @@ def new_plugin(
     ],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
 ) -> None:
-    """Write a new plugin: a package with a loss, a recipe and tests."""
+    """Write a new plugin: a package with a loss, a recipe and tests.
+
+    Examples:
+        pml-ext new-plugin my-loss
+        pml-ext new-plugin my-loss --out packages/my-loss
+    """
     from .scaffold import new_plugin as write
 
     for path in write(name, out):

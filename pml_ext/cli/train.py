@@ -49,6 +49,10 @@ def train(
     first, and a sweep (sweep.KEY = [...]), which makes one run per value. For several processes, type
     torchrun --nproc-per-node N -m pml_ext train RECIPE; batch_size is the total over all processes. SIGINT (Ctrl-C),
     SIGTERM or SIGHUP writes a checkpoint after the current iteration and ends the run; a second signal ends it at once.
+
+    Examples:
+        pml-ext train cbml/digits
+        pml-ext train cbml/digits --set loss.beta_pos=0.1 --seeds 3 --out runs/wide
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
@@ -92,7 +96,12 @@ def train(
 
 
 def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -> None:
-    """Redraw the report of a finished run."""
+    """Redraw the report of a finished run.
+
+    Examples:
+        pml-ext report runs/digits
+        pml-ext report runs/digits --device cpu
+    """
     from ..training.launch import draw_report
 
     with Progress() as bar:

@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..errors import ConfigError, DataError, UnwritableError, shortened
+from ..errors import ConfigError, DataError, UnwritableError, remedy_of, shortened
 
 _TEMPORARY = re.compile(r"\.(.+)\.(\d+)(-\d+)*\.tmp")
 _MACHINE = zlib.crc32(socket.gethostname().encode())  # in names of temporary files, since others may share the folder
@@ -100,18 +100,21 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError into an :class:`UnwritableError` with the file's path."""
+    """Convert an OSError into an :class:`UnwritableError` with the file's path, also one that torch has wrapped."""
     try:
         yield
     except UnwritableError:
         raise
-    except OSError as error:
+    except (OSError, RuntimeError) as raised:
+        error = raised.__context__ if isinstance(raised, RuntimeError) else raised
+        if not isinstance(error, OSError):
+            raise
         if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
             gone = f"; the folder {path.parent} is gone"
         else:
             gone = ""
-        reason = f"{path}: cannot be written ({error.strerror or error}{gone}); what was written before stays"
-        raise UnwritableError(reason) from error
+        reason = f"cannot be written ({error.strerror or error}{gone}); what was written before stays"
+        raise UnwritableError(f"{reason}{remedy_of(error)}", source=shortened(path)) from error
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+import math
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,7 +43,8 @@ class CachedGradients(nn.Module):
     Args:
         network: maps inputs to embeddings ``[B, D]``, or to a dictionary, tuple or ``ModelOutput`` with them.
         loss: any loss of PML or of ours, or a wrapper around one.
-        micro_batch: how many rows of inputs the network gets at a time, at least 1.
+        micro_batch: the most rows of inputs that the network gets at a time, at least 1; all parts are of one size, or
+            differ by one row.
         miner: finds the ``indices_tuple``, or None.
         reference_network: embeds ``reference_inputs``; by default, ``network`` does.
         output: key, attribute or position of the embeddings in what the networks return; by default the only floating
@@ -193,9 +196,10 @@ class MicroBatched(nn.Module):
         def embed(part: Any, count: int, *_: Tensor) -> Tensor:
             return self._embeddings(part, count)
 
+        parts = math.ceil(rows / self.micro_batch)
+        bounds = [rows * part // parts for part in range(parts + 1)]  # evenly, since batch norm fails on a last row
         embeddings = []
-        for first in range(0, rows, self.micro_batch):
-            last = min(first + self.micro_batch, rows)
+        for first, last in itertools.pairwise(bounds):
             part = rows_of(inputs, first, last)
             embeddings.append(
                 checkpoint(embed, part, last - first, *on_devices, use_reentrant=False, context_fn=lambda: contexts)

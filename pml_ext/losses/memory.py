@@ -31,6 +31,7 @@ from .calling import (
 )
 from .mining import mine, without_copies
 from .pairs import AllPairsExceptSelf
+from .wrappers import MultipleLosses
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
@@ -109,6 +110,8 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         missing = _NEEDED - capabilities(loss)
         if missing:
             name = type(loss).__name__
+            if isinstance(loss, MultipleLosses):
+                name = next(type(part).__name__ for _, part in loss.items() if missing - capabilities(part))
             text = (
                 f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
                 f"{' and '.join(sorted(missing))}"

@@ -48,7 +48,7 @@ def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
     if not isinstance(splits, DataSplits):
         plugin, _ = registry.find("data set", table.name)
         found = f"{table.name} of the plugin {plugin!r} gives {type(splits).__name__}"
-        raise ConfigError(f"data: {found}; wanted pml_ext.plugin.DataSplits, with train and test")
+        raise ConfigError(f"{found}; wanted pml_ext.plugin.DataSplits, with train and test", key="data")
     return splits
 
 
@@ -69,7 +69,7 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     if not isinstance(trunk, torch.nn.Module):
         plugin, _ = registry.find("trunk", table.name)
         found = f"{table.name} of the plugin {plugin!r} gives {type(trunk).__name__}"
-        raise ConfigError(f"model.trunk: {found}; wanted a torch.nn.Module")
+        raise ConfigError(f"{found}; wanted a torch.nn.Module", key="model.trunk")
     weights = table.settings.get("weights")
     if is_file(weights) and not trained:
         load_weights(trunk, str(weights))
@@ -113,8 +113,9 @@ def vector_input_of(recipe: Recipe, splits: DataSplits) -> VectorInput:
 
     if splits.vector_size is None:
         raise ConfigError(
-            f"model.trunk: {IDENTITY} is for vectors, and {recipe.data.name} has images; "
-            "wanted data.name = 'vectors:FILE' (or data.vectors of pairs and triplets), or a trunk such as convnet"
+            f"{IDENTITY} is for vectors, and {recipe.data.name} has images; "
+            "wanted data.name = 'vectors:FILE' (or data.vectors of pairs and triplets), or a trunk such as convnet",
+            key="model.trunk",
         )
     check_vectors(recipe)
     return VectorInput(vector_size=splits.vector_size)
@@ -126,11 +127,14 @@ def check_vectors(recipe: Recipe) -> None:
     data = recipe.data
     if not model.takes_vectors:
         raise ConfigError(
-            f"model.trunk: {model.trunk.name} is for images, and {data.name} has vectors; "
-            f"--set model.trunk={IDENTITY} trains a head on them"
+            f"{model.trunk.name} is for images, and {data.name} has vectors; "
+            f"--set model.trunk={IDENTITY} trains a head on them",
+            key="model.trunk",
         )
     if model.trunk.settings:
-        raise ConfigError(f"model.trunk.{next(iter(model.trunk.settings))}: {IDENTITY} has no settings; leave it out")
+        raise ConfigError(
+            f"{IDENTITY} has no settings; leave it out", key=f"model.trunk.{next(iter(model.trunk.settings))}"
+        )
     unused = []
     for key, field in type(data.images).model_fields.items():
         if getattr(data.images, key) != field.default:
@@ -142,7 +146,7 @@ def check_vectors(recipe: Recipe) -> None:
     if recipe.engine.channels_last:
         unused.append("engine.channels_last")
     if unused:
-        raise ConfigError(f"{unused[0]}: it is for images, and {data.name} has vectors; leave it out")
+        raise ConfigError(f"it is for images, and {data.name} has vectors; leave it out", key=unused[0])
 
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
@@ -205,7 +209,8 @@ def _check_normalization_is_known(trunk: NamedTable) -> None:
         raise ConfigError(
             f"{trunk.name}: found no preprocessor_config.json, so that mean and standard deviation of its images are "
             "not known; wanted the file, as processor.save_pretrained(FOLDER) writes it, or type: "
-            "--set data.images.mean=[0.5,0.5,0.5] --set data.images.std=[0.5,0.5,0.5], with its own values"
+            "--set data.images.mean=[0.5,0.5,0.5] --set data.images.std=[0.5,0.5,0.5], with its own values",
+            key="model.trunk",
         )
 
 
@@ -249,8 +254,8 @@ def image_transforms(key: str, tables: Any) -> ImageTransforms:
     built = []
     try:
         named = transform_tables(tables)
-    except ValueError as error:
-        raise ConfigError(f"{key}.{error}") from None
+    except ConfigError as error:
+        raise error.inside(key) from None
     for number, table in enumerate(named):
         place = f"{key}.{number}"
         text = json.dumps(table.model_dump())
@@ -277,9 +282,13 @@ def _check_images(recipe: Recipe, channels: int, size: int) -> None:
     images = recipe.data.images
     has_color_means = images.mean is not None and len(images.mean) != 1
     if channels == 1 and (images.bgr or has_color_means):
-        raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
+        raise ConfigError(
+            f"bgr, and means of three channels, are for color; {recipe.data.name} is gray", key="data.images"
+        )
     if images.resize is not None and images.resize < size:
-        raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} of data.images.crop")
+        raise ConfigError(
+            f"found {images.resize}; wanted at least the {size} of data.images.crop", key="data.images.resize"
+        )
 
 
 def dataset_factory(name: str) -> Callable[..., Any]:

@@ -100,8 +100,9 @@ def _check_views(data: DataTable) -> None:
     random_settings = [images.random_crop, images.random_crop_scale, images.flip, *data.augment.values()]
     if data.views > 1 and not any(random_settings):
         raise ConfigError(
-            f"data.views: found {data.views}, and views would be equal without augmentation; wanted [data.augment], "
-            "such as --set data.augment.random_crop=true"
+            f"found {data.views}, and views would be equal without augmentation; wanted [data.augment], "
+            "such as --set data.augment.random_crop=true",
+            key="data.views",
         )
 
 
@@ -156,11 +157,13 @@ def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
 
     shortlist = recipe.evaluation.shortlist
     if shortlist is not None and not has_learned_metric:
-        raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
+        raise ConfigError(
+            f"found {shortlist}, but no loss has a learned metric to re-rank by", key="evaluation.shortlist"
+        )
     select = recipe.evaluation.select
     known = [name for name in recipe.metric_names() if name not in SMALLER_IS_BETTER]
     if select is not None and select not in known:
-        raise ConfigError(f"evaluation.select: {unknown('metric', select, known)}")
+        raise ConfigError(unknown("metric", select, known), key="evaluation.select")
 
 
 def check_weights(recipe: Recipe) -> None:
@@ -182,8 +185,9 @@ def check_weights(recipe: Recipe) -> None:
         return
     wanted = [*weights_to_choose(name), "a file", f"{RANDOM!r} if that is meant"]
     raise ConfigError(
-        f"model.trunk: {name} is frozen and has no weights, so its features would be random; wanted weights = "
-        f"{' or '.join(wanted)}: --set model.trunk.weights=WEIGHTS, in probe {name}=WEIGHTS"
+        f"{name} is frozen and has no weights, so its features would be random; wanted weights = "
+        f"{' or '.join(wanted)}: --set model.trunk.weights=WEIGHTS, in probe {name}=WEIGHTS",
+        key="model.trunk",
     )
 
 

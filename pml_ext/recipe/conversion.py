@@ -48,7 +48,7 @@ def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
         text = str(error)
         if table is not None and not isinstance(error, PmlExtError):
             text = _refusal(table, error)
-        raise ConfigError(shortened(f"{key}: {text}")) from None
+        raise ConfigError(shortened(text), key=key) from None
 
 
 def _refusal(table: NamedTable, error: BaseException) -> str:
@@ -79,10 +79,10 @@ def checked_settings(
     """
     for name in given:
         if name not in accepted:
-            raise ConfigError(f"{key}.{name}: {unknown_key(f'setting of {owner}', name, accepted)}")
+            raise ConfigError(f"{unknown_key(f'setting of {owner}', name, accepted)}", key=f"{key}.{name}")
     for name, parameter in accepted.items():
         if parameter.default is parameter.empty and name not in given and name not in filled:
-            raise ConfigError(f"{key}.{name}: missing, and {owner} has no default for it")
+            raise ConfigError(f"missing, and {owner} has no default for it", key=f"{key}.{name}")
     converted = {}
     for name, value in given.items():
         converted[name] = _converted(f"{key}.{name}", accepted[name], value)
@@ -120,7 +120,7 @@ def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
     has_type = annotation is not parameter.empty and not isinstance(annotation, str)
     if not has_type:
         if kind in KINDS and default is None:
-            raise ConfigError(f"{key}: found {value!r}; wanted a table with the name of a {kind}")
+            raise ConfigError(f"found {value!r}; wanted a table with the name of a {kind}", key=key)
         annotation = _TYPES_OF_DEFAULTS.get(type(default), Any)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
@@ -128,7 +128,7 @@ def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
     except ValidationError as error:
         wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
         text = f"input should be {' or '.join(dict.fromkeys(wanted))}"
-        raise ConfigError(f"{key}: found {value!r}; {text}") from None
+        raise ConfigError(f"found {value!r}; {text}", key=key) from None
     except Exception:  # pydantic cannot resolve a plugin's annotation
         return value
     return result if has_type else value

@@ -33,16 +33,18 @@ def check_listed(recipe: Recipe, kind: Kind) -> None:
     """Refuse settings of a recipe that need labels, where the data are listed pairs or triplets."""
     name = recipe.data.name
     if recipe.data.labels != "given":
-        raise ConfigError(f"data.labels: {recipe.data.labels} are labels, and {name} lists {kind}; leave it out")
+        raise ConfigError(f"{recipe.data.labels} are labels, and {name} lists {kind}; leave it out", key="data.labels")
     if recipe.data.views != 1:
         raise ConfigError(
-            f"data.views: views of an image are positives by its label, and {name} lists {kind}; leave it out"
+            f"views of an image are positives by its label, and {name} lists {kind}; leave it out", key="data.views"
         )
     if recipe.data.relation is not None:
-        raise ConfigError(f"data.relation: it is one of labels, and {name} lists {kind}; leave it out")
+        raise ConfigError(f"it is one of labels, and {name} lists {kind}; leave it out", key="data.relation")
     for key in _BY_CLASS:
         if getattr(recipe.evaluation, key) != type(recipe.evaluation).model_fields[key].default:
-            raise ConfigError(f"evaluation.{key}: it is for images with labels, and {name} lists {kind}; leave it out")
+            raise ConfigError(
+                f"it is for images with labels, and {name} lists {kind}; leave it out", key=f"evaluation.{key}"
+            )
     for prefix, stage in recipe.stages_by_prefix():
         _check_stage(prefix, stage, name, kind)
 
@@ -52,22 +54,27 @@ def _check_stage(prefix: str, stage: StageTable, name: str, kind: Kind) -> None:
     sampler = stage.sampler
     if sampler is not None and (sampler.name != SHUFFLE or sampler.settings):
         raise ConfigError(
-            f"{prefix}sampler: {sampler.name} draws images by labels, and {name} lists {kind}; leave out name and its "
-            f"settings: batch_size is the number of {kind} in a batch"
+            f"{sampler.name} draws images by labels, and {name} lists {kind}; leave out name and its "
+            f"settings: batch_size is the number of {kind} in a batch",
+            key=f"{prefix}sampler",
         )
     loss = stage.loss
     if loss.miner is not None:
         raise ConfigError(
-            f"{prefix}loss.miner: {loss.miner.name} chooses pairs by labels, and {name} lists {kind}; leave it out"
+            f"{loss.miner.name} chooses pairs by labels, and {name} lists {kind}; leave it out",
+            key=f"{prefix}loss.miner",
         )
     if loss.memory is not None:
-        raise ConfigError(f"{prefix}loss.memory: it pairs past images by labels, and {name} lists {kind}; leave it out")
+        raise ConfigError(
+            f"it pairs past images by labels, and {name} lists {kind}; leave it out", key=f"{prefix}loss.memory"
+        )
     regularizer = loss.regularizer
     if regularizer is not None:
         found = registry.get(regularizer.name, "regularizer").cls
         if "labels" in getattr(found, "capabilities", ()):
             raise ConfigError(
-                f"{prefix}loss.regularizer: {regularizer.name} needs labels, and {name} lists {kind}; leave it out"
+                f"{regularizer.name} needs labels, and {name} lists {kind}; leave it out",
+                key=f"{prefix}loss.regularizer",
             )
     settings = registry.get(loss.name, "loss").settings
     for setting in ("num_classes", "class_labels"):
@@ -93,8 +100,9 @@ def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Rec
         return
     reason = "an image is the positive of an anchor in one training triplet, and its negative in another"
     raise ConfigError(
-        f"{key}.name: {loss_name} cannot train on {recipe.data.name}: {reason}; take pml/triplet-margin, which looks "
-        "at whole triplets"
+        f"{loss_name} cannot train on {recipe.data.name}: {reason}; take pml/triplet-margin, which looks "
+        "at whole triplets",
+        key=f"{key}.name",
     )
 
 
@@ -102,6 +110,7 @@ def _refused(prefix: str, loss: str, name: str, kind: Kind, reason: str) -> Conf
     from ..losses.listed import INSTEAD
 
     return ConfigError(
-        f"{prefix}loss.name: {loss} cannot train on {name}, which lists {kind} without labels: {reason}; take "
-        f"{INSTEAD[kind]}, or another of docs/pairs.md"
+        f"{loss} cannot train on {name}, which lists {kind} without labels: {reason}; take "
+        f"{INSTEAD[kind]}, or another of docs/pairs.md",
+        key=f"{prefix}loss.name",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 from ..errors import ConfigError, PluginError, RecipeWarning, UnknownNameError, needs_extra, shortened
 from .check import check_names, check_weights
 from .names import missing_plugins
-from .override import Override, Overrides, naming_option, overrides_of
+from .override import Override, Overrides, culprit, overrides_of
 from .papers import quoted
-from .read import Variants, read_recipe, read_variants
-from .schema import Recipe, TuneTable, problem_of
+from .read import read_recipe, read_variants
+from .schema import Recipe, TuneTable, wrong_setting
 from .sweep import Tables, without_variant
 
 with needs_extra("train", "a recipe"):
@@ -33,42 +32,42 @@ def load_recipes(
     ConfigError names the file, the key, the value found and the value wanted; PluginError a plugin that is not in use.
     """
     overrides = overrides_of(overrides)
-    of_named_keys = [override for override in overrides if not override.sets_unnamed_key]
-    quoted_overrides = overrides
-    source = name
-    run: Tables = {}
-    recipes: dict[str, Recipe] = {}
     try:
-        variants = read_variants(name, overrides)
-        source = variants.source
-        run = variants.run
-        if len(of_named_keys) < len(overrides):
-            quoted_overrides = of_named_keys
-            _check_tables(read_variants(name, of_named_keys))
-            quoted_overrides = overrides
-        for full_name, tables in variants.tables.items():
-            with _naming(source):
-                recipe = Recipe.model_validate(tables)
-                if check:
-                    is_first = not recipes
-                    check_names(recipe, build=not (begins_first and is_first))
-                if not run:  # the recipe of a run that exists keeps its weights and rows, whatever there is now
-                    recipe.check_effects()
-                    if check:
-                        check_weights(recipe)
-                    quoted(recipe.paper, recipe.data.name)
-            recipes[full_name] = recipe
+        recipes, dropped = _load(name, overrides, check, begins_first)
     except (ConfigError, UnknownNameError) as error:
-        missing = missing_plugins(run.get("plugins", {}))
-        if missing:
-            reason = str(error).removeprefix(f"{source}: ")
-            raise PluginError(f"{source}: {missing} ({reason})") from None
-        raise type(error)(shortened(naming_option(str(error), quoted_overrides))) from error.__cause__
+        error.option = culprit(error, overrides, lambda some: _load(name, some, check))
+        raise
     except RecursionError:
-        raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
-    for line in variants.dropped:
+        raise ConfigError("nested too deep; wanted the tables of a recipe", source=shortened(name)) from None
+    for line in dropped:
         warnings.warn(shortened(line), RecipeWarning, stacklevel=2)
     return recipes
+
+
+def _load(
+    name: str, overrides: list[Override], check: bool = True, begins_first: bool = False
+) -> tuple[dict[str, Recipe], list[str]]:
+    """Return the recipes of :func:`load_recipes`, and lines about settings that overrides drop."""
+    variants = read_variants(name, overrides)
+    run = variants.run
+    named = [override for override in overrides if not override.sets_unnamed_key]
+    recipes: dict[str, Recipe] = {}
+    with _naming(variants.source, run):
+        if len(named) < len(overrides):  # a value that an option such as --quick replaces is checked as well
+            for tables in read_variants(name, named).tables.values():
+                Recipe.model_validate(tables)
+        for full_name, tables in variants.tables.items():
+            recipe = Recipe.model_validate(tables)
+            if check:
+                is_first = not recipes
+                check_names(recipe, build=not (begins_first and is_first))
+            if not run:  # the recipe of a run that exists keeps its weights and rows, whatever there is now
+                recipe.check_effects()
+                if check:
+                    check_weights(recipe)
+                quoted(recipe.paper, recipe.data.name)
+            recipes[full_name] = recipe
+    return recipes, variants.dropped
 
 
 def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
@@ -102,30 +101,25 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
 
 @contextlib.contextmanager
 def naming_settings(name: str, overrides: Iterable[Override]) -> Iterator[None]:
-    """Name the file of a recipe, or the option, in errors of the losses and optimizers that a run builds."""
+    """Name the file of a recipe, or the option, in errors of what a run builds from its settings."""
     try:
         yield
     except ConfigError as error:
-        text = str(error)
-        if not re.match(r"(stages\.\d+\.)?(loss|optimizer)\b", text):
+        if not error.key:
             raise
-        source = read_recipe(without_variant(name)).source
-        raise ConfigError(shortened(naming_option(f"{source}: {text}", overrides))) from error.__cause__
+        error.source = read_recipe(without_variant(name)).source
+        error.option = culprit(error, overrides, lambda some: _load(name, some))
+        raise
 
 
 @contextlib.contextmanager
-def _naming(source: str) -> Iterator[None]:
-    """Name the file of a recipe in errors of its tables."""
+def _naming(source: str, run: Tables | None = None) -> Iterator[None]:
+    """Name the file of a recipe in errors of its tables, and the plugins of a run that are missing."""
     try:
         yield
-    except ValidationError as error:
-        raise ConfigError(shortened(f"{source}: {problem_of(error)}")) from None
-    except ConfigError as error:
-        raise ConfigError(shortened(f"{source}: {error}")) from None
-
-
-def _check_tables(variants: Variants) -> None:
-    """Check values that options such as ``--quick`` go over, whose user does not name their keys."""
-    for tables in variants.tables.values():
-        with _naming(variants.source):
-            Recipe.model_validate(tables)
+    except (ValidationError, ConfigError, UnknownNameError) as error:
+        found = wrong_setting(error) if isinstance(error, ValidationError) else error
+        missing = missing_plugins((run or {}).get("plugins", {}))
+        if missing:
+            raise PluginError(f"{missing} ({found})", source=source) from None
+        raise type(found)(shortened(found.args[0]), key=found.key, source=source) from None

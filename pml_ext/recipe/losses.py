@@ -11,7 +11,7 @@ from ..errors import ConfigError, needs_extra
 from ..registry import BuildContext
 from ..registry.components import Component
 from .conversion import checked_settings, located, options_of
-from .schema import DataTable, LossTable, NamedTable, OptimizerTable, Recipe, problem_of
+from .schema import DataTable, LossTable, NamedTable, OptimizerTable, Recipe, wrong_setting
 from .tables import merged
 
 with needs_extra("train", "a recipe"):
@@ -86,7 +86,7 @@ def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module
         part = name.removesuffix("_reg_weight")
         if part != name and getattr(loss, f"{part}_regularizer", None) is None:
             text = f"{table.name} has no {part}_regularizer here, whose weight it is"
-            raise ConfigError(f"{key}.{name}: {text}; wanted [{key}.regularizer] with name and weight")
+            raise ConfigError(f"{text}; wanted [{key}.regularizer] with name and weight", key=f"{key}.{name}")
 
 
 def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.Module) -> None:
@@ -97,17 +97,17 @@ def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.M
     if table.optimizer and table.regularizer is None and next(loss.parameters(), None) is None:
         setting = next(iter(table.optimizer))
         text = f"{table.name} has no parameters here that an optimizer would train"
-        raise ConfigError(f"{key}.optimizer.{setting}: {text}; leave it out")
+        raise ConfigError(f"{text}; leave it out", key=f"{key}.optimizer.{setting}")
 
 
 def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, Any]) -> torch.nn.Module:
     """Build the miner of a loss; ConfigError if the loss takes none, or if nothing would train the miner."""
     miner = _related(key, _component(key, "miner", table, context), context)
     if "indices_tuple" not in registry.capabilities(registry.get(loss, "loss").cls):
-        raise ConfigError(f"{key}: {loss} takes no miner's indices_tuple")
+        raise ConfigError(f"{loss} takes no miner's indices_tuple", key=key)
     if next(miner.parameters(), None) is not None:
         text = f"{table.name} has parameters here (a learned distance), which nothing would train"
-        raise ConfigError(f"{key}: {text}; take a loss that has them and mines by them itself")
+        raise ConfigError(f"{text}; take a loss that has them and mines by them itself", key=key)
     return miner
 
 
@@ -127,7 +127,7 @@ def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
     try:
         return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
     except ValidationError as error:
-        raise ConfigError(f"loss.optimizer.{problem_of(error)}") from None
+        raise wrong_setting(error).inside("loss.optimizer") from None
 
 
 def build_optimizer(
@@ -183,7 +183,7 @@ def check_class_weights(loss: Any, accepted: Collection[int], classes: int) -> N
     try:
         pml.check_class_weights(loss, accepted, classes)
     except ValueError as error:
-        raise ConfigError(f"loss.reducer: {error}") from None
+        raise ConfigError(str(error), key="loss.reducer") from None
 
 
 def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Component:
@@ -192,7 +192,7 @@ def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[s
         component = registry.get(table.name, kind)
     if kind != "sampler" and _settings_by_class(component) and "num_classes" not in context:
         text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
-        raise ConfigError(f"{key}: {text}; take a loss of pairs or triplets")
+        raise ConfigError(f"{text}; take a loss of pairs or triplets", key=key)
     _, missing = registry.fill_settings(component.cls, context, table.settings)
     filled = set(component.settings).difference(missing)
     checked_settings(key, table.name, component.settings, table.settings, filled)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..errors import ConfigError, shortened
+from ..errors import ConfigError, PmlExtError, shortened
 from ..files import toml_value
 from .tables import ABOUT_KEYS, flat, inside, overridden
 
@@ -47,7 +47,7 @@ class Override:
         if isinstance(tables.get(self.key), dict) and isinstance(self.value, str):
             name = f"{self.key}.name={self.value}"
             advice = f"type --set {name}" if self.option else f"wanted {name}"
-            raise ConfigError(f"{self}: {self.key} is a table; {advice}")
+            raise ConfigError(f"{self.key} is a table; {advice}", option=str(self))
 
 
 # What Python callers give is a mapping; the command line gives what it has parsed.
@@ -99,13 +99,23 @@ def dropped_by(overrides: Iterable[Override], before: Mapping[str, Any], after: 
     return lines
 
 
-def naming_option(text: str, overrides: Iterable[Override]) -> str:
-    """Return an error's text with the override that caused it instead of the recipe's file."""
-    for override in reversed([*overrides]):  # the last one holds
-        table, _, last = map(re.escape, override.key.rpartition("."))
-        # The text after the file's name begins with the key, or says that its table has no such key.
-        match = re.match(rf".+?\.toml: (?={re.escape(override.key)}\b|({table}: )?no key '{last}')", text)
-        if match:
-            problem = text[match.end() :]
-            return f"{override}: {problem}"
-    return text
+def culprit(error: PmlExtError, overrides: Iterable[Override], load: Callable[[list[Override]], Any]) -> str:
+    """Return the override that an error comes from, as it was typed; "" if the recipe itself is wrong.
+
+    It sets the key of the error, or is the first with which ``load`` raises an error of this key.
+    """
+    by_key = {each.key: each for each in overrides}  # of several for a key, the last holds
+    given = [*by_key.values()]
+    for each in reversed(given):
+        if inside(error.key, [each.key]) and not each.sets_unnamed_key:
+            return str(each)
+    for count in range(len(given) + 1):
+        try:
+            load(given[:count])
+        except PmlExtError as found:
+            if type(found) is type(error) and found.key == error.key:
+                return str(given[count - 1]) if count else ""
+    for each in reversed(given):  # an error that only the data show
+        if inside(each.key, [error.key]):
+            return str(each)
+    return ""

@@ -191,7 +191,7 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
         for key in ("row", "column"):
             if getattr(paper, key):
                 problem = unknown("table", paper.table, names_of_tables())
-                raise ConfigError(f"paper.{key}: goes with the table of a paper; {problem}")
+                raise ConfigError(f"goes with the table of a paper; {problem}", key=f"paper.{key}")
         return []
     read, table = found
     with located(f"paper.row: {paper.table}"):
@@ -220,12 +220,12 @@ def _quoted_headings(paper: PaperTable, read: Printed, table: PrintedTable, data
     """Return the headings of the columns to quote: the one that is named, those of the data set, or else all."""
     if paper.column:
         if paper.column not in table.columns:
-            raise ConfigError(f"paper.column: {unknown(f'column of {paper.table}', paper.column, table.columns)}")
+            raise ConfigError(f"{unknown(f'column of {paper.table}', paper.column, table.columns)}", key="paper.column")
         return [paper.column]
     of_data = [heading for heading in table.columns if read.data.get(heading) == data]
     if not of_data and paper.row and not table.data and len(table.columns) > 1:
         headings = ", ".join(table.columns)
-        raise ConfigError(f"paper.column: missing; {paper.table} has {headings}, none of which is {data}")
+        raise ConfigError(f"missing; {paper.table} has {headings}, none of which is {data}", key="paper.column")
     return of_data or list(table.columns)
 
 

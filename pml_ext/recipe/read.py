@@ -67,7 +67,7 @@ def pipelines() -> dict[str, Traversable]:
 def read_recipe(name: str, children: tuple[str, ...] = ()) -> RecipeFile:
     """Read a recipe's file and merge it over what it extends; ``children`` are the recipes that extend it."""
     if name in children:
-        raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
+        raise ConfigError(f"extends itself: {' -> '.join((*children, name))}", source=name)
     children = (*children, name)
     file = _file(name)
     tables = _parsed(file)
@@ -87,14 +87,14 @@ def _parsed(file: Traversable) -> Tables:
     try:
         text = file.read_text("utf-8")
         if DEEP_KEY.search(text):  # tomllib's time grows with the square of the parts
-            raise ConfigError(f"{file}: a key is nested too deep; wanted the tables of a recipe")
+            raise ConfigError("a key is nested too deep; wanted the tables of a recipe", source=str(file))
         return tomllib.loads(text)
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+        raise ConfigError(f"cannot be read ({error.strerror})", source=str(file)) from None
     except ValueError as error:  # also of bytes that are not UTF-8, and of integers of thousands of digits
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+        raise ConfigError(f"not valid TOML: {error}", source=str(file)) from None
 
 
 def _extend_choices(choices: Tables, origins: Any, file: Traversable, children: tuple[str, ...]) -> None:
@@ -119,13 +119,15 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
     pipeline_images: Tables = {}  # [data.images] of pipelines, valid for any data set
     for parent in parents:
         if not isinstance(parent, str):
-            raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")
+            raise ConfigError(
+                f"{where}extends: found {parent!r}, wanted the name of a recipe, or several", source=str(file)
+            )
         if without_variant(parent).endswith(".toml") and isinstance(file, Path):
             parent = str(file.parent / parent)
         try:
             inherited = _tables_of_parent(parent, children)
         except UnknownNameError as error:
-            raise ConfigError(f"{file}: {where}extends: {error}") from None
+            raise ConfigError(f"{where}extends: {error}", source=str(file)) from None
         if parent.startswith(PIPELINES):
             images = inherited.pop("data", {}).get("images", {})
             pipeline_images = merged(pipeline_images, images)
@@ -157,7 +159,7 @@ def _tables_of_parent(name: str, children: tuple[str, ...]) -> Tables:
 def _file(name: str) -> Traversable:
     if name.endswith(".toml"):
         if not os.path.isfile(name):
-            raise ConfigError(f"{name}: no such recipe file")
+            raise ConfigError("no such recipe file", source=name)
         return Path(name)
     if not name.startswith(PIPELINES):
         _, file = registry.find("recipe", name)

@@ -118,12 +118,12 @@ class PseudoTable(Table):
 
 
 def transform_tables(value: Any) -> list[NamedTable]:
-    """Return the tables of a list of transforms, names alone among them; ValueError with the place in the list."""
+    """Return the tables of a list of transforms, names alone among them; ConfigError with the place in the list."""
     adapter = TypeAdapter(Annotated[list[Annotated[NamedTable, _name_alone]], _listed])
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise ValueError(problem_of(error)) from None
+        raise wrong_setting(error) from None
 
 
 def _with_tables_of_transforms(augment: dict[str, Any]) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def _with_tables_of_transforms(augment: dict[str, Any]) -> dict[str, Any]:
         return augment
     try:
         tables = transform_tables(augment["transforms"])
-    except ValueError as error:
-        raise ValueError(f"transforms.{error}") from None
+    except ConfigError as error:
+        raise error.inside("transforms") from None
     return augment | {"transforms": [table.model_dump() for table in tables]}
 
 
@@ -170,17 +170,20 @@ class DataTable(NamedTable):
             self.pseudo = self.pseudo or PseudoTable()
             sizes = self.pseudo.batch_size or [2, 2]
             if sizes[0] > sizes[1]:
-                raise ValueError(f"pseudo.batch_size: found {sizes}; wanted the smaller first")
+                raise ConfigError(f"found {sizes}; wanted the smaller first", key="pseudo.batch_size")
         elif self.pseudo is not None:
             raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
         if self.relation is not None and self.relation.name not in RELATIONS:
-            raise ValueError(f"relation: {unknown('relation', self.relation.name, RELATIONS)}")
+            raise ConfigError(unknown("relation", self.relation.name, RELATIONS), key="relation")
         if self.relation is not None and self.labels != "given":
-            raise ValueError(f"relation: it follows from the names of classes, which {self.labels_without_names} not")
+            raise ConfigError(
+                f"it follows from the names of classes, which {self.labels_without_names} not", key="relation"
+            )
         if self.labels == "instance" and self.views < 2:
-            raise ValueError(
-                f"views: found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive "
-                "pairs are its views"
+            raise ConfigError(
+                f"found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive "
+                "pairs are its views",
+                key="views",
             )
         if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
             raise ValueError("images and augment both say how images are cut; leave out augment.random_crop")
@@ -287,7 +290,9 @@ class ModelTable(Table):
             if getattr(self, key) != type(self).model_fields[key].default:
                 unused.append(key)
         if unused:
-            raise ValueError(f"{unused[0]}: it is of a trunk for images, and vectors go into the embedder as they are")
+            raise ConfigError(
+                "it is of a trunk for images, and vectors go into the embedder as they are", key=unused[0]
+            )
         self.freeze = "trunk"
         return self
 
@@ -310,16 +315,19 @@ class ModelTable(Table):
         if not self.trains_embedder:
             for key in ("hidden_sizes", "norm", "dropout", "start", "refit"):
                 if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
+                    raise ConfigError(f"it is of an embedder that is trained, not of {self.embedder!r}", key=key)
         if self.freeze != "trunk" and self.embedder in FITTED_EMBEDDERS:
-            raise ValueError(
-                f"embedder: {self.embedder!r} goes with freeze = 'trunk', whose features are kept; after training, "
-                "refit = 'within-class'"
+            raise ConfigError(
+                f"{self.embedder!r} goes with freeze = 'trunk', whose features are kept; after training, "
+                "refit = 'within-class'",
+                key="embedder",
             )
         self._check_whitening()
         keeps_features = self.freeze == "trunk" or cut_of(self.freeze) is not None
         if self.init is not None and keeps_features and not self.takes_vectors:
-            raise ValueError("init: a run's weights are trained further; features are kept of pretrained trunks alone")
+            raise ConfigError(
+                "a run's weights are trained further; features are kept of pretrained trunks alone", key="init"
+            )
         return self
 
     def _check_whitening(self) -> None:
@@ -327,19 +335,22 @@ class ModelTable(Table):
         for key in ("start", "refit"):
             is_linear = self.embedder == "linear" and not self.hidden_sizes and self.norm == "none" and not self.dropout
             if getattr(self, key) == "within-class" and not is_linear:
-                raise ValueError(f"{key}: it is of embedder = 'linear' without hidden_sizes, norm and dropout")
+                raise ConfigError("it is of embedder = 'linear' without hidden_sizes, norm and dropout", key=key)
         if self.refit != "none" and self.freeze == "trunk":
-            raise ValueError(
-                "refit: the trunk is frozen, so that nothing of the training would be left; wanted "
-                "embedder = 'within-class', which takes no training"
+            raise ConfigError(
+                "the trunk is frozen, so that nothing of the training would be left; wanted "
+                "embedder = 'within-class', which takes no training",
+                key="refit",
             )
         if self.start != "random" and self.init is not None:
-            raise ValueError("start: the weights of the run that init names would be replaced; leave one out")
+            raise ConfigError("the weights of the run that init names would be replaced; leave one out", key="start")
         is_within = "within-class" in (self.embedder, self.start, self.refit)
         if self.shrinkage is not None and not is_within and self.embedder != "pca":
-            raise ValueError("shrinkage: it is of embedder 'pca' or 'within-class', start or refit; wanted one of them")
+            raise ConfigError(
+                "it is of embedder 'pca' or 'within-class', start or refit; wanted one of them", key="shrinkage"
+            )
         if self.shrinkage == "auto" and not is_within:
-            raise ValueError("shrinkage: 'auto' holds out classes, which 'pca' does not see; give a number")
+            raise ConfigError("'auto' holds out classes, which 'pca' does not see; give a number", key="shrinkage")
 
 
 class OptimizerTable(NamedTable):
@@ -414,7 +425,7 @@ class ScheduleTable(Table):
         if (self.name == "multi-step") != bool(self.milestones):
             raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
         if self.warmup > self.epochs:
-            raise ValueError(f"warmup: found {self.warmup:g} epochs, and the run has {self.epochs}")
+            raise ConfigError(f"found {self.warmup:g} epochs, and the run has {self.epochs}", key="warmup")
         return self
 
 
@@ -482,7 +493,7 @@ class EvaluationTable(Table):
             raise ConfigError(f"{where} goes with validation, the share of the training classes")
         if self.every > 1 and self.select is None:
             text = "every goes with select, the metric to choose the epoch by; test_every is for curves"
-            raise ConfigError(f"evaluation: {text}")
+            raise ConfigError(text, key="evaluation")
 
     @property
     def validated_on(self) -> str:
@@ -571,28 +582,30 @@ class Recipe(Table):
                 tables[name] = field.annotation
         group, _, inner = key.partition(".")
         if group not in tables:
-            raise ValueError(f"{place}: {unknown('table', group, tables)}")
+            raise ConfigError(unknown("table", group, tables), key=place)
         table: Any = tables[group]
         if not inner or not isinstance(table, type) or not issubclass(table, Table):
             return
         name = inner.partition(".")[0]
         if name and table.model_config["extra"] == "forbid" and name not in table.model_fields:
-            raise ValueError(f"{place}: {unknown(f'key of [{group}]', name, table.model_fields)}")
+            raise ConfigError(f"{unknown(f'key of [{group}]', name, table.model_fields)}", key=place)
 
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         epochs = self.schedule.epochs
         stage_epochs = sum(stage.epochs for stage in self.stages)
         if stage_epochs >= epochs:
-            raise ValueError(
-                f"schedule.epochs: found {epochs}; the stages take {stage_epochs} epochs, so it must be more"
+            raise ConfigError(
+                f"found {epochs}; the stages take {stage_epochs} epochs, so it must be more", key="schedule.epochs"
             )
         self._check_cuts()
         if self.data.labels != "given" and self.evaluation.validation:
             without = f"which {self.data.labels_without_names} not"
-            raise ValueError(f"evaluation.validation: it holds out classes by labels, {without}")
+            raise ConfigError(f"it holds out classes by labels, {without}", key="evaluation.validation")
         if self.evaluation.verification is not None and self.data.relation is not None:
-            raise ValueError("evaluation.verification: it takes pairs of equal classes, which data.relation replaces")
+            raise ConfigError(
+                "it takes pairs of equal classes, which data.relation replaces", key="evaluation.verification"
+            )
         for stage in self.all_stages():
             assert stage.sampler is not None
             self._check_sampler(stage.sampler)
@@ -605,7 +618,9 @@ class Recipe(Table):
         per_class = sampler.settings.get("m", 1)
         if self.data.labels == "instance" and sampler.name != SHUFFLE and per_class != 1:
             remedy = "wanted m = 1, or sampler.name = 'shuffle'"
-            raise ValueError(f"sampler.m: found {per_class!r}, and with labels = 'instance' a class has 1; {remedy}")
+            raise ConfigError(
+                f"found {per_class!r}, and with labels = 'instance' a class has 1; {remedy}", key="sampler.m"
+            )
 
     def _check_cuts(self) -> None:
         """Raise ValueError for views that are not kept, and for cuts that do not fit the stages or the network."""
@@ -614,32 +629,35 @@ class Recipe(Table):
         keeps_views = self.model.freeze == "trunk" or cut_of(self.model.freeze) is not None or has_stage_cut
         if self.model.views > 1 and not keeps_views:
             kept = "goes with freeze = 'trunk' or a cut, whose features or activations are kept"
-            raise ValueError(f"model.views: {self.model.views!r} {kept}")
+            raise ConfigError(f"{self.model.views!r} {kept}", key="model.views")
         too_few = self.data.views > max(1, self.model.views)
         if keeps_views and not self.model.takes_vectors and too_few:
-            raise ValueError(
-                f"data.views: found {self.data.views}, and a frozen trunk or a cut keeps model.views = "
+            raise ConfigError(
+                f"found {self.data.views}, and a frozen trunk or a cut keeps model.views = "
                 f"{self.model.views} of each image; wanted model.views = {self.data.views} or more, of which a batch "
-                "has different ones"
+                "has different ones",
+                key="data.views",
             )
         if not has_stage_cut:
             return
         if self.model.freeze != "none" or self.model.lora is not None or self.model.init is not None:
-            raise ValueError("stages.freeze: a cut of a stage goes without model.freeze, model.lora and model.init")
+            raise ConfigError(
+                "a cut of a stage goes without model.freeze, model.lora and model.init", key="stages.freeze"
+            )
         first_live = cuts.index(None) if None in cuts else len(cuts)
         if any(cuts[first_live:]):
             text = "activations are kept of a trunk that has not been trained; stages with a cut come first"
-            raise ValueError(f"stages.freeze: {text}")
+            raise ConfigError(text, key="stages.freeze")
 
     def _check_memory(self, memory: MemoryTable, batch: int) -> None:
         """Raise ValueError for a memory that does not fit the data, the batch or the schedule."""
         epochs = self.schedule.epochs
         if self.data.labels == "clusters":
-            raise ValueError("loss.memory: it keeps labels of past batches, and clusters change with each epoch")
+            raise ConfigError("it keeps labels of past batches, and clusters change with each epoch", key="loss.memory")
         if memory.size < batch:
-            raise ValueError(f"loss.memory.size: found {memory.size}; it holds at least one batch, here {batch}")
+            raise ConfigError(f"found {memory.size}; it holds at least one batch, here {batch}", key="loss.memory.size")
         if memory.start_epoch > epochs:
-            raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
+            raise ConfigError(f"found {memory.start_epoch}; the run has {epochs} epochs", key="loss.memory.start_epoch")
 
     def check_effects(self) -> None:
         """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
@@ -647,11 +665,11 @@ class Recipe(Table):
         schedule = self.schedule
         if schedule.name != "multi-step" and schedule.gamma != ScheduleTable.model_fields["gamma"].default:
             raise ConfigError(
-                f"schedule.gamma: goes with name = 'multi-step', not with {schedule.name!r}; leave it out"
+                f"goes with name = 'multi-step', not with {schedule.name!r}; leave it out", key="schedule.gamma"
             )
         if not self.model.trains_embedder and self.optimizer.head_lr_factor != 1:
             text = f"embedder = {self.model.embedder!r} is not trained"
-            raise ConfigError(f"optimizer.head_lr_factor: {text}; leave it out")
+            raise ConfigError(f"{text}; leave it out", key="optimizer.head_lr_factor")
 
     def all_stages(self) -> list[StageTable]:
         """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
@@ -685,16 +703,23 @@ class Recipe(Table):
         return self.model_dump(exclude_none=True)
 
 
-def problem_of(error: ValidationError) -> str:
-    """Return the first validation problem in one line: its key, then the text."""
+def wrong_setting(error: ValidationError) -> ConfigError:
+    """Return the first validation problem as an error with the key of its setting."""
     problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"] if part not in _FORMS)
     text = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         text = "missing, and without a default"
     elif problem["type"] != "value_error":
         text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
-    key = ".".join(str(part) for part in problem["loc"] if part not in _FORMS)
-    return f"{key}: {text}" if key else text
+    elif isinstance(found := problem["ctx"]["error"], ConfigError):
+        return ConfigError(*found.args, key=found.key).inside(key)
+    return ConfigError(text, key=key)
+
+
+def problem_of(error: ValidationError) -> str:
+    """Return the first validation problem in one line: its key, then the text."""
+    return str(wrong_setting(error))
 
 
 def unknown_key(what: str, key: str, known: Iterable[str]) -> str:

@@ -163,15 +163,15 @@ def _combinations(sweep: Any, source: str) -> dict[str, tuple[_Choice, ...]]:
     choices = [_choices(key, values, source) for key, values in sweep.items()]
     count = math.prod(map(len, choices))
     if count > _MOST_VARIANTS:
-        raise ConfigError(f"{source}: [sweep] has {count:,} variants; wanted at most {_MOST_VARIANTS:,}")
+        raise ConfigError(f"[sweep] has {count:,} variants; wanted at most {_MOST_VARIANTS:,}", source=source)
 
     combinations = {}
     for combination in itertools.product(*choices):
         label = ",".join(choice.label for choice in combination)
         if label in combinations:
             raise ConfigError(
-                f"{source}: [sweep]: two variants have the name {label!r}; wanted tables by name, for example "
-                "[sweep.rows.sqrt]"
+                f"[sweep]: two variants have the name {label!r}; wanted tables by name, for example [sweep.rows.sqrt]",
+                source=source,
             )
         combinations[label] = combination
     return combinations
@@ -200,6 +200,7 @@ def _choices(key: str, values: Any, source: str) -> list[_Choice]:
 def _wrong_sweep(key: str, values: Any, source: str) -> ConfigError:
     place = f"[sweep] {key}".rstrip()
     return ConfigError(
-        f"{source}: {place}: found {values!r}; wanted a list of values by key, for example "
-        '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]'
+        f"{place}: found {values!r}; wanted a list of values by key, for example "
+        '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]',
+        source=source,
     )

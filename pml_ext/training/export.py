@@ -63,7 +63,7 @@ def write_export(
     user has edited is kept. Raise ConfigError if the folder has files of these names that no export wrote.
     """
     with needs_extra("train", "export"):
-        from safetensors.torch import save_file
+        from safetensors.torch import save
     if onnx:
         require_packages(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
     check_writable("-o", folder)
@@ -73,7 +73,7 @@ def write_export(
     model = recipe.model
     has_head = not isinstance(network.embedder, nn.Identity)
     about: dict[str, Any] = {
-        "trunk": {"name": model.trunk.name, **model.trunk.settings},
+        "trunk": {key: _without_folder(value) for key, value in model.trunk.model_dump().items()},
         "by": by,
         "embedding_size": network.embedding_size,
         "hidden_sizes": model.hidden_layers if has_head else None,
@@ -84,7 +84,7 @@ def write_export(
     }
     whole = Normalized(merged_lora(network.trunk), network.embedder)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.state_dict().items()}
-    replace_file(folder, WEIGHTS, lambda path: save_file(tensors, path))
+    replace_file(folder, WEIGHTS, lambda path: path.write_bytes(save(tensors)))  # save_file hides what failed
     measured = _measured(run, by)
     if measured:
         about["measured"] = {name: each.values for name, each in measured.items()}
@@ -109,6 +109,14 @@ def write_export(
         replace_file(folder, CARD, lambda path: path.write_text(text, "utf-8"))
         written.append(CARD)
     write_sums(folder, sorted([ABOUT, *written]))
+
+
+def _without_folder(value: Any) -> Any:
+    """Return a setting of a trunk; of a file or a saved model its name alone, since its folder is private."""
+    library, _, place = str(value).partition("/")
+    if is_file(value):
+        return Path(value).name
+    return f"{library}/{Path(place).name}" if Path(place).is_absolute() else value
 
 
 def _measured(run: Path, by: By) -> dict[str, Measurement]:

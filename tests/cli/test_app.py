@@ -1,8 +1,13 @@
 """Commands that plugins add: found, imported when called, isolated, named."""
 
+import shlex
 import sys
 
 import pytest
+import typer
+
+from pml_ext import registry
+from pml_ext.cli.app import app_for
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 
@@ -74,3 +79,30 @@ def test_ours_cannot_be_replaced(install_command, pml_ext_command):
     install_command("thief", name="report")
     assert "Redraw the report" in pml_ext_command("report", "--help").stdout
     assert pml_ext_command("thief:report").stdout == "hello from thief\n"
+
+
+SHIPPED = [name for name, (plugin, _) in registry.commands().items() if registry.ships(plugin)]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_help_has_two_examples_that_can_be_typed(pml_ext_command, name):
+    shown = pml_ext_command(name, "--help").stdout.partition("Examples:\n")[2]
+    examples = [shlex.split(line) for line in shown.splitlines() if line.strip()]
+    assert len(examples) == 2
+    command = typer.main.get_command(app_for([name])).get_command(None, name)
+    for program, called, *arguments in examples:
+        assert (program, called) == ("pml-ext", name)
+        command.make_context(name, arguments)  # raises for an option that the command does not have
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [("pml-ext exp", "export"), ("pml-ext query --ra", "--radius"), ("pml-ext list mi", "miners")],
+)
+def test_shells_complete_commands_and_options(pml_ext_command, shell, line, completed):
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    if shell != "bash":
+        words = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = pml_ext_command(_PML_EXT_COMPLETE=f"complete_{shell}", **words)
+    assert completed in done.stdout

@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from pml_ext.cli.output import Progress
+from pml_ext.cli.output import Progress, print_table
 
 FEW = "evaluation.figures=few schedule.epochs=2 schedule.milestones=[1] sampler.iterations=2 model.trunk.width=8"
 
@@ -76,3 +76,14 @@ def test_a_warning_of_several_runs_is_written_once(capsys):
         for text in ("one", "two", "one"):
             bar.warn(text)
     assert capsys.readouterr().err.splitlines() == ["warning: one", "warning: two"]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_paths_in_tables_stay_on_one_line(capsys, width):
+    path = f"photographs of birds/{'a' * 70}.jpg"
+    text = "a text that is longer than the terminal is wide and is therefore folded to several lines"
+    print_table(["image", "distance", ""], [[path, "0.5", text]], right=[1], width=width)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith(f"{path}  ")
+    print_table(["name", ""], [["cbml/digits", text]], width=width)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= width

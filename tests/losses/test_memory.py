@@ -227,6 +227,7 @@ def test_losses_that_do_not_fit():
         (losses.ProxyAnchorLoss(3, 6), "ProxyAnchorLoss does not take references"),
         (losses.VICRegLoss(), "does not take indices_tuple and labels"),
         (losses.MultipleLosses([losses.ContrastiveLoss()]), "from pml_ext import MultipleLosses"),
+        (MultipleLosses([losses.ContrastiveLoss(), losses.VICRegLoss()]), "VICRegLoss does not take indices_tuple$"),
         (losses.ContrastiveLoss, "must be an object such as"),
         (DistributedLoss(losses.ContrastiveLoss()), "DistributedLoss goes around the memory"),
         (MultipleLosses([DistributedLoss(losses.ContrastiveLoss())]), "DistributedLoss goes around the memory"),

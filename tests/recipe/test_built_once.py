@@ -11,9 +11,9 @@ SMALL = [*QUICK, "schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterat
 
 
 def test_a_wrong_value_names_its_option(tmp_path):
-    with pytest.raises(ConfigError, match=r"digits.toml: loss: cbml refuses .* delta = -1: delta of CBMLLoss"):
+    with pytest.raises(ConfigError, match=r"^--set loss.delta=-1: loss: cbml refuses .* delta = -1: delta of CBMLLoss"):
         train("cbml/digits", tmp_path / "run", overrides=typed([*SMALL, "loss.delta=-1"]))
-    with pytest.raises(ConfigError, match=r"digits.toml: optimizer: adam refuses betas = .2, 2."):
+    with pytest.raises(ConfigError, match=r"^--set optimizer.betas=.2, 2.: optimizer: adam refuses betas = .2, 2."):
         train("cbml/digits", tmp_path / "run", overrides=typed([*SMALL, "optimizer.betas=[2, 2]"]))
     assert not (tmp_path / "run").exists()
 

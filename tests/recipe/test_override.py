@@ -53,6 +53,26 @@ def test_errors_quote_what_was_typed():
         load_recipe("cbml/digits", {"loss": "cbml"})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["engine.compile=false", "trainer.epochs=1"], "--set trainer.epochs=1: no key 'trainer'; nearest: "),
+        (["loss.alpha_pos=0.3", "loss.beta_pos=-1"], "--set loss.beta_pos=-1: loss: cbml refuses "),
+        (["loss.margin=1", "loss.name=pml/contrastive"], "--set loss.margin=1: loss.margin: no setting of pml/contras"),
+        (["loss.name=pml/contrastive", "loss.pos_margin=x"], "--set loss.pos_margin=x: loss.pos_margin: found 'x'"),
+        (["engine.compile=false"], "{file}: loss: cbml refuses "),
+    ],
+)
+def test_an_error_names_its_override_or_the_file(tmp_path, settings, message):
+    recipe = "cbml/digits"
+    if "{file}" in message:
+        recipe = str(tmp_path / "mine.toml")
+        Path(recipe).write_text('extends = "cbml/digits"\nloss.beta_pos = -1\n')
+    with pytest.raises(ConfigError) as error:
+        load_recipe(recipe, [parse_override(text) for text in settings])
+    assert str(error.value).startswith(message.format(file=recipe))
+
+
 def test_of_two_overrides_of_a_key_the_last_is_quoted():
     given = [parse_override("schedule.epochs=3"), parse_override("schedule.epochs=-1")]
     with pytest.raises(ConfigError, match=r"^--set schedule\.epochs=-1: "):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 from pml_ext import load_run
 from pml_ext.data import read_image
-from pml_ext.errors import ConfigError
+from pml_ext.errors import ConfigError, UnwritableError
 from pml_ext.files.checksums import changed_files
 from pml_ext.recipe.schema import CutTable
 from pml_ext.training import export
@@ -176,6 +177,7 @@ def test_an_export_that_was_killed_is_written_again(runs, tmp_path, monkeypatch)
     [
         ("IMAGENET1K_V1", "license: other", "weights `IMAGENET1K_V1` of `torchvision/resnet18`: their license holds"),
         (None, "license: unknown", "Trained from random weights"),
+        ("/home/somebody/my.pth", "license: other", "weights `my.pth` of `torchvision/resnet18`: their license holds"),
     ],
 )
 def test_the_card_names_data_and_weights_but_no_folder(runs, tmp_path, weights, license, text):
@@ -192,7 +194,18 @@ def test_the_card_names_data_and_weights_but_no_folder(runs, tmp_path, weights, 
     assert license in words.splitlines()
     assert text in words
     assert "Trained on `folder` with" in words
-    assert "somebody" not in words
+    assert "somebody" not in words + (tmp_path / "preprocess.json").read_text()
+
+
+def test_a_full_disk_is_named_by_an_export(runs, tmp_path):
+    run = load_run(runs[0], "cpu")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(UnwritableError, match=r"model\.safetensors: cannot be written \(File too large\)"):
+            run.export(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_card_has_no_path_and_no_html_of_a_recipe(runs, tmp_path):

@@ -43,7 +43,12 @@ def cluster(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Cluster a folder's images into a CSV table and contact sheets; each image is in one cluster."""
+    """Cluster a folder's images into a CSV table and contact sheets; each image is in one cluster.
+
+    Examples:
+        pml-ext cluster photographs
+        pml-ext cluster photographs --clusters 20 --out clusters
+    """
     run, images = run_for_command(run, device)
     folder = folder or images
     if folder is None:

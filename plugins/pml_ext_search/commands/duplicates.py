@@ -86,7 +86,12 @@ def duplicates(
     store: StoreFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted."""
+    """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted.
+
+    Examples:
+        pml-ext duplicates photographs
+        pml-ext duplicates photographs --kind same --move aside
+    """
     if delete:
         raise ConfigError(
             "--delete: copies are never deleted; --move FOLDER moves them to a folder that you may delete"

@@ -60,6 +60,10 @@ def embed(
 
     For several devices, type torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; this also works for
     index and cluster.
+
+    Examples:
+        pml-ext embed runs/birds photographs --out birds.npz
+        pml-ext embed runs/birds photographs --out birds.parquet
     """
     if on == "here" and (ray_address, jobs, num_gpus) != (None, None, None):
         raise ConfigError("--ray-address, --jobs and --num-gpus go with --on ray")

@@ -35,6 +35,10 @@ def enroll(
 
     They are copied into the indexed folder, and the index is updated. Photographs that are there already are not copied
     again.
+
+    Examples:
+        pml-ext enroll runs/whales new.jpg --as Zoe
+        pml-ext enroll runs/whales one.jpg two.jpg --as Zoe
     """
     run, images = run_for_command(run, device)
     with Progress() as bar:

@@ -65,6 +65,10 @@ def identify(
 
     It is new if the nearest class is farther than a threshold, which is calibrated once, for a wanted rate of false
     acceptances, and kept with the collection. It is calibrated again when the index changes.
+
+    Examples:
+        pml-ext identify runs/whales new.jpg
+        pml-ext identify runs/whales new --json
     """
     from .. import identify as identification
     from ..query import check_query

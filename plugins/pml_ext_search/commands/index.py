@@ -48,7 +48,12 @@ def index(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Index the images of a folder, or the vectors of a file, or update the index."""
+    """Index the images of a folder, or the vectors of a file, or update the index.
+
+    Examples:
+        pml-ext index photographs
+        pml-ext index runs/birds photographs
+    """
     if workers is not None and (check or parts is not None):
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
     if check:

@@ -82,7 +82,12 @@ def query(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Find the nearest images of an image."""
+    """Find the nearest images of an image.
+
+    Examples:
+        pml-ext query photographs bird.jpg
+        pml-ext query runs/birds bird.jpg -k 20
+    """
     stored, collection = _place_of(store)
     reranks = shortlist is not None or rerank is not None or metric != "euclidean"
     answers_each = 8 if k is None else k

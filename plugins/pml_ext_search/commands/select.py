@@ -52,7 +52,12 @@ def select(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Select images that represent a folder, or are rare in it: distinct ones, outliers, or centers of classes."""
+    """Select images that represent a folder, or are rare in it: distinct ones, outliers, or centers of classes.
+
+    Examples:
+        pml-ext select photographs -n 50
+        pml-ext select runs/birds -n 50
+    """
     for option, file in (("--csv", csv), ("--sheet", sheet)):
         if file is not None:
             check_writable(option, file, file=True)

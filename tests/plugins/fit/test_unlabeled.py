@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pml_ext import load_run
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.files import read_json
 from pml_ext.training.finished import tables_of_run
 from pml_ext.training.launch import draw_report
@@ -185,3 +185,10 @@ def test_the_run_of_a_folder_is_made_once(flat, capsys):
     listener = Lines()
     assert unlabeled.run_of_folder(flat, "cpu", listener) == run
     assert listener.lines == [f"uses the run of {flat}: {run}"]
+
+
+def test_a_cache_that_cannot_be_written_names_the_option(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file, where nothing can be written")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UnwritableError, match=r"the cache cannot be written \(Not a directory\); type: pml-ext fit "):
+        unlabeled.run_of_folder(tmp_path / "photos", "cpu", Silence())
