@@ -1,6 +1,7 @@
 """Overrides: one place reads ``KEY=VALUE``, and errors quote what was typed."""
 
 import re
+from pathlib import Path
 
 import pytest
 
