@@ -20,7 +20,7 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.data import read_image
-from pml_ext.training.launch import train
+from pml_ext.launch.launch import train
 from pml_ext_search.collection import Collection
 from pml_ext_search.reading import list_folder
 from pml_ext_search.trained import TrainedRun

@@ -83,8 +83,9 @@ def run(place, images, classes, workers, training_images):
 
     from pml_ext.data import image_sets
     from pml_ext.data.published import Count
-    from pml_ext.training import evaluation, results, validation
-    from pml_ext.training.launch import train
+    from pml_ext.launch.launch import train
+    from pml_ext.results import finish as results
+    from pml_ext.training import evaluation, validation
 
     torch.set_num_threads(1)
     counts = {"train": Count(images, classes), "test": Count(images, classes)}

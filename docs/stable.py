@@ -20,8 +20,8 @@ import pml_ext.testing
 from pml_ext import registry
 from pml_ext.cli.app import app_for
 from pml_ext.recipe.schema import Recipe
+from pml_ext.records import run_folder as folder
 from pml_ext.settings import settings_of
-from pml_ext.training import folder
 from pml_ext_search import Answer, TrainedRun
 
 PATH = Path(__file__).with_suffix(".txt")

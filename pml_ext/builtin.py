@@ -129,7 +129,7 @@ def pml_ext_transforms() -> dict[str, Callable[..., Any]]:
 @hookimpl
 def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
     """Return TensorBoard, Weights & Biases, MLflow and Trackio."""
-    from .training.trackers import builtin_trackers
+    from .records.trackers import builtin_trackers
 
     return builtin_trackers()
 

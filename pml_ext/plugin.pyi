@@ -110,4 +110,4 @@ from .retrieval.stores import Rows as Rows
 from .retrieval.stores import SearchFilter as SearchFilter
 from .retrieval.stores import SearchResult as SearchResult
 from .retrieval.stores import Store as Store
-from .training.trackers import Tracker as Tracker
+from .records.trackers import Tracker as Tracker

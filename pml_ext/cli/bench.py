@@ -58,7 +58,7 @@ def bench(
     if run is not None:
         if losses or shapes is not None or scale:
             raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes, and --scale")
-        from ..training.profile import profile_recipe
+        from ..launch.profile import profile_recipe
 
         profile = profile_recipe(run, data, overrides or (), device, threads, repeats or STEPS)
         ratio = f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})"

@@ -29,7 +29,7 @@ def export(
         pml-ext export runs/digits --out exported --onnx
     """
     from ..distributed.allocator import keep_freed_memory
-    from ..training.loaded import LoadedRun
+    from ..results.trained_network import LoadedRun
 
     keep_freed_memory()
     place = LoadedRun(run, "cpu").export(out, onnx, by)

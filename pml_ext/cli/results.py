@@ -11,12 +11,12 @@ from ..errors import counted
 from .output import mean_and_std, print_json, print_table, say, stdout
 
 if TYPE_CHECKING:
-    from ..training.launch import FailedRunsError
+    from ..launch.launch import FailedRunsError
 
 
 def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
     """Write the results of the runs on stdout, as tables or as JSON."""
-    from ..training.summary import summarize
+    from ..records.summary import summarize
 
     verdicts = [result.pop("verdict", "") for result in results]
     if as_json:
@@ -42,7 +42,7 @@ def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None,
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
-    from ..training.summary import summarize
+    from ..records.summary import summarize
 
     if len(results) == 1 and failed is None:
         print_json(results[0])
@@ -69,7 +69,7 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
 def _print_metrics(metrics: dict[str, Any]) -> None:
     """Write a row for each metric and a column for each phase: titles of phases may be wrapped, as 80 columns want."""
     from ..evaluation.metrics import title_of
-    from ..training.verdict import shown_phases
+    from ..results.verdict import shown_phases
 
     if not metrics["after"]:  # of data without labels
         images = metrics["images"]["train"]["images"]
@@ -89,7 +89,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Write a table for each recipe, with mean and standard deviation of its runs."""
     from ..evaluation.metrics import title_of
-    from ..training.verdict import shown_phases
+    from ..results.verdict import shown_phases
 
     for recipe, values in summary.items():
         of_recipe = [result for result in results if result["recipe"] == recipe]

@@ -56,10 +56,10 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
+    from ..launch.launch import QUICK, FailedRunsError
+    from ..launch.launch import train as run_recipe
+    from ..launch.plan import restarted
     from ..recipe import Override
-    from ..training.launch import QUICK, FailedRunsError
-    from ..training.launch import train as run_recipe
-    from ..training.plan import restarted
 
     if recipe is None:
         raise ConfigError(
@@ -102,7 +102,7 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
         pml-ext report runs/digits
         pml-ext report runs/digits --device cpu
     """
-    from ..training.launch import draw_report
+    from ..launch.launch import draw_report
 
     with Progress() as bar:
         place = draw_report(run, device, data, bar)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ..distributed import from_ranks, max_over_ranks, wait_for_all_ranks
 from ..errors import DataError
+from ..records.recorder import Records
 from . import checkpoint, signals
-from .records import Records
 from .run import Run
 from .state import model_state, restore, state_of
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from ..errors import ConfigError, shortened
+from ..records.run_folder import RECIPE
 from . import checkpoint
 from .closed_form import fit_embedder
-from .folder import RECIPE
 from .run import Run
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from ..data import LabeledImages
 from ..distributed import num_processes
 from .activations import DTYPES, Precision, TrunkCut
-from .built import Built
 from .features import FeatureCache, Features, Remainder
+from .run_context import Built
 
 
 class _Key(NamedTuple):

@@ -13,21 +13,20 @@ import numpy as np
 from ..distributed import from_rank_0, wait_for_all_ranks
 from ..distributed.devices import deterministic_algorithms
 from ..errors import StoppedError
+from ..records.recorder import Records
+from ..records.run_folder import NETWORK, REPORT, write_run_json
+from ..records.trackers import import_tracker
 from . import signals
 from .checkpointing import Checkpointer
 from .checks import check_validation, warn_of_small_batches
 from .collapse import warn_of_collapse
 from .epoch import begin_epoch
-from .folder import NETWORK, REPORT, write_run_json
 from .initial_weights import initialize_weights
 from .listener import forward_warnings
 from .outcome import check_weights, stopping_for_nonfinite
 from .pseudo_labels import relabel
 from .recording import open_records
-from .records import Records
-from .results import finish as test_and_report
 from .run import Run
-from .trackers import import_tracker
 from .validation import test_before, validate
 from .zero_loss import check_zero_loss, warn_of_zero_loss
 
@@ -36,9 +35,9 @@ Metrics = dict[str, Any]
 
 def train_run(
     run: Run,
+    finish: Callable[[Run, Records], Metrics],
     resume: bool = False,
     after_validation: Callable[[int, float], None] | None = None,
-    finish: Callable[[Run, Records], Metrics] = test_and_report,
 ) -> Metrics:
     """Train, test and write everything; return the contents of ``metrics.json``.
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..records.recorder import Rows
 from .engine import Step
-from .records import Rows
 
 
 class RecordedValues:

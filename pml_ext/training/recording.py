@@ -6,9 +6,9 @@ import functools
 
 from .. import registry
 from ..recipe import flat
-from .records import Records
+from ..records.recorder import Records
+from ..records.trackers import build_tracker
 from .run import Run
-from .trackers import build_tracker
 
 
 def open_records(run: Run, finished_iterations: int = 0) -> Records | None:

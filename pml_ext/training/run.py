@@ -16,13 +16,13 @@ from ..errors import ConfigError
 from ..networks.trunks import freeze
 from ..recipe import Recipe, own_optimizer
 from ..recipe.schema import frozen_patterns
-from .built import build
+from ..records.history import RunHistory
 from .engine import Engine, Objective
-from .history import RunHistory
 from .inputs import Inputs
 from .listener import Listener, Silence
 from .optimizers import build_optimizers
 from .recorded_values import RecordedValues
+from .run_context import build
 from .samplers import with_instances
 from .stages import Stage, build_stages
 from .view import View

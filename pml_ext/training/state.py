@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..records.history import RunHistory
 from . import checkpoint
-from .history import RunHistory
 from .optimizers import extend_schedule
 from .run import Run
 from .view import View

@@ -7,10 +7,10 @@ import time
 
 from ..errors import TrainingError
 from ..recipe import stage_before_whole
+from ..records.database import CURVE, VALIDATION
+from ..records.recorder import Records
 from .checkpointing import Checkpointer
-from .database import CURVE, VALIDATION
 from .evaluation import evaluate_split, metrics_before
-from .records import Records
 from .run import Run
 
 

@@ -20,11 +20,11 @@ from ..networks.modes import preserved_modes
 from ..run_view import RunView
 from .activations import GIGABYTE, TrunkCut, size_of
 from .batches import Pass, embed_batches
-from .built import Built
 from .engine import first_nonfinite
 from .feature_reader import with_features
 from .features import Features
 from .kept_features import KeptFeatures
+from .run_context import Built
 
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
 _CPU_BATCH = 16  # least number of images in a forward pass of a test on a CPU

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pml_ext.training import export
+from pml_ext.results import export
 
 
 def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, runs, tmp_path, monkeypatch):

@@ -22,10 +22,10 @@ QUICK = [argument for key in FEW.split() for argument in ("--set", key)]
 COMMANDS = """
 import gc, os, sys
 import record_keeper, sklearn.neighbors, torchvision.transforms.v2
-import pml_ext.training.launch, pml_ext.training.results
+import pml_ext.launch.launch, pml_ext.results.finish
 from pml_ext.cli import main
 
-pml_ext.training.results.write_run_report = lambda *_: None  # as the fixture without_report
+pml_ext.results.finish.write_run_report = lambda *_: None  # as the fixture without_report
 
 gc.freeze()
 place, streams, *arguments = sys.argv[1:]

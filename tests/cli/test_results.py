@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext.cli.results import print_results
-from pml_ext.training.verdict import shown_phases
+from pml_ext.results.verdict import shown_phases
 
 PHASES = ("raw", "frozen", "pca", "before", "head", "blocks", "after", "features", "training", "learned_metric")
 NAMES = ("recall_at_1", "r_precision", "map_at_r", "nmi_majority", "f1")

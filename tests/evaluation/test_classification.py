@@ -13,7 +13,7 @@ from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means
 from pml_ext.evaluation.classification import ancestors
-from pml_ext.training.launch import train
+from pml_ext.launch.launch import train
 from pml_ext.training.protocols import first_halves
 
 from ..data.made_up import omniglot_zip
@@ -132,6 +132,7 @@ def test_hierarchies_that_are_none():
 def trained(tmp_path_factory):
     """A short run, and its metrics."""
     from pml_ext.recipe import load_recipes
+    from pml_ext.results.finish import finish
     from pml_ext.training.loop import train_run
     from pml_ext.training.run import Run
 
@@ -154,12 +155,12 @@ def trained(tmp_path_factory):
     ).values()
     counts = {"train": Count(48, 12), "test": Count(44, 11)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
         patch.setattr(omniglot, "SMALL", dataclasses.replace(omniglot.SMALL, counts=counts))
         out = tmp_path_factory.mktemp("run")
         (out / "checkpoints").mkdir()
         run = Run(recipe, "cbml/omniglot-small", out, root=folder)
-        return run, train_run(run)
+        return run, train_run(run, finish)
 
 
 def test_every_fifth_character_is_tested(trained):

@@ -10,7 +10,7 @@ from pml_ext.errors import PluginError, PluginWarning
 from pml_ext.evaluation import (
     kmeans,
 )
-from pml_ext.training.launch import train
+from pml_ext.launch.launch import train
 
 from ..overrides import typed
 from .points import data, never, ranked

@@ -59,9 +59,9 @@ def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = Fa
         last: the iteration after which the run is interrupted.
         resume: whether it goes on.
     """
+    from pml_ext.launch.launch import train
     from pml_ext.recipe import parse_override
-    from pml_ext.training import results
-    from pml_ext.training.launch import train
+    from pml_ext.results import finish as results
 
     overrides = map(parse_override, OVERRIDES)
     ear = Ear(last)

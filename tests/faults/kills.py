@@ -102,7 +102,9 @@ class Counter:
         from record_keeper.db_utils import DBManager
         from torch.utils.tensorboard import SummaryWriter
 
-        from pml_ext.training import evaluation, records, results
+        from pml_ext.records import recorder as records
+        from pml_ext.results import finish as results
+        from pml_ext.training import evaluation
         from pml_ext.training.run import Run
 
         for name in ("replace", "link", "unlink"):
@@ -150,9 +152,9 @@ def execute(
 def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int) -> None:
     """In the forked process: the run without drawings in its report, and its end."""
     from pml_ext.errors import PmlExtError, StoppedError
+    from pml_ext.launch.launch import train
     from pml_ext.recipe import parse_override
-    from pml_ext.training import results
-    from pml_ext.training.launch import train
+    from pml_ext.results import finish as results
 
     status = 1
     try:

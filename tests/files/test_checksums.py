@@ -11,9 +11,9 @@ import pytest
 from pml_ext.errors import DataError, UnwritableError
 from pml_ext.files import checksums
 from pml_ext.files.checksums import SUMS, changed_files, read_sums
+from pml_ext.records.run_files import read_metrics
+from pml_ext.records.run_folder import check_unchanged
 from pml_ext.training import checkpoint
-from pml_ext.training.finished import read_metrics
-from pml_ext.training.folder import check_unchanged
 
 
 def put(folder, name, text="old"):

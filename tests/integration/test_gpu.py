@@ -19,7 +19,7 @@ from pml_ext import (
     TiledMultiSimilarityLoss,
     load_run,
 )
-from pml_ext.training.launch import train
+from pml_ext.launch.launch import train
 from pml_ext.training.listener import Silence
 
 from ..losses.registered import registered

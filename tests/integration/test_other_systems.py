@@ -34,7 +34,7 @@ ELSEWHERE = """
     shutil._use_fd_functions = False  # as where folders cannot be opened
     sys.platform = "win32"
 
-    import pml_ext.training.launch, pml_ext.training.report
+    import pml_ext.launch.launch, pml_ext.results.run_report
     from pml_ext.cli import main
 
     gc.freeze()  # the forks' collectors would copy the memory of all that was imported

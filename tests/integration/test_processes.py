@@ -15,9 +15,9 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
+from pml_ext.launch.launch import train
+from pml_ext.records.series import loss_series
 from pml_ext.training import checkpoint
-from pml_ext.training.launch import train
-from pml_ext.training.series import loss_series
 
 from ..overrides import typed
 
@@ -47,7 +47,7 @@ FORKED = """
 import gc, sys
 import torchvision.transforms.v2
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-import pml_ext.training.report, pml_ext.training.run
+import pml_ext.results.run_report, pml_ext.training.run
 from pml_ext.cli import main
 
 def work(*arguments):

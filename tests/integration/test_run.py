@@ -9,9 +9,9 @@ import pytest
 from pml_ext.errors import ConfigError
 from pml_ext.files import read_json
 from pml_ext.files.checksums import changed_files
-from pml_ext.training.launch import FailedRunsError, draw_report, train
-from pml_ext.training.plan import plan
-from pml_ext.training.summary import summarize
+from pml_ext.launch.launch import FailedRunsError, draw_report, train
+from pml_ext.launch.plan import plan
+from pml_ext.records.summary import summarize
 
 from ..overrides import typed
 from ..training.whole_runs import QUICK, quick

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from pml_ext.errors import ConfigError, MissingExtraError
+from pml_ext.launch.launch import train
 from pml_ext.networks import efficientnet_lite as lite
 from pml_ext.networks.pretrained import PretrainedImages, pretrained_images
 from pml_ext.networks.trunks import RepeatedGray
 from pml_ext.networks.trunks import efficientnet_lite as trunk_of
 from pml_ext.recipe import load_recipes
-from pml_ext.training.launch import train
 from pml_ext_search.trained import load_run
 
 from ..overrides import typed

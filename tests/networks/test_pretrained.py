@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from pml_ext.errors import ConfigError
+from pml_ext.launch.launch import train
 from pml_ext.networks.hf import hf_trunk
 from pml_ext.networks.pretrained import (
     PretrainedImages,
@@ -16,7 +17,6 @@ from pml_ext.networks.pretrained import (
 )
 from pml_ext.networks.trunks import mlp
 from pml_ext.recipe import load_recipes
-from pml_ext.training.launch import train
 from pml_ext_search.trained import load_run
 
 from ..overrides import typed

@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext.errors import ConfigError
-from pml_ext.training.launch import QUICK, train
+from pml_ext.launch.launch import QUICK, train
 
 from ..overrides import typed
 

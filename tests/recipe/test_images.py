@@ -10,10 +10,10 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
+from pml_ext.launch.launch import train
 from pml_ext.recipe import build_dataset, load_recipes, pipelines, preprocessing_of, read_tables
 from pml_ext.recipe.schema import ImagesTable
-from pml_ext.training.built import build
-from pml_ext.training.launch import train
+from pml_ext.training.run_context import build
 from pml_ext.training.view import View
 
 from ..overrides import typed
@@ -65,7 +65,7 @@ def recipe_file(place, photos, text=RECIPE):
 def trained(tmp_path_factory, photos):
     place = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
         train(recipe_file(place, photos), out=place / "run", device="cpu")
     return place / "run"
 

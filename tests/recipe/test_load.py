@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from pml_ext.errors import ConfigError, RecipeWarning
+from pml_ext.launch.launch import QUICK
 from pml_ext.recipe import load_recipes
-from pml_ext.training.launch import QUICK
 
 from ..overrides import typed
 from .recipes import one, write

@@ -4,8 +4,8 @@ import pytest
 
 from pml_ext import registry
 from pml_ext.errors import PluginError
+from pml_ext.launch.plan import plan
 from pml_ext.recipe import names_in
-from pml_ext.training.plan import plan
 from pml_ext_search.trained import load_run
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")

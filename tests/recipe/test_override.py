@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pml_ext.errors import ConfigError
+from pml_ext.launch.launch import QUICK
 from pml_ext.recipe import Override, load_recipe, load_recipes, overrides_of, parse_override, tables_of
-from pml_ext.training.launch import QUICK
 
 
 @pytest.mark.parametrize(

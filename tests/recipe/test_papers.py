@@ -8,7 +8,7 @@ from pml_ext.cli.app import app_for
 from pml_ext.cli.description import describe
 from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
 from pml_ext.recipe import is_full, load_recipes, paper_values, papers, quoted, texts
-from pml_ext.training.report import paper_tables
+from pml_ext.results.run_report import paper_tables
 
 from ..overrides import typed
 from .conftest import PAPER

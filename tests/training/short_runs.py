@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pml_ext.errors import StoppedError
+from pml_ext.launch.launch import train
 from pml_ext.training import checkpoint
-from pml_ext.training.launch import train
 from pml_ext.training.signals import listening
 
 from ..overrides import typed

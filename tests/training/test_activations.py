@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from pml_ext.errors import ConfigError
+from pml_ext.launch.launch import train
 from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
 from pml_ext.training.evaluation import evaluate_split
 from pml_ext.training.features import FeatureCache
-from pml_ext.training.launch import train
 from pml_ext.training.loop import train_run
-from pml_ext.training.opened import open_run
 from pml_ext.training.run import Run
+from pml_ext.training.session import open_run
 from pml_ext_search.trained import load_run
 
 from ..overrides import typed
@@ -166,7 +166,7 @@ def test_images_pass_the_stem_once_and_tests_are_those_of_images(tmp_path, monke
             self.trunk[0].register_forward_hook(lambda module, given, output: passed.update(stem=len(output)))
             runs.append(self)
 
-    monkeypatch.setattr("pml_ext.training.launch.Run", Counted)
+    monkeypatch.setattr("pml_ext.launch.launch.Run", Counted)
     settings = [PLAIN, cut("float16"), "model.start=within-class", "model.refit=within-class"]
     settings += ["model.embedding_size=16", "evaluation.training_images=5000", "model.freeze_batch_norm=true"]
     _, metrics = finished(tmp_path / "run", *settings)

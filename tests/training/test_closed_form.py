@@ -7,10 +7,9 @@ import torch
 
 from pml_ext import TotalWhitening, WithinClassWhitening, load_run
 from pml_ext.errors import ConfigError
+from pml_ext.launch.launch import draw_report, train
 from pml_ext.recipe import load_recipe
-from pml_ext.training import train
-from pml_ext.training.launch import draw_report
-from pml_ext.training.opened import open_run
+from pml_ext.training.session import open_run
 
 from ..overrides import typed
 
@@ -33,7 +32,7 @@ def whitened_features(view, size, shrinkage=0.6):
 def plain(tmp_path_factory):
     """A finished run without any head in closed form, and its metrics."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
         return finished(tmp_path_factory.mktemp("plain") / "run")
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext.launch.launch import train
 from pml_ext.recipe import reported_phases
 from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
-from pml_ext.training.launch import train
-from pml_ext.training.opened import open_run
+from pml_ext.training.session import open_run
 from pml_ext_search import folder_pass, reading
 from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import load_run

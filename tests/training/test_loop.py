@@ -14,12 +14,12 @@ from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
 from pml_ext.data import LabeledImages
-from pml_ext.training.finished import read_metrics
-from pml_ext.training.launch import train
+from pml_ext.launch.launch import train
+from pml_ext.records.run_files import read_metrics
+from pml_ext.records.series import loss_series
 from pml_ext.training.listener import Silence
 from pml_ext.training.loop import tell_speed
 from pml_ext.training.run import Run
-from pml_ext.training.series import loss_series
 from pml_ext.training.stages import Stages
 
 from ..overrides import typed
@@ -183,7 +183,7 @@ def test_each_image_is_embedded_once_for_each_network(tmp_path, monkeypatch):
 
     mine = {}
     monkeypatch.setattr(LabeledImages, "__getitem__", counted)
-    monkeypatch.setattr("pml_ext.training.launch.Run", Counted)
+    monkeypatch.setattr("pml_ext.launch.launch.Run", Counted)
     epochs = 3
     overrides = [o for o in QUICK if "sampler" not in o] + ["sampler={name = 'shuffle', batch_size = 64}"]
     overrides += ["evaluation.validation=0.2", "evaluation.select=map_at_r"]

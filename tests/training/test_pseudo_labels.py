@@ -11,9 +11,9 @@ import pml_ext
 from pml_ext import registry
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
+from pml_ext.launch.launch import train
 from pml_ext.recipe import load_recipes
 from pml_ext.training import run_data
-from pml_ext.training.launch import train
 
 from ..overrides import typed
 
@@ -61,7 +61,7 @@ def looked(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch, registry.isolated():
         pml_ext.register(Looking, name="looking")
-        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
         train("cbml/digits", out=folder / "true", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
         epochs = list(Looking.epochs)
         patch.setattr(run_data, "build_dataset", garbled)

@@ -7,9 +7,9 @@ from pytorch_metric_learning.utils import common_functions
 from pytorch_metric_learning.utils.logging_presets import HookContainer
 
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
+from pml_ext.records.recorder import Records
 from pml_ext.training.engine import Step
 from pml_ext.training.recorded_values import RecordedValues
-from pml_ext.training.records import Records
 
 from .written_records import tables
 

@@ -12,9 +12,9 @@ import pml_ext
 from pml_ext import Hierarchy, SharedLabel, WithRelation
 from pml_ext.data import LabeledImages, folder, table
 from pml_ext.errors import ConfigError, DataError
+from pml_ext.launch.launch import train
 from pml_ext.recipe import build_loss, load_recipes, loss_context, schema
 from pml_ext.relations import RELATIONS
-from pml_ext.training.launch import train
 from pml_ext.training.samplers import build_sampler
 
 from ..overrides import typed

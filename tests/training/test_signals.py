@@ -10,7 +10,8 @@ import time
 import pytest
 
 from pml_ext.errors import StoppedError
-from pml_ext.training import launch, signals
+from pml_ext.launch import launch
+from pml_ext.training import signals
 
 from ..overrides import typed
 
@@ -130,7 +131,7 @@ def test_a_signal_ends_a_run_in_every_phase(tmp_path, monkeypatch, pml_ext_comma
     out = tmp_path / "out"
     line = ["train", "cbml/digits", "--out", str(out), "--device", "cpu", *(f"--set={each}" for each in TINY)]
     if phase == "reading last.pt":
-        monkeypatch.setattr("pml_ext.training.results.metrics_after", interrupting(lambda *_: {}))
+        monkeypatch.setattr("pml_ext.results.finish.metrics_after", interrupting(lambda *_: {}))
         assert pml_ext_command(*line).returncode == 128 + signal.SIGTERM
         line.append("--resume")
     monkeypatch.setattr(PHASES[phase], interrupting(pkgutil.resolve_name(PHASES[phase])))

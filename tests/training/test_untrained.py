@@ -3,8 +3,8 @@
 import pytest
 
 from pml_ext.errors import ConfigError
-from pml_ext.training.launch import train
-from pml_ext.training.verdict import delivered_phase, shown_phases
+from pml_ext.launch.launch import train
+from pml_ext.results.verdict import delivered_phase, shown_phases
 
 from ..overrides import typed
 from .whole_runs import Ear

@@ -8,8 +8,9 @@ import pytest
 
 from pml_ext.errors import DataError
 from pml_ext.recipe import load_recipe
+from pml_ext.records.history import RunHistory
+from pml_ext.results.finish import finish
 from pml_ext.training.checks import check_validation
-from pml_ext.training.history import RunHistory
 from pml_ext.training.loop import train_run
 from pml_ext.training.run import Run
 from pml_ext.training.validation import validate
@@ -42,7 +43,7 @@ def test_validates_every_second_epoch_and_the_last(tmp_path):
         ),
     )
     run = Run(recipe, "cbml/digits", tmp_path / "run", 0, "cpu")
-    train_run(run, after_validation=lambda epoch, best: seen.append((epoch, best)))
+    train_run(run, finish, after_validation=lambda epoch, best: seen.append((epoch, best)))
     assert [epoch for epoch, _ in seen] == [2, 3]
     assert all(0 <= best <= 1 for _, best in seen)
     assert seen[1][1] >= seen[0][1]  # the best value so far
@@ -57,7 +58,7 @@ def test_validation_classes_of_one_image_choose_nothing(tmp_path):
     _, first = np.unique(images.labels, return_index=True)
     run.splits["validation"] = images.subset(first)
     with pytest.raises(DataError, match="no class has two of the 3 images to validate with, .* leave out evaluation"):
-        train_run(run)
+        train_run(run, finish)
 
 
 def test_an_epoch_whose_metric_is_nan_is_named(monkeypatch):

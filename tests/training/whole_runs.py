@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from pml_ext.training.launch import train
+from pml_ext.launch.launch import train
 
 from ..overrides import typed
 

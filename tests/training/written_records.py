@@ -6,8 +6,8 @@ from contextlib import closing
 
 from record_keeper import RecordWriter
 
-from pml_ext.training.records import Records
-from pml_ext.training.trackers import TensorBoard
+from pml_ext.records.recorder import Records
+from pml_ext.records.trackers import TensorBoard
 
 from ..faults import events
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext.training.launch import execute
+from pml_ext.launch.launch import execute
 from pml_ext_compare import runs
 from pml_ext_compare.executors import Executor
 
@@ -45,7 +45,7 @@ def begun(monkeypatch):
 def here(tmp_path_factory):
     """The metrics of two runs that were done one after the other in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
         return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
 
 

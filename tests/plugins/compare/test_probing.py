@@ -27,7 +27,7 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
         trained.append(run.folder)
         return train_run(run, resume)
 
-    monkeypatch.setattr("pml_ext.training.launch.train_run", counted)
+    monkeypatch.setattr("pml_ext.launch.launch.train_run", counted)
     for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
         photos = f"folder:{tmp_path / 'photos'}"

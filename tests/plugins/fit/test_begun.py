@@ -8,7 +8,7 @@ import pytest
 from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext.files import locked_folder
 from pml_ext.files.checksums import replace_file
-from pml_ext.training import launch
+from pml_ext.launch import launch
 from pml_ext_fit import begun, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.commands import fit

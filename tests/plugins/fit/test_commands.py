@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from pml_ext.errors import ConfigError, DataError, NothingToLearnError
 from pml_ext.files import read_json
-from pml_ext.training.finished import tables_of_run
+from pml_ext.records.run_files import tables_of_run
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import LastBlocks
 from pml_ext_fit.commands import fit

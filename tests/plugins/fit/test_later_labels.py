@@ -8,7 +8,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.files import read_json
-from pml_ext.training.finished import tables_of_run
+from pml_ext.records.run_files import tables_of_run
 from pml_ext_fit import folder_runs
 from pml_ext_fit.commands import fit
 from pml_ext_fit.later_labels import labeled_table

@@ -11,7 +11,7 @@ from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext.files import read_json
 from pml_ext.recipe import load_recipe, overrides_of
-from pml_ext.training.finished import tables_of_run
+from pml_ext.records.run_files import tables_of_run
 from pml_ext_fit import fine_tuning, folder_runs, selection
 from pml_ext_fit.candidates import FeaturesOfImages, LastBlocks
 from pml_ext_fit.commands import fit

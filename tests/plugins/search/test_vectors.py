@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.training.launch import train
+from pml_ext.launch.launch import train
 from pml_ext_search.vectors import VectorEmbedder
 
 from ...overrides import typed

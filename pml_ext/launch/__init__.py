@@ -1,0 +1,1 @@
+"""Runs of a recipe: planned, started one after the other, resumed."""

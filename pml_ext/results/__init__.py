@@ -1,0 +1,1 @@
+"""What is written afterwards: metrics, report, export; and the trained network, loaded again."""

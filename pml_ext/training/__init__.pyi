@@ -1,9 +1,0 @@
-from . import activations as activations
-from . import signals as signals
-from .launch import FailedRunsError as FailedRunsError
-from .launch import draw_report as draw_report
-from .launch import train as train
-from .listener import Listener as Listener
-from .loop import train_run as train_run
-from .run import Run as Run
-from .summary import summarize as summarize
