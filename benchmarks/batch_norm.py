@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext import keep_freed_memory
-from pml_ext.recipe import load_recipe
-from pml_ext.training.evaluation import evaluate_split
-from pml_ext.training.loop import train_run
-from pml_ext.training.run import Run
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.training.evaluation import evaluate_split
+from pml_ext_train.training.loop import train_run
+from pml_ext_train.training.run import Run
 
 RECIPE = "fit/photographs-pretrained"
 METRIC = "map_at_r"

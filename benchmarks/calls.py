@@ -79,7 +79,7 @@ def count_command(*arguments: str, until: str = "") -> Calls:
     calls = Calls(until)
     sys.argv = ["pml-ext", *arguments]
     with contextlib.suppress(SystemExit, FirstEquation), calls:
-        from pml_ext.cli import main
+        from pml_ext_train.cli import main
 
         main()
     return calls

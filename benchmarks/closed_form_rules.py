@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sklearn import datasets
 from torch import Tensor
 
-from pml_ext.tool import RetrievalAccuracyCalculator
+from pml_ext.evaluation import RetrievalAccuracyCalculator
 from pml_ext_fit.closed_forms import CLOSED_FORMS, coordinates
 from pml_ext_fit.decision import Scored, best_of
 from pml_ext_fit.folds import folds_of

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.exc import Unsupported
 
 from pml_ext import registry
-from pml_ext.cli.benchmark import Shape
+from pml_ext_train.cli.benchmark import Shape
 
 SHAPES = (Shape(32, 64, 4), Shape(120, 512, 4), Shape(1024, 512, 4), Shape(4096, 512, 4))
 LOSSES = ("cbml", "angular", "n-pair", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")

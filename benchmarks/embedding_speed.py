@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.data import read_image
-from pml_ext.launch.launch import train
+from pml_ext_train.data import read_image
+from pml_ext_train.launch.launch import train
 from pml_ext_search.collection import Collection
 from pml_ext_search.reading import list_folder
 from pml_ext_search.trained import TrainedRun

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from pml_ext import CBMLLoss
-from pml_ext.launch.profile import profile_recipe
+from pml_ext_train.launch.profile import profile_recipe
 
 IMAGES = 20_000
 CLASSES = 400

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from pml_ext.data import LabeledImages, build_transforms, prepare
-from pml_ext.training.loader import WorkerDataset
+from pml_ext_train.data import LabeledImages, build_transforms, prepare
+from pml_ext_train.training.loader import WorkerDataset
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PASSES = 9

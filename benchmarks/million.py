@@ -30,8 +30,8 @@ CLASSES = 1000
 
 def made_up_run(place: Path, size: int) -> Path:
     """A run of a small network, trained for seconds."""
-    from pml_ext.launch.launch import train
-    from pml_ext.results import finish as results
+    from pml_ext_train.launch.launch import train
+    from pml_ext_train.results import finish as results
 
     real = results.write_run_report
     results.write_run_report = lambda *_: None

@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pml_ext.data import Pipeline, Steps, build_transforms, read_image
-from pml_ext.networks.trunks import builtin_trunk
+from pml_ext_train.data import Pipeline, Steps, build_transforms, read_image
+from pml_ext_train.networks.trunks import builtin_trunk
 
 SIZES = ((515, 640), (900, 701), (1025, 1030), (1600, 1200), (2049, 2055), (2048, 1536), (4000, 2668), (6001, 4003))
 NETWORKS = ((160, 160), (224, 256))  # pixels of the input, and of the shorter side before the crop

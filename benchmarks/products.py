@@ -81,11 +81,11 @@ def run(place, images, classes, workers, training_images):
     """Train a network and compare the seconds of its tests with a bare loop."""
     import torch
 
-    from pml_ext.data import image_sets
-    from pml_ext.data.published import Count
-    from pml_ext.launch.launch import train
-    from pml_ext.results import finish as results
-    from pml_ext.training import evaluation, validation
+    from pml_ext_train.data import image_sets
+    from pml_ext_train.data.published import Count
+    from pml_ext_train.launch.launch import train
+    from pml_ext_train.results import finish as results
+    from pml_ext_train.training import evaluation, validation
 
     torch.set_num_threads(1)
     counts = {"train": Count(images, classes), "test": Count(images, classes)}

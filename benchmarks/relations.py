@@ -22,7 +22,7 @@ from pml_ext import (
     TiledMultiSimilarityLoss,
     TiledSupConLoss,
 )
-from pml_ext.networks.trunks import convnet
+from pml_ext_train.networks.trunks import convnet
 
 METRICS = ("both_at_1", "mean_average_precision_at_r", "ndcg_at_10")
 LOSSES = (CBMLLoss, TiledMultiSimilarityLoss, TiledContrastiveLoss, TiledSupConLoss, BatchAllTripletLoss)

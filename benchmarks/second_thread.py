@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_ext import registry
-from pml_ext.cli.benchmark import FLOOR, Shape, floor
+from pml_ext_train.cli.benchmark import FLOOR, Shape, floor
 
 _LEAST = 0.002  # share of a step, below which an operator has no row
 

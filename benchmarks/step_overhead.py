@@ -24,12 +24,12 @@ from torch.utils.data import DataLoader
 
 import pml_ext
 from pml_ext.distributed.devices import read_numbers
-from pml_ext.recipe import load_recipe
-from pml_ext.training.batches import draw
-from pml_ext.training.checkpointing import Checkpointer
-from pml_ext.training.loop import train_epoch
-from pml_ext.training.recording import open_records
-from pml_ext.training.run import Run
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.training.batches import draw
+from pml_ext_train.training.checkpointing import Checkpointer
+from pml_ext_train.training.loop import train_epoch
+from pml_ext_train.training.recording import open_records
+from pml_ext_train.training.run import Run
 
 FEW = 4
 MANY = 14

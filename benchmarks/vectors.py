@@ -52,8 +52,8 @@ def made_up_vectors(place: Path, count: int, size: int) -> Path:
 
 def trained_run(place: Path) -> Path:
     """Train a head on the small file, without a report."""
-    from pml_ext.launch.launch import train
-    from pml_ext.results import finish as results
+    from pml_ext_train.launch.launch import train
+    from pml_ext_train.results import finish as results
 
     real = results.write_run_report
     results.write_run_report = lambda *_: None

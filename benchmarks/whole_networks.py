@@ -49,8 +49,8 @@ def measure(trunk: str, size: int, batch: int, batches: int, threads: int, kind:
     import torch
 
     from pml_ext import keep_freed_memory
-    from pml_ext.recipe.build import build_trunk
-    from pml_ext.recipe.schema import NamedTable
+    from pml_ext_train.recipe.build import build_trunk
+    from pml_ext_train.recipe.schema import NamedTable
 
     if threads:
         torch.set_num_threads(threads)

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from pml_ext import load_run
-from pml_ext.tool import train
+from pml_ext_train.launch import train
 
 with tempfile.TemporaryDirectory() as work:
     digits = load_digits()

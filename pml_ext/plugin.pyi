@@ -101,13 +101,13 @@ from .settings import check_number as check_number
 from .settings import check_tile_size as check_tile_size
 
 # data sets, clustering, figures, trackers and stores
-from .data import DataSplits as DataSplits
-from .data import LabeledImages as LabeledImages
+from pml_ext_train.data import DataSplits as DataSplits
+from pml_ext_train.data import LabeledImages as LabeledImages
 from .evaluation import kmeans as kmeans
-from .files import write_atomically as write_atomically
-from .report import figures as figures
-from .retrieval.stores import Rows as Rows
-from .retrieval.stores import SearchFilter as SearchFilter
-from .retrieval.stores import SearchResult as SearchResult
-from .retrieval.stores import Store as Store
-from .records.trackers import Tracker as Tracker
+from pml_ext_train.files import write_atomically as write_atomically
+from pml_ext_train.report import figures as figures
+from pml_ext_train.retrieval.stores import Rows as Rows
+from pml_ext_train.retrieval.stores import SearchFilter as SearchFilter
+from pml_ext_train.retrieval.stores import SearchResult as SearchResult
+from pml_ext_train.retrieval.stores import Store as Store
+from pml_ext_train.records.trackers import Tracker as Tracker

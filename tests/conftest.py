@@ -91,7 +91,7 @@ def pml_ext_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``pml-ext ARGUMENTS`` in this process, which saves the start of one: its exit code and what it wrote."""
-    from pml_ext.cli import main
+    from pml_ext_train.cli import main
 
     def run(*given: object, **environment: str) -> subprocess.CompletedProcess[str]:
         arguments = [*map(str, given)]
@@ -115,7 +115,7 @@ def pml_ext_command(
 def without_report() -> Iterator[None]:
     """Runs draw no report, which takes most of the time of a short one."""
     with pytest.MonkeyPatch.context() as patch:  # of its own, which a test's undo() leaves alone
-        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         yield
 
 
@@ -151,11 +151,11 @@ def runs(make_once: Callable[[str, Callable[[Path], Any]], tuple[Path, Any]]) ->
 
 
 def _train_two(place: Path) -> None:
-    from pml_ext.launch.launch import train
+    from pml_ext_train.launch.launch import train
 
     quick = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         for name, seed in (("one", 0), ("other", 1)):
             train("triplets/digits", out=place / name, seed=seed, overrides=typed(quick), device="cpu")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pml_ext.recipe import Override, parse_override
+from pml_ext_train.recipe import Override, parse_override
 
 
 def typed(texts: Iterable[str | Override]) -> list[Override]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pml_ext.testing
-from pml_ext.cli.scaffold import new_plugin
+from pml_ext_train.cli.scaffold import new_plugin
 from pml_ext.testing import check_component
 from pml_ext.testing.checks import CHECKS
 from pml_ext.testing.contracts import CONTRACTS

@@ -60,7 +60,7 @@ def text(statement):
     return ""
 
 modules = [m.name for m in pkgutil.walk_packages(pml_ext.__path__, "pml_ext.", onerror=lambda name: None)]
-modules = [name for name in modules if not name.startswith("pml_ext.cli.") and name != "pml_ext.__main__"]
+modules = [name for name in modules if not name.startswith("pml_ext_train.cli.") and name != "pml_ext.__main__"]
 answers = {name: text(f"from pml_ext import {name}") for name in dir(pml_ext)}
 print(json.dumps({**answers, **{name: text(f"import {name}") for name in modules}}))
 """
@@ -107,7 +107,7 @@ def test_no_plugin_of_ours_is_broken_without_extras(bare_process):
 
 
 def test_a_missing_extra_is_named(bare):
-    for name in ("load_run", "pml_ext.training", "pml_ext.report.figures"):
+    for name in ("load_run", "pml_ext_train.training", "pml_ext_train.report.figures"):
         text = r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. Type: pip install "
         assert re.fullmatch(text + r'"pml-ext\[train\]"', bare[name]), f"{name}: {bare[name]}"
     assert {name: text for name, text in bare.items() if text and not text.startswith("MissingExtraError: ")} == {}

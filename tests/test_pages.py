@@ -10,8 +10,8 @@ import typer
 from pytorch_metric_learning import losses
 
 from pml_ext import registry
-from pml_ext.cli.app import app_for
-from pml_ext.launch.launch import train
+from pml_ext_train.cli.app import app_for
+from pml_ext_train.launch.launch import train
 
 from .overrides import typed
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pml_ext import plugin, tool
-from pml_ext.cli.scaffold import new_plugin
+from pml_ext_train.cli.scaffold import new_plugin
 from pml_ext.plugin import RunView
-from pml_ext.recipe import load_recipes
-from pml_ext.training.run import Run
+from pml_ext_train.recipe import load_recipes
+from pml_ext_train.training.run import Run
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,7 +83,7 @@ def test_a_run_is_what_components_are_promised(tmp_path):
 @pytest.mark.parametrize(("door", "known"), [("plugin", {*dir(plugin)}), ("tool", {*dir(tool)})])
 def test_every_name_of_a_door_is_used_by_a_plugin_or_shown_to_authors(door, known):
     used: set[str] = set()
-    for folder in ("plugins", "examples", "pml_ext/cli/templates"):
+    for folder in ("plugins", "examples", "plugins/pml_ext_train/cli/templates"):
         for file in (ROOT / folder).rglob("*.[pj]*"):
             if file.suffix in (".py", ".jinja"):
                 for names in re.findall(rf"from pml_ext\.{door} import (\([^)]*\)|.*)", file.read_text("utf-8")):

@@ -10,7 +10,7 @@ import pytest
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.launch.launch import train
+from pml_ext_train.launch.launch import train
 
 from .overrides import typed
 

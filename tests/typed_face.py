@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import pml_ext
-import pml_ext.data
+import pml_ext_train.data
 import pml_ext.registry.components
 import pml_ext_search
 from pml_ext import CBMLLoss
@@ -59,4 +59,4 @@ from pml_ext import NoSuchLoss  # type: ignore[attr-defined]  # noqa: E402, F401
 def of_a_run(run: RunView, splits: DataSplits) -> None:
     """The view of a run, and what needs an extra."""
     assert_type(run.embeddings("test"), Tensor)
-    assert_type(splits, pml_ext.data.DataSplits)
+    assert_type(splits, pml_ext_train.data.DataSplits)

@@ -9,16 +9,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pml_ext.tool import (
-    ConfigError,
-    DataError,
-    PmlExtError,
-    SearchService,
-    composed,
-    path_bytes,
-    service,
-    shortened,
-)
+from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
+from pml_ext_train.retrieval import SearchService
+from pml_ext_train.files import composed, path_bytes
+from pml_ext.registry import service
 
 from .collection import BrowsedRun
 

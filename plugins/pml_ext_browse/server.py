@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from pml_ext.tool import ConfigError, DataError, PmlExtError, StoppedError, handle_signals, needs_extra, shortened
+from pml_ext.errors import ConfigError, DataError, PmlExtError, StoppedError, needs_extra, shortened
+from pml_ext_train.training import handle_signals
 
 from .collection import BrowsedRun
 from .page import CARDS, Page

@@ -7,7 +7,8 @@ import secrets
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pml_ext.tool import DataError, TooManyPixelsError, open_image, shortened, thumbnail
+from pml_ext.errors import DataError, TooManyPixelsError, shortened
+from pml_ext_train.data import open_image, thumbnail
 
 from .collection import jpeg
 

@@ -10,21 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option
 
-from pml_ext.tool import (
-    AsJson,
-    ConfigError,
-    DataFolder,
-    OnDevice,
-    Overrides,
-    Progress,
-    RayAddress,
-    print_json,
-    print_result,
-    say,
-)
+from pml_ext_train.cli import AsJson, DataFolder, OnDevice, Overrides, Progress, RayAddress, print_json, print_result, say
+from pml_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pml_ext.tool import Override, Recipe
+    from pml_ext_train.recipe import Override, Recipe
 
     from .executors import Executor
     from .groups import Group
@@ -245,7 +235,7 @@ class _Options:
             begin = functools.partial(progress.begin, "trials")
             return tuned(studies, executor, progress.on_progress, self.device, self.data, begin)
 
-        from pml_ext.tool import load_recipes
+        from pml_ext_train.recipe import load_recipes
 
         recipes: dict[str, Recipe] = {}
         for name in self.recipes:
@@ -296,7 +286,7 @@ def probe(
         pml-ext probe photographs --trunks convnet,timm/resnet18=DEFAULT
         pml-ext probe photographs --trunks timm/resnet18=DEFAULT --head cbml/frozen
     """
-    from pml_ext.tool import choose_device, keep_freed_memory
+    from pml_ext.distributed import choose_device, keep_freed_memory
 
     from .probing import COLUMNS, rows_of_all
     from .probing import probe as probe_trunks

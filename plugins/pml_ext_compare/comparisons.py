@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext.tool import ConfigError, is_known_metric, percent, phases_of, title_of
+from pml_ext.errors import ConfigError
+from pml_ext.evaluation import is_known_metric, title_of
+from pml_ext_train.report import percent
+from pml_ext_train.records import phases_of
 
 from .groups import Group
 from .statistics import (

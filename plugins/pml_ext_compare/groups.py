@@ -12,18 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pml_ext.tool import (
-    ConfigError,
-    DamagedError,
-    DataError,
-    check_unchanged,
-    flat,
-    one_line,
-    paper_values,
-    read_metrics,
-    read_toml,
-    shortened,
-)
+from pml_ext.errors import ConfigError, DataError, one_line, shortened
+from pml_ext_train.files import DamagedError, read_toml
+from pml_ext_train.records import check_unchanged, read_metrics
+from pml_ext_train.recipe import flat, paper_values
 
 RECIPE_FILE = "recipe.toml"
 METRICS_FILE = "metrics.json"  # a run that has it is finished

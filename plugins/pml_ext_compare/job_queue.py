@@ -8,11 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
-from pml_ext.tool import (
-    ConfigError,
-    StoppedError,
-    handle_signals,
-)
+from pml_ext.errors import ConfigError, StoppedError
+from pml_ext_train.training import handle_signals
 
 from .executors import ATTEMPTS, POLL, Executor
 from .jobs import Job, JobResult, OnProgress

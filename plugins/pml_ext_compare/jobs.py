@@ -6,12 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pml_ext.tool import (
-    PmlExtError,
-    StoppedError,
-    handle_signals,
-    one_line,
-)
+from pml_ext.errors import PmlExtError, StoppedError, one_line
+from pml_ext_train.training import handle_signals
 
 ReportProgress = Callable[[float | str], None]  # gets the share of a job that is done (0 to 1), or a message
 

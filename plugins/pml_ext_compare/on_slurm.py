@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import (
-    ConfigError,
-    needs_extra,
-)
+from pml_ext.errors import ConfigError, needs_extra
 
 from .executors import POLL, Executor
 from .jobs import Job, JobResult, OnProgress, run_job

@@ -5,11 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import (
-    mean_and_std,
-    print_table,
-    stdout,
-)
+from pml_ext_train.cli import mean_and_std, print_table, stdout
 
 
 def print_comparison(result: dict[str, Any], page: Path | None) -> None:
@@ -29,7 +25,7 @@ def print_comparison(result: dict[str, Any], page: Path | None) -> None:
 
 
 def _print_rows(result: dict[str, Any]) -> None:
-    from pml_ext.tool import title_of
+    from pml_ext.evaluation import title_of
 
     from .tables import best_first
 
@@ -53,7 +49,7 @@ def _print_rows(result: dict[str, Any]) -> None:
 
 
 def _print_differences(result: dict[str, Any]) -> None:
-    from pml_ext.tool import title_of
+    from pml_ext.evaluation import title_of
 
     metrics = result["metrics"]
     columns = [f"difference from {result['differences_from']}", "pairs"]

@@ -11,29 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from markupsafe import Markup
 
-from pml_ext.tool import (
-    ConfigError,
-    Listener,
-    Override,
-    ReportFigure,
-    ReportTable,
-    build_dataset,
-    build_network,
-    choose_device,
-    load_recipe,
-    named_trunk,
-    open_run,
-    overrides_of,
-    percent,
-    preprocessing_of,
-    render,
-    spread,
-    title_of,
-    train,
-    write_csv,
-    write_json,
-    write_text,
-)
+from pml_ext.errors import ConfigError
+from pml_ext_train.training import Listener, open_run
+from pml_ext_train.recipe import Override, build_dataset, build_network, load_recipe, overrides_of, preprocessing_of
+from pml_ext_train.report import ReportFigure, ReportTable, percent, render
+from pml_ext.distributed import choose_device
+from pml_ext_train.networks import named_trunk
+from pml_ext_train.records import spread, write_csv
+from pml_ext.evaluation import title_of
+from pml_ext_train.launch import train
+from pml_ext_train.files import write_json, write_text
 
 from .runs import slug
 from .statistics import paired_difference
@@ -92,8 +79,8 @@ def probe(
 
     Finished runs in ``out`` are reused, and features of earlier comparisons come from the cache. ``data_set`` is
     ``folder:PATH``, ``table:FILE.csv`` or a data set's name; trunks are ``NAME``, ``NAME=WEIGHTS`` and all else that
-    :func:`pml_ext.tool.named_trunk` reads; ``head`` is the recipe of a head to train ``seeds`` times on
-    each trunk. The other arguments are those of :func:`pml_ext.tool.train`. ``out`` gets the runs, ``probe.json``,
+    :func:`pml_ext_train.networks.named_trunk` reads; ``head`` is the recipe of a head to train ``seeds`` times on
+    each trunk. The other arguments are those of :func:`pml_ext_train.launch.train`. ``out`` gets the runs, ``probe.json``,
     ``.csv`` and ``.html``.
 
     ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.

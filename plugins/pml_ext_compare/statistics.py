@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from pml_ext.tool import counted
+from pml_ext.errors import counted
 
 LEVEL = 0.05  # of the tests; intervals cover 1 - LEVEL
 POWER = 0.8

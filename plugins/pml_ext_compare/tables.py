@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pml_ext.tool import SMALLER_IS_BETTER, ReportTable, percent, title_of
+from pml_ext.evaluation import SMALLER_IS_BETTER, title_of
+from pml_ext_train.report import ReportTable, percent
 
 _LATEX_ESCAPES = {
     "&": r"\&",

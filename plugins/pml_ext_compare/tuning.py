@@ -7,13 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import (
-    ConfigError,
-    Override,
-    Recipe,
-    load_recipes,
-    ranges_of,
-)
+from pml_ext.errors import ConfigError
+from pml_ext_train.recipe import Override, Recipe, load_recipes, ranges_of
 
 from .executors import Executor
 from .groups import Group

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pml_ext.plugin import Command, hookimpl, packaged
 
 if TYPE_CHECKING:
-    from pml_ext.tool import FitService
+    from pml_ext_train.retrieval import FitService
 
 pml_ext_recipes, _ = packaged("pml_ext_fit")
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pml_ext.tool import TotalWhitening, WithinClassWhitening
+from pml_ext.whitening import TotalWhitening, WithinClassWhitening
 
 from .settings import Settings
 

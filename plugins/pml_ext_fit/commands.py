@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from pml_ext.plugin import ConfigError, DataError
-from pml_ext.tool import AsJson, DataFolder, NothingToLearnError, OnDevice, Overrides, Progress, process_number
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.cli import AsJson, DataFolder, OnDevice, Overrides, Progress, process_number
+from pml_ext.errors import NothingToLearnError
 
 from .fitting import FitOptions, Fitting, Told, check_used, what_to_train
 
 if TYPE_CHECKING:
-    from pml_ext.tool import Override
+    from pml_ext_train.recipe import Override
 
     from .trunk import Trunk
 
@@ -90,7 +91,9 @@ def fit(
         pml-ext fit photographs
         pml-ext fit vectors.npz --out runs/vectors
     """
-    from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_results, restarted
+    from pml_ext_train.launch import QUICK, restarted
+    from pml_ext.distributed import choose_device, keep_freed_memory
+    from pml_ext_train.cli import print_results
 
     from .unlabeled import has_no_labels
 
@@ -133,7 +136,7 @@ def fit(
 
 def _named_trunk(text: str, place: Path, told: Told) -> Trunk:
     """Return the trunk that ``--trunk`` names, and say in a line what is known of it."""
-    from pml_ext.tool import is_vector_file
+    from pml_ext_train.data import is_vector_file
 
     from .images import is_table
     from .trunk import trunk_named
@@ -147,7 +150,8 @@ def _named_trunk(text: str, place: Path, told: Told) -> Trunk:
 
 def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Progress) -> list[dict[str, Any]]:
     """Fit a head to kept features of a folder by a table of classes, and index the folder by it."""
-    from pml_ext.tool import QUICK, num_processes
+    from pml_ext_train.launch import QUICK
+    from pml_ext.distributed import num_processes
 
     from . import folder_runs
     from .later_labels import labeled_table
@@ -196,7 +200,7 @@ def _without_labels(place: Path, options: FitOptions, bar: Progress) -> list[dic
 
 def _train(fitting: Fitting, options: FitOptions, told: Told) -> list[dict[str, Any]]:
     """Train and test; return the contents of ``metrics.json``, with the run's folder."""
-    from pml_ext.tool import train
+    from pml_ext_train.launch import train
 
     return train(
         fitting.recipe,
@@ -220,7 +224,9 @@ def _delivered_as_they_are(fitting: Fitting, folder: Path, told: Told) -> Fittin
 
     Its files are removed. What is written about the choice goes on after a kill.
     """
-    from pml_ext.tool import locked, overrides_of, remove_run
+    from pml_ext_train.launch import locked
+    from pml_ext_train.recipe import overrides_of
+    from pml_ext_train.records import remove_run
 
     from . import begun
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pml_ext.plugin import DataSplits
+from pml_ext_train.data import DataSplits
 
 from .candidates import FeaturesOfImages, LastBlocks
 from .folds import Folds

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pml_ext.plugin import ConfigError
-from pml_ext.tool import Override, Recipe, load_recipe, overrides_of
+from pml_ext.errors import ConfigError
+from pml_ext_train.recipe import Override, Recipe, load_recipe, overrides_of
 
 from .candidates import SMALL, Choice, SmallNetwork
 from .framing import framing_of

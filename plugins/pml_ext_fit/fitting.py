@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pml_ext.plugin import ConfigError
-from pml_ext.tool import CHOICE, Progress, flat, process_number, tables_of
+from pml_ext.errors import ConfigError
+from pml_ext_train.records import CHOICE
+from pml_ext_train.cli import Progress, process_number
+from pml_ext_train.recipe import flat, tables_of
 
 if TYPE_CHECKING:
-    from pml_ext.tool import Override
+    from pml_ext_train.recipe import Override
 
     from .candidates import Choice
     from .images import OwnImages
@@ -91,7 +93,7 @@ def check_used(place: Path, options: FitOptions, why: str) -> None:
 
 def what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return the recipe that somebody's data get, and the settings that fit the data."""
-    from pml_ext.tool import is_vector_file
+    from pml_ext_train.data import is_vector_file
 
     from .images import is_table
 
@@ -103,7 +105,8 @@ def what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
 
 def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
-    from pml_ext.tool import load_recipe, num_processes, overrides_of
+    from pml_ext_train.recipe import load_recipe, overrides_of
+    from pml_ext.distributed import num_processes
 
     from . import begun, selection
     from .vectors import RECIPE, describe_vectors
@@ -138,7 +141,7 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
 
 def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
-    from pml_ext.tool import overrides_of
+    from pml_ext_train.recipe import overrides_of
 
     from . import fine_tuning, selection
     from .candidates import SmallNetwork, features_as_they_are
@@ -189,7 +192,8 @@ def _begun_for_images(
     folder: Path, images: OwnImages, options: FitOptions, told: Told, pretrained: bool
 ) -> Fitting | None:
     """Return what the run in a folder trains, with the trunk that it was begun with; None without a run."""
-    from pml_ext.tool import RECIPE, flat, load_recipe
+    from pml_ext_train.records import RECIPE
+    from pml_ext_train.recipe import flat, load_recipe
 
     from . import begun, fine_tuning
     from .candidates import features_as_they_are
@@ -235,7 +239,8 @@ def _chosen_by_trials(
 
     ``check`` refuses before the trials whatever would be refused after them.
     """
-    from pml_ext.tool import check_folder, default_folder, load_recipe, overrides_of
+    from pml_ext_train.launch import check_folder, default_folder
+    from pml_ext_train.recipe import load_recipe, overrides_of
 
     from . import begun, fine_tuning
     from .trials import Workplace

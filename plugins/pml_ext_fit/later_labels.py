@@ -14,24 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pml_ext.plugin import ConfigError, DataError
-from pml_ext.tool import (
-    CLUSTERS_COLUMNS,
-    Override,
-    as_spelled,
-    build_dataset,
-    choose_device,
-    flat,
-    is_empty,
-    load_recipe,
-    overrides_of,
-    preprocessing_of,
-    read_rows,
-    table_text,
-    tables_of,
-    tables_of_run,
-    write_text,
-)
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.data import CLUSTERS_COLUMNS, is_empty, read_rows, table_text
+from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
+from pml_ext_train.files import as_spelled, write_text
+from pml_ext.distributed import choose_device
+from pml_ext_train.records import tables_of_run
 
 from . import folder_runs
 from .framing import CUTS, SQUASH
@@ -41,7 +29,7 @@ from .trunk import LITE0, SMALL_NETWORK, Trunk, trunk_of_table
 from .unlabeled import IMAGES, unlabeled_settings
 
 if TYPE_CHECKING:
-    from pml_ext.tool import EmbeddingListener
+    from pml_ext_train.retrieval import EmbeddingListener
 
 FRAMING = (*CUTS, SQUASH)
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from pml_ext.plugin import ConfigError, DataError
-from pml_ext.tool import DataTable, Override, build_dataset, name_or_value, problem_of, tables_of
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.recipe import DataTable, Override, build_dataset, name_or_value, problem_of, tables_of
 
 if TYPE_CHECKING:
-    from pml_ext.plugin import DataSplits, LabeledImages
+    from pml_ext_train.data import DataSplits, LabeledImages
 
     from .settings import Settings
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pml_ext.tool import RetrievalAccuracyCalculator
+from pml_ext.evaluation import RetrievalAccuracyCalculator
 
 
 @dataclass(frozen=True)

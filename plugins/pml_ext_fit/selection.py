@@ -17,19 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pml_ext.plugin import ConfigError, DataSplits, LabeledImages
-from pml_ext.tool import (
-    MissingExtraError,
-    Override,
-    build_dataset,
-    flat,
-    import_tracker,
-    load_recipe,
-    overrides_of,
-    prepare,
-    preprocessing_of,
-    tables_of,
-)
+from pml_ext.errors import ConfigError
+from pml_ext_train.data import DataSplits, LabeledImages
+from pml_ext.errors import MissingExtraError
+from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
+from pml_ext_train.records import import_tracker
+from pml_ext_train.data import prepare
 
 from . import vector_candidates
 from .candidates import (

@@ -8,19 +8,9 @@ from typing import Any
 
 from torch.nn import Module
 
-from pml_ext.plugin import ConfigError
-from pml_ext.tool import (
-    HF,
-    build_trunk,
-    image_size_of,
-    last_blocks,
-    load_recipe,
-    named_trunk,
-    output_size,
-    overrides_of,
-    pretrained_images,
-    read_tables,
-)
+from pml_ext.errors import ConfigError
+from pml_ext_train.networks import HF, image_size_of, last_blocks, named_trunk, output_size, pretrained_images
+from pml_ext_train.recipe import build_trunk, load_recipe, overrides_of, read_tables
 
 from .framing import DEFAULT, SMALL_SIDE, Framing
 from .settings import Settings
@@ -84,7 +74,7 @@ _OURS = {"name": LITE0.name, "weights": "imagenet"}
 def trunk_named(text: str) -> Trunk:
     """Return the trunk that ``--trunk`` names, whose weights are loaded and measured on images of zeros.
 
-    ConfigError for one that cannot be had; see :func:`pml_ext.tool.named_trunk`.
+    ConfigError for one that cannot be had; see :func:`pml_ext_train.networks.named_trunk`.
     """
     return trunk_of_table(named_trunk(text))
 

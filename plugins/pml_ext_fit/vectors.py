@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pml_ext.plugin import DataError, LabeledImages
-from pml_ext.tool import VECTORS, Override, VectorFile, read_tables, read_vectors
+from pml_ext.errors import DataError
+from pml_ext_train.data import LabeledImages
+from pml_ext_train.recipe import VECTORS, Override, read_tables
+from pml_ext_train.data import VectorFile, read_vectors
 
 from .candidates import NOTHING_TO_LEARN, Choice
 from .own_data import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pml_ext.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from pml_ext.tool import PartsService
+    from pml_ext_train.retrieval import PartsService
 
 
 @hookimpl

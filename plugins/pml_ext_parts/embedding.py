@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pml_ext.tool import EmbeddedRows, FileEmbedder, FileStat, Vectors
+from pml_ext_train.retrieval import EmbeddedRows, FileEmbedder, Vectors
+from pml_ext_train.files import FileStat
 
 from .listing import BATCH
 from .segments import Segment, Work

@@ -6,20 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pml_ext.tool import (
-    IMAGE_ENDINGS,
-    MISSING,
-    SYSTEM_FOLDER,
-    DataError,
-    FileStat,
-    ImageListing,
-    file_stat,
-    is_inside,
-    is_system_folder,
-    needs_extra,
-    one_line,
-    shortened,
-)
+from pml_ext_train.data import IMAGE_ENDINGS, SYSTEM_FOLDER, is_system_folder
+from pml_ext_train.files import MISSING, FileStat, file_stat, is_inside
+from pml_ext.errors import DataError, needs_extra, one_line, shortened
+from pml_ext_train.retrieval import ImageListing
 
 from .segments import Segment, Work, filesystem
 

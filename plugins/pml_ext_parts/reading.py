@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import DataError, EmbeddedRows, RowsOfFolder, needs_extra, one_line
+from pml_ext.errors import DataError, needs_extra, one_line
+from pml_ext_train.retrieval import EmbeddedRows, RowsOfFolder
 
 from .tables import about, embeddings_of, opened
 

@@ -1,4 +1,4 @@
-"""The service ``parts``: :class:`pml_ext.retrieval.parts.PartsService`."""
+"""The service ``parts``: :class:`pml_ext_train.retrieval.parts.PartsService`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pml_ext.tool import FileEmbedder, ImageListing, RowsOfFolder, Written
+from pml_ext_train.retrieval import FileEmbedder, ImageListing, RowsOfFolder, Written
 
 from .embedding import embedded_segments
 from .listing import listed

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import DataError, Vectors, needs_extra, one_line
+from pml_ext.errors import DataError, needs_extra, one_line
+from pml_ext_train.retrieval import Vectors
 
 with needs_extra("parquet", "a Parquet file"):
     import pyarrow

@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pml_ext.tool import ConfigError, DataError, FileEmbedder, check_writable, needs_extra, write_atomically
+from pml_ext.errors import ConfigError, DataError, needs_extra
+from pml_ext_train.retrieval import FileEmbedder
+from pml_ext_train.files import check_writable, write_atomically
 
 from .embedding import embedded_segments
 from .segments import Work

@@ -10,7 +10,7 @@ import lazy_loader
 from pml_ext.plugin import Command, hookimpl
 
 if TYPE_CHECKING:
-    from pml_ext.tool import SearchService
+    from pml_ext_train.retrieval import SearchService
 
     from .embedding import SkippedImage as SkippedImage
     from .problems import RetrievalWarning as RetrievalWarning

@@ -20,18 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pml_ext.tool import (
-    By,
-    DamagedError,
-    DataError,
-    best_threshold,
-    counted,
-    needs_extra,
-    read_json,
-    sample_indices,
-    shortened,
-    write_json,
-)
+from pml_ext_train.networks import By
+from pml_ext_train.files import DamagedError, read_json, write_json
+from pml_ext.errors import DataError, counted, needs_extra, shortened
+from pml_ext.evaluation import best_threshold, sample_indices
 
 from .open_set import (
     Classes,

@@ -14,23 +14,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from pml_ext.tool import (
-    CLUSTERS_COLUMNS,
-    CLUSTERS_TABLE,
-    ConfigError,
-    Numbers,
-    Vectors,
-    counted,
-    drawable,
-    kmeans,
-    listed_sheets,
-    nearest_of,
-    sample_indices,
-    short_name,
-    table_text,
-    write_atomically,
-    write_text,
-)
+from pml_ext_train.data import CLUSTERS_COLUMNS, CLUSTERS_TABLE, listed_sheets, table_text
+from pml_ext.errors import ConfigError, counted
+from pml_ext_train.retrieval import Numbers, Vectors
+from pml_ext_train.report import drawable, short_name
+from pml_ext.evaluation import kmeans, nearest_of, sample_indices
+from pml_ext_train.files import write_atomically, write_text
 
 from .embedded import Embedded
 from .first_neighbors import first_neighbor_partitions
@@ -256,7 +245,7 @@ def contact_sheet(
     frame: str | None = None,
 ) -> Image.Image:
     """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; a frame is red by default."""
-    from pml_ext.tool import GRAY, WRONG
+    from pml_ext_train.report import GRAY, WRONG
 
     below = _CAPTION if captions else 0
     rows = math.ceil(len(images) / _ROW)

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, RecallSample, has_faiss, needs_extra, shortened
+from pml_ext.errors import ConfigError, needs_extra, shortened
+from pml_ext.evaluation import RecallSample, has_faiss
 
 EXACT = "exact"  # name of exact search
 MOST_EXACT = 200_000  # number of images up to which exact search is the default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from pml_ext.tool import font_families
+from pml_ext_train.report import font_families
 
 
 def font_file(text: str) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, DataError, is_vector_file
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.data import is_vector_file
 
 from .calibration import (
     FAR,

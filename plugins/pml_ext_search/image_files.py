@@ -11,18 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pml_ext.tool import (
-    ConfigError,
-    DataError,
-    bits_of,
-    composed,
-    is_system_folder,
-    open_image,
-    path_bytes,
-    sha256_of,
-    shown_size,
-    upright,
-)
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.data import bits_of, is_system_folder, open_image, shown_size, upright
+from pml_ext_train.files import composed, path_bytes, sha256_of
 
 _EIGHT_BITS = ("1", "L", "P", "RGB", "RGBX", "LA", "PA", "RGBA")  # modes that RGBA holds
 _LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "GIF")

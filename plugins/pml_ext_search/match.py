@@ -14,22 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pml_ext.tool import (
-    EmbeddedRows,
-    FileStat,
-    PartsService,
-    RowsOfFolder,
-    Vectors,
-    needs_extra,
-    service,
-    utf8_of,
-    write_atomically,
-)
+from pml_ext_train.retrieval import EmbeddedRows, PartsService, RowsOfFolder, Vectors
+from pml_ext_train.files import FileStat, utf8_of, write_atomically
+from pml_ext.errors import needs_extra
+from pml_ext.registry import service
 
 from .query import Answer, Answers
 
 if TYPE_CHECKING:
-    from pml_ext.tool import VectorFile
+    from pml_ext_train.data import VectorFile
 
     from .embedding import ImageEmbedder
     from .reading import Listing

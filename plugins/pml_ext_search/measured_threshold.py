@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pml_ext.tool import ConfigError, DataError, Measurement, UnwritableError, add_measurement, counted
+from pml_ext.errors import ConfigError, DataError, UnwritableError, counted
+from pml_ext_train.results import Measurement, add_measurement
 
 from .database import COLLECTION
 

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pml_ext.tool import Numbers, Vectors, has_faiss
+from pml_ext_train.retrieval import Numbers, Vectors
+from pml_ext.evaluation import has_faiss
 
 MOST_EXACT = 20_000  # vectors up to which all pairs are compared
 _TILE = 2048  # vectors per block of all pairs

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pml_ext.tool import ConfigError, DataError, FileStat, RowsOfFolder, check_writable, path_bytes, shortened
+from pml_ext.errors import ConfigError, DataError, shortened
+from pml_ext_train.files import FileStat, check_writable, path_bytes
+from pml_ext_train.retrieval import RowsOfFolder
 
 from .class_folders import ClassFolders
 from .embedded import Embedded

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from PIL import Image
 from torch import Tensor
 
-from pml_ext.tool import DataError, image_tensor, placeholder, thumbnail
+from pml_ext.errors import DataError
+from pml_ext_train.data import image_tensor, placeholder, thumbnail
 
 from .problems import RetrievalWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pml_ext.tool import Cell
+    from pml_ext_train.report import Cell
 
     from .query import Answer
 
@@ -56,7 +57,7 @@ class PictureReader:
 
 def answers_picture(answers: Sequence[Answer], folder: Path, channels: int) -> Figure:
     """Draw queries, each with at most 50 answers, framed green (right) or red (wrong) if the classes are known."""
-    from pml_ext.tool import BLUE, answer, gallery, short_name
+    from pml_ext_train.report import BLUE, answer, gallery, short_name
 
     reader = PictureReader(channels)
     rows = []

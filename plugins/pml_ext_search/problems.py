@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pml_ext.tool import DataError
+from pml_ext.errors import DataError
 
 
 class RetrievalWarning(UserWarning):

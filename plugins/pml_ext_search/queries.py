@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, DataError, is_vector_file
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.data import is_vector_file
 
 from .embedding import SEVERAL, ImageEmbedder
 from .gallery import Gallery
@@ -20,7 +21,7 @@ from .reading import Images, as_images
 from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:
-    from pml_ext.tool import VectorFile
+    from pml_ext_train.data import VectorFile
 
 
 def answers_to_images(

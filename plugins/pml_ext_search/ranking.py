@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import SearchResult
-from pml_ext.tool import Numbers, Search, neighbors_under, reranked_under
+from pml_ext_train.retrieval import SearchResult
+from pml_ext_train.retrieval import Numbers
+from pml_ext.evaluation import Search, neighbors_under, reranked_under
 
 from .query import QueryOptions
 from .state import Image
 
 if TYPE_CHECKING:
-    from pml_ext.tool import BaseDistance
+    from pml_ext.pml import BaseDistance
 
 _EXACT = 1 << 23  # numbers of found vectors whose exact distances are computed at a time
 

@@ -15,26 +15,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from pml_ext.tool import (
-    CLUSTERS_TABLE,
-    GONE,
-    IMAGE_ENDINGS,
-    MISSING,
-    SYSTEM_FOLDER,
-    ConfigError,
-    DataError,
-    FileStat,
-    Steps,
-    WorkerDataset,
-    contact_sheets,
-    data_loader,
-    file_stat,
-    image_tensor,
-    is_run,
-    read_image,
-    shortened,
-    visible_entries,
-)
+from pml_ext_train.data import CLUSTERS_TABLE, GONE, IMAGE_ENDINGS, SYSTEM_FOLDER, Steps, contact_sheets, image_tensor, is_run, read_image, visible_entries
+from pml_ext_train.files import MISSING, FileStat, file_stat
+from pml_ext.errors import ConfigError, DataError, shortened
+from pml_ext_train.training import WorkerDataset, data_loader
 
 MOST_WORKERS = 8
 FEW = 1_000

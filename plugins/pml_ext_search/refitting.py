@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pml_ext.tool import WithinClassWhitening
+from pml_ext.whitening import WithinClassWhitening
 
 if TYPE_CHECKING:
     from .indexed_run import IndexedRun

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, KReciprocal, NearestNeighbors, QueryExpansion, Search, nearest_of, unknown
+from pml_ext.errors import ConfigError, unknown
+from pml_ext.evaluation import KReciprocal, NearestNeighbors, QueryExpansion, Search, nearest_of
 
 SHORTLIST = 1000  # nearest images among which k-reciprocal re-ranking compares neighborhoods
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from pml_ext.tool import table_text, write_atomically, write_text
+from pml_ext_train.data import table_text
+from pml_ext_train.files import write_atomically, write_text
 
 from .clusters import CELL, contact_sheet
 from .pictures import PictureReader

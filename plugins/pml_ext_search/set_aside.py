@@ -12,17 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pml_ext.tool import (
-    ConfigError,
-    DamagedError,
-    DataError,
-    FileStat,
-    UnwritableError,
-    file_stat,
-    locked_folder,
-    read_json,
-    write_json,
-)
+from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext_train.files import DamagedError, FileStat, file_stat, locked_folder, read_json, write_json
 
 from .duplicates import Copy, Duplicates
 from .free_name import free_name

@@ -13,21 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pml_ext.tool import (
-    DataError,
-    columns_of_parquet,
-    locked_folder,
-    read_image,
-    rows_of_table,
-    write_atomically,
-)
+from pml_ext.errors import DataError
+from pml_ext_train.data import columns_of_parquet, read_image, rows_of_table
+from pml_ext_train.files import locked_folder, write_atomically
 
 from .embedding import SkippedImage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pml_ext.tool import TableRow
+    from pml_ext_train.data import TableRow
 
 
 def is_table(path: str | Path) -> bool:

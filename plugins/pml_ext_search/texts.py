@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
-from pml_ext.tool import DataError, text_encoder
+from pml_ext.errors import DataError
+from pml_ext_train.networks import text_encoder
 
 from .query import Answer, QueryOptions
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pml_ext.tool import composed
+from pml_ext_train.files import composed
 
 if TYPE_CHECKING:
     from .indexed_run import IndexedRun

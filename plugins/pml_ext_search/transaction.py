@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pml_ext.tool import Vectors
+from pml_ext_train.retrieval import Vectors
 
 from .class_folders import ClassFolders
 from .state import Image, State, crc_of, state_of

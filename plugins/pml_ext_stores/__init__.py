@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pml_ext.plugin import Store, hookimpl
+from pml_ext_train.retrieval import Store
+from pml_ext.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from pml_ext.tool import Named, StoresService
+    from pml_ext.testing import Named
+    from pml_ext_train.retrieval import StoresService
 
 
 @hookimpl

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from pml_ext.tool import DataError, one_line, shortened
+from pml_ext.errors import DataError, one_line, shortened
 
 
 def masked(address: str) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from pml_ext.tool import needs_extra
+from pml_ext.errors import needs_extra
 
 with needs_extra("pgvector", "the store pgvector:"):
     import psycopg

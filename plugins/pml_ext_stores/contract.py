@@ -10,19 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext.plugin import Rows, SearchFilter
-from pml_ext.tool import (
-    ConfigError,
-    DataError,
-    MissingExtraError,
-    Named,
-    PluginError,
-    SkipCheck,
-    one_line,
-    requires_no_options,
-    shortened,
-    takes_arguments,
-)
+from pml_ext_train.retrieval import Rows, SearchFilter
+from pml_ext.errors import ConfigError, DataError, MissingExtraError, PluginError, one_line, shortened
+from pml_ext.testing import Named, SkipCheck, requires_no_options, takes_arguments
 
 from .checked import TOLERANCE, CheckedStore, checked
 

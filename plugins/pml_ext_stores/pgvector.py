@@ -6,8 +6,9 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pml_ext.plugin import Rows, SearchFilter, SearchResult
-from pml_ext.tool import ConfigError, DataError, Vectors, needs_extra
+from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult
+from pml_ext.errors import ConfigError, DataError, needs_extra
+from pml_ext_train.retrieval import Vectors
 
 from .address import database_errors, masked
 from .conninfo import is_readable

@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pml_ext.plugin import Rows, SearchFilter, SearchResult
-from pml_ext.tool import Vectors, needs_extra
+from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult
+from pml_ext_train.retrieval import Vectors
+from pml_ext.errors import needs_extra
 
 from .address import database_errors
 

@@ -120,8 +120,8 @@ def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 def pml_ext_services() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return what a tool does for other tools, by name: functions without arguments that return an object.
 
-    A tool imports no other; ``pml_ext.tool.service("stores", "--to STORE")`` calls the function of the service
-    ``stores``. The methods of a service are written in :mod:`pml_ext.retrieval`.
+    A tool imports no other; ``pml_ext.registry.service("stores", "--to STORE")`` calls the function of the service
+    ``stores``. The methods of a service are written in :mod:`pml_ext_train.retrieval`.
     """
 
 
@@ -129,9 +129,9 @@ def pml_ext_services() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 def pml_ext_checks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return the conformance checks of kinds that this tool uses, by kind: ``{"store": check_store}``.
 
-    ``pml-ext check`` calls ``check_store(named)`` with a :class:`pml_ext.tool.Named`, the name and the factory of a
+    ``pml-ext check`` calls ``check_store(named)`` with a :class:`pml_ext.testing.Named`, the name and the factory of a
     plugin. It returns a line about what was tried, raises AssertionError with a finding, and
-    :class:`pml_ext.tool.SkipCheck` with the reason why it cannot try.
+    :class:`pml_ext.testing.SkipCheck` with the reason why it cannot try.
     """
 
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
-from pml_ext.data import omniglot
-from pml_ext.data.image_sets import read_wordnet_parents
-from pml_ext.data.published import Count
+from pml_ext_train.data import omniglot
+from pml_ext_train.data.image_sets import read_wordnet_parents
+from pml_ext_train.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means
 from pml_ext.evaluation.classification import ancestors
-from pml_ext.launch.launch import train
-from pml_ext.training.protocols import first_halves
+from pml_ext_train.launch.launch import train
+from pml_ext_train.training.protocols import first_halves
 
-from ..data.made_up import omniglot_zip
+from ..plugins.train.data.made_up import omniglot_zip
 from ..overrides import typed
 
 
@@ -131,10 +131,10 @@ def test_hierarchies_that_are_none():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A short run, and its metrics."""
-    from pml_ext.recipe import load_recipes
-    from pml_ext.results.finish import finish
-    from pml_ext.training.loop import train_run
-    from pml_ext.training.run import Run
+    from pml_ext_train.recipe import load_recipes
+    from pml_ext_train.results.finish import finish
+    from pml_ext_train.training.loop import train_run
+    from pml_ext_train.training.run import Run
 
     folder = tmp_path_factory.mktemp("alphabets")
     random = np.random.default_rng(0)
@@ -155,7 +155,7 @@ def trained(tmp_path_factory):
     ).values()
     counts = {"train": Count(48, 12), "test": Count(44, 11)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         patch.setattr(omniglot, "SMALL", dataclasses.replace(omniglot.SMALL, counts=counts))
         out = tmp_path_factory.mktemp("run")
         (out / "checkpoints").mkdir()

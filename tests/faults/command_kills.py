@@ -88,7 +88,7 @@ class Workplace:
                 os.dup2(messages.fileno(), 1)
                 os.dup2(messages.fileno(), 2)
             sys.argv = ["pml-ext", *arguments]
-            from pml_ext.cli import main
+            from pml_ext_train.cli import main
 
             main()
             status = 0
@@ -188,7 +188,7 @@ def kill_and_repeat(name: str, place: Path, images: Path, undisturbed: Path, sec
 
 def import_once() -> None:
     """Import for all forked processes what commands import; wandb, if timm finds it, makes temporary folders then."""
-    for module in ("pml_ext.cli.app", "pml_ext.results.run_report", "pml_ext_fit.trials", "pml_ext_search.trained"):
+    for module in ("pml_ext_train.cli.app", "pml_ext_train.results.run_report", "pml_ext_fit.trials", "pml_ext_search.trained"):
         importlib.import_module(module)
     with contextlib.suppress(ImportError):
         importlib.import_module("timm")

@@ -59,9 +59,9 @@ def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = Fa
         last: the iteration after which the run is interrupted.
         resume: whether it goes on.
     """
-    from pml_ext.launch.launch import train
-    from pml_ext.recipe import parse_override
-    from pml_ext.results import finish as results
+    from pml_ext_train.launch.launch import train
+    from pml_ext_train.recipe import parse_override
+    from pml_ext_train.results import finish as results
 
     overrides = map(parse_override, OVERRIDES)
     ear = Ear(last)
@@ -185,7 +185,7 @@ def surprise(made: Made, what: str, name: str, damage: str) -> str:
 def _finished(folder: Path, whole: Path, name: str) -> str:
     """Goes on with a run that has ended, and loads it."""
     from pml_ext import load_run
-    from pml_ext.files.checksums import changed_files
+    from pml_ext_train.files.checksums import changed_files
 
     told = trained(folder, resume=True)
     recovered = name == "SHA256SUMS" and (folder / name).read_bytes() == (whole / name).read_bytes()
@@ -232,7 +232,7 @@ def _resumed(folder: Path, whole: Path, name: str) -> str:
 
 def _weights(whole: Path, folder: Path) -> str:
     """What differs between checkpoints, beside warnings and times; of an untrained network the embeddings count."""
-    from pml_ext.training import checkpoint
+    from pml_ext_train.training import checkpoint
 
     for path in sorted(whole.rglob("*.pt")):
         states = [checkpoint.load(each) for each in (path, folder / path.relative_to(whole))]

@@ -268,7 +268,7 @@ def settings(count: int, seed: int = 0, largest: float = float("inf")) -> Iterat
 
     Sizes above ``largest`` are left out: what a machine can just hold takes it a while to fill.
     """
-    from pml_ext.recipe import validate
+    from pml_ext_train.recipe import validate
 
     distinct = {repr(case): case for case in single_settings() if not _is_large(case[2], largest)}
     everything = list(distinct.values())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pml_ext.data import LabeledImages, build_transforms, open_image, prepare
+from pml_ext_train.data import LabeledImages, build_transforms, open_image, prepare
 from pml_ext.errors import DataError
 from pml_ext_search.reading import FileImages, as_tensor
 

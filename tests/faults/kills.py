@@ -102,10 +102,10 @@ class Counter:
         from record_keeper.db_utils import DBManager
         from torch.utils.tensorboard import SummaryWriter
 
-        from pml_ext.records import recorder as records
-        from pml_ext.results import finish as results
-        from pml_ext.training import evaluation
-        from pml_ext.training.run import Run
+        from pml_ext_train.records import recorder as records
+        from pml_ext_train.results import finish as results
+        from pml_ext_train.training import evaluation
+        from pml_ext_train.training.run import Run
 
         for name in ("replace", "link", "unlink"):
             self.around(os, name, lambda *paths, name=name, **_: f"{name} {Path(paths[-1]).name}")
@@ -152,9 +152,9 @@ def execute(
 def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int) -> None:
     """In the forked process: the run without drawings in its report, and its end."""
     from pml_ext.errors import PmlExtError, StoppedError
-    from pml_ext.launch.launch import train
-    from pml_ext.recipe import parse_override
-    from pml_ext.results import finish as results
+    from pml_ext_train.launch.launch import train
+    from pml_ext_train.recipe import parse_override
+    from pml_ext_train.results import finish as results
 
     status = 1
     try:
@@ -212,7 +212,7 @@ def _metrics(one: Path, other: Path) -> str:
 
 
 def _weights(one: Path, other: Path) -> str:
-    from pml_ext.training import checkpoint
+    from pml_ext_train.training import checkpoint
 
     for path in sorted(one.rglob("*.pt")):
         states = [checkpoint.load(each) for each in (path, other / path.relative_to(one))]

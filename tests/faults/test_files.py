@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext.files.checksums import SUMS, changed_files
+from pml_ext_train.files.checksums import SUMS, changed_files
 
 from . import files
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pml_ext.errors import ConfigError
-from pml_ext.recipe import load_recipes, read_tables, validate
+from pml_ext_train.recipe import load_recipes, read_tables, validate
 
 from ..overrides import typed
 from . import fuzz

@@ -11,7 +11,7 @@ from . import kills
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    import pml_ext.training  # noqa: F401  # before processes are forked
+    import pml_ext_train.training  # noqa: F401  # before processes are forked
 
     return kills.Whole.of(kills.SCENARIOS["selection"], tmp_path_factory.mktemp("kills"))
 

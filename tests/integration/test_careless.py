@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from pml_ext import registry
-from pml_ext.cli.diagnosis import diagnosis
+from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext.errors import PluginWarning
 
 from ..overrides import typed
@@ -118,7 +118,7 @@ def by_class(**kwargs):
 
 
 def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_report):
-    from pml_ext.launch.launch import train
+    from pml_ext_train.launch.launch import train
 
     hook = "return {'raises': raises, 'text': text, 'changes': changes, 'counted': counted, 'by_class': by_class}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("metrics", hook, METRICS))
@@ -213,7 +213,7 @@ def test_a_plugins_own_command_may_exit(install_plugin, pml_ext_command):
 
 
 def test_a_tracker_that_exits_ends_no_run(install_plugin, tmp_path, without_report):
-    from pml_ext.launch.launch import train
+    from pml_ext_train.launch.launch import train
 
     hook = "return {'exits': Tracker, 'late': Late}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("trackers", hook, PARTS))

@@ -19,12 +19,12 @@ from pml_ext import (
     TiledMultiSimilarityLoss,
     load_run,
 )
-from pml_ext.launch.launch import train
-from pml_ext.training.listener import Silence
+from pml_ext_train.launch.launch import train
+from pml_ext_train.training.listener import Silence
 
 from ..losses.registered import registered
 from ..overrides import typed
-from ..training.whole_runs import QUICK, same
+from ..plugins.train.training.whole_runs import QUICK, same
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch sees by CUDA")
 pytestmark = [pytest.mark.gpu, needs_gpu]

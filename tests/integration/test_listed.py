@@ -11,12 +11,12 @@ from sklearn.metrics import roc_auc_score
 import pml_ext
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError, TrainingError
-from pml_ext.files import read_json
-from pml_ext.launch.launch import draw_report, train
-from pml_ext.recipe import load_recipe
-from pml_ext.records.series import loss_series
-from pml_ext.training import checkpoint
-from pml_ext.training.run import Run
+from pml_ext_train.files import read_json
+from pml_ext_train.launch.launch import draw_report, train
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.records.series import loss_series
+from pml_ext_train.training import checkpoint
+from pml_ext_train.training.run import Run
 
 from ..overrides import typed
 

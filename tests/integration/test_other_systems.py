@@ -34,8 +34,8 @@ ELSEWHERE = """
     shutil._use_fd_functions = False  # as where folders cannot be opened
     sys.platform = "win32"
 
-    import pml_ext.launch.launch, pml_ext.results.run_report
-    from pml_ext.cli import main
+    import pml_ext_train.launch.launch, pml_ext_train.results.run_report
+    from pml_ext_train.cli import main
 
     gc.freeze()  # the forks' collectors would copy the memory of all that was imported
     for number, (program, *arguments) in enumerate(json.loads(sys.argv[1])):

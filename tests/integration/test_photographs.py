@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pml_ext.networks.efficientnet_lite import VARIANTS
+from pml_ext_train.networks.efficientnet_lite import VARIANTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "photographs.md"
 LITE0 = VARIANTS["efficientnet-lite0"]

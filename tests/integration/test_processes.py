@@ -15,9 +15,9 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
-from pml_ext.launch.launch import train
-from pml_ext.records.series import loss_series
-from pml_ext.training import checkpoint
+from pml_ext_train.launch.launch import train
+from pml_ext_train.records.series import loss_series
+from pml_ext_train.training import checkpoint
 
 from ..overrides import typed
 
@@ -47,8 +47,8 @@ FORKED = """
 import gc, sys
 import torchvision.transforms.v2
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-import pml_ext.results.run_report, pml_ext.training.run
-from pml_ext.cli import main
+import pml_ext_train.results.run_report, pml_ext_train.training.run
+from pml_ext_train.cli import main
 
 def work(*arguments):
     sys.argv = ["pml-ext", *arguments]

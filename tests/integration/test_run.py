@@ -7,14 +7,14 @@ import shutil
 import pytest
 
 from pml_ext.errors import ConfigError
-from pml_ext.files import read_json
-from pml_ext.files.checksums import changed_files
-from pml_ext.launch.launch import FailedRunsError, draw_report, train
-from pml_ext.launch.plan import plan
-from pml_ext.records.summary import summarize
+from pml_ext_train.files import read_json
+from pml_ext_train.files.checksums import changed_files
+from pml_ext_train.launch.launch import FailedRunsError, draw_report, train
+from pml_ext_train.launch.plan import plan
+from pml_ext_train.records.summary import summarize
 
 from ..overrides import typed
-from ..training.whole_runs import QUICK, quick
+from ..plugins.train.training.whole_runs import QUICK, quick
 
 
 def test_an_existing_folder_is_refused_and_left_alone(finished):

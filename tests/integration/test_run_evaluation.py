@@ -9,12 +9,12 @@ import torch
 from matplotlib.figure import Figure
 
 from pml_ext import registry
-from pml_ext.data import LabeledImages
-from pml_ext.launch.launch import draw_report, train
+from pml_ext_train.data import LabeledImages
+from pml_ext_train.launch.launch import draw_report, train
 from pml_ext.plugin import RunView
-from pml_ext.records.series import metric_series
-from pml_ext.training.evaluation import nearest
-from pml_ext.training.run import Run
+from pml_ext_train.records.series import metric_series
+from pml_ext_train.training.evaluation import nearest
+from pml_ext_train.training.run import Run
 
 from ..overrides import typed
 
@@ -51,7 +51,7 @@ def projected(monkeypatch) -> list[list[str]]:
         drawn.append(list(parts))
         return Figure()
 
-    monkeypatch.setattr("pml_ext.report.figures.projections", projections)
+    monkeypatch.setattr("pml_ext_train.report.figures.projections", projections)
     return drawn
 
 
@@ -73,7 +73,7 @@ def runs(monkeypatch) -> list[Run]:
             super().__init__(*arguments, **settings)
             made.append(self)
 
-    monkeypatch.setattr("pml_ext.launch.launch.Run", Kept)
+    monkeypatch.setattr("pml_ext_train.launch.launch.Run", Kept)
     return made
 
 
@@ -147,7 +147,7 @@ def test_a_curve_on_the_test_images_chooses_nothing(tmp_path, projected):
     item = LabeledImages.__getitem__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LabeledImages, "__getitem__", lambda images, index: read.append(1) or item(images, index))
-        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         bare = quick(tmp_path / "bare", *BARE)
     assert {"raw", "before", "training"} & set(bare) == set()
     assert len(read) == 3 * 4 * 80 + bare["images"]["test"]["images"]

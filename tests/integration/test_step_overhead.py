@@ -1,7 +1,7 @@
 """What a run's step does beside a bare loop's."""
 
 from benchmarks.step_overhead import TOGETHER, bare_epoch, epoch_of_a_run, of_a_step, operators_of, reads_of
-from pml_ext.training import engine
+from pml_ext_train.training import engine
 
 
 def test_a_step_adds_few_operators():

@@ -21,7 +21,7 @@ from pml_ext import (
     TiledSupConLoss,
     TiledTripletMarginLoss,
 )
-from pml_ext.cli.benchmark import peak_bytes
+from pml_ext_train.cli.benchmark import peak_bytes
 
 from .tiled_batches import CALLS, LABELS, LOSSES, SIZE, X, agree, batch
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pml_ext.pairwise import generators
-from pml_ext.training import checkpoint
+from pml_ext_train.training import checkpoint
 
 
 @pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 2)])

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from pml_ext import registry
-from pml_ext.data import image_sets, omniglot
-from pml_ext.data.published import Count
-from pml_ext.networks.network import Network
-from pml_ext.recipe import build_dataset, load_recipes, preprocessing_of, quoted
-from pml_ext.recipe.build import augmentation_of, build_trunk
-from pml_ext.training.stages import build_stages
+from pml_ext_train.data import image_sets, omniglot
+from pml_ext_train.data.published import Count
+from pml_ext_train.networks.network import Network
+from pml_ext_train.recipe import build_dataset, load_recipes, preprocessing_of, quoted
+from pml_ext_train.recipe.build import augmentation_of, build_trunk
+from pml_ext_train.training.stages import build_stages
 
-from ..data import made_up
+from .train.data import made_up
 
 CLASSES = 104
 TESTED = 4

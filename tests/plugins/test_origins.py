@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from pml_ext import registry
-from pml_ext.recipe import (
+from pml_ext_train.recipe import (
     Recipe,
     flat,
     load_recipes,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pml_ext import registry
-from pml_ext.recipe import papers, read_tables, tables_of_papers
+from pml_ext_train.recipe import papers, read_tables, tables_of_papers
 
 OURS = ("angular", "cbml", "density", "pddm", "triplets")
 # As printed, a row of each table; columns first.

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from pml_ext import builtin, registry
-from pml_ext.cli.diagnosis import diagnosis
+from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, PluginError, PluginWarning, StoppedError, UnknownNameError
 from pml_ext.registry import Paper
 
@@ -91,8 +91,8 @@ def test_a_failing_hook_costs_its_own_names_and_nothing_else(install_loss):
 
 def test_without_extras_the_core_hooks_cost_no_plugin_anything(install_loss, monkeypatch):
     install_loss("foreign", more="\n    @hookimpl\n    def pml_ext_datasets():\n        return {'theirs': int}\n")
-    monkeypatch.setitem(sys.modules, "pml_ext.data", None)  # as where its extra is not installed
-    monkeypatch.setitem(sys.modules, "pml_ext.networks.trunks", None)
+    monkeypatch.setitem(sys.modules, "pml_ext_train.data", None)  # as where its extra is not installed
+    monkeypatch.setitem(sys.modules, "pml_ext_train.networks.trunks", None)
     assert registry.factory("data set", "theirs") is int
     assert set(registry.values("data set")).difference(["unlabeled"]) == {"theirs"}  # of the plugin of search
     assert record("foreign").status == "ok"
@@ -251,7 +251,7 @@ def test_a_hook_of_ours_that_raised_is_called_again(monkeypatch, error):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("pml_ext.data.builtin_datasets", raises)
+        patch.setattr("pml_ext_train.data.builtin_datasets", raises)
         with pytest.raises(error):
             registry.find("data set", "digits")
     assert registry.find("data set", "digits")[0] == "pml"

@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext import registry
-from pml_ext.cli.targets import find_named
+from pml_ext_train.cli.targets import find_named
 from pml_ext.testing.contracts import CONTRACTS, Named
 from pml_ext.testing.named import check_named, checks_of_tools
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit
 
-from pml_ext.tool import By, ConfigError, Device, Progress, doubt_about, process_number, say
+from pml_ext_train.networks import By
+from pml_ext.errors import ConfigError
+from pml_ext_train.cli import Device, Progress, process_number, say
+from pml_ext_train.files import doubt_about
 
 if TYPE_CHECKING:
     from ..embedding import Listener
@@ -67,7 +70,7 @@ def embedding_run(
 
     Under torchrun each rank embeds a part; rank 0 continues with all embeddings, the others exit.
     """
-    from pml_ext.tool import choose_device, process_group
+    from pml_ext.distributed import choose_device, process_group
 
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
@@ -88,7 +91,7 @@ def load_for_command(
     by: By | None = None,
 ) -> TrainedRun:
     """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
-    from pml_ext.tool import choose_device, keep_freed_memory
+    from pml_ext.distributed import choose_device, keep_freed_memory
 
     from ..trained import load_run
 

@@ -9,25 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from pml_ext.tool import (
-    AsJson,
-    By,
-    ComparedBy,
-    ConfigError,
-    Device,
-    OnDevice,
-    Progress,
-    Workers,
-    check_writable,
-    counted,
-    one_line,
-    print_json,
-    print_result,
-    print_table,
-    printable,
-    say,
-    stdout,
-)
+from pml_ext_train.cli import AsJson, ComparedBy, Device, OnDevice, Progress, Workers, print_json, print_result, print_table, say, stdout
+from pml_ext_train.networks import By
+from pml_ext.errors import ConfigError, counted, one_line, printable
+from pml_ext_train.files import check_writable
 
 from .loading import STORES, RunOrImages, load_for_command, read_list, run_for_command, update_index
 
@@ -215,7 +200,7 @@ def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radi
 
 def _write_picture(trained: TrainedRun, answers: list[Answer], place: Path) -> Path | None:
     """Draw queries and answers; warn and return None if that fails, since the answers are printed already."""
-    from pml_ext.tool import write_atomically
+    from pml_ext_train.files import write_atomically
 
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import DataError
-from pml_ext.files import read_json, write_json
+from pml_ext_train.files import read_json, write_json
 from pml_ext_browse import open_collections
 from pml_ext_search.calibration import FILE
 

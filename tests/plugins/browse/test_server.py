@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.tool import service
+from pml_ext.registry import service
 from pml_ext_browse import commands, open_collections
 
 from .asking import PNG, ask, post, upload, upload_all

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pml_ext.launch.launch import execute
+from pml_ext_train.launch.launch import execute
 from pml_ext_compare import runs
 from pml_ext_compare.executors import Executor
 
-from ...training.conftest import own_cache  # noqa: F401 (a fixture)
+from ..train.training.conftest import own_cache  # noqa: F401 (a fixture)
 from .examples import ONE, OTHER, SMALL, TUNABLE, finished_run, jobs, metrics
 
 
@@ -45,7 +45,7 @@ def begun(monkeypatch):
 def here(tmp_path_factory):
     """The metrics of two runs that were done one after the other in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
 
 

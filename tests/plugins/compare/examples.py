@@ -8,9 +8,9 @@ from contextlib import closing
 import tomli_w
 from typer.testing import CliRunner
 
-from pml_ext.cli.app import app_for
-from pml_ext.files import read_json, write_json
-from pml_ext.recipe import load_recipes
+from pml_ext_train.cli.app import app_for
+from pml_ext_train.files import read_json, write_json
+from pml_ext_train.recipe import load_recipes
 from pml_ext_compare.job_queue import do
 from pml_ext_compare.runs import RunJob, plans_of
 

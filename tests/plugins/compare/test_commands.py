@@ -5,7 +5,7 @@ import json
 import pytest
 from scipy import stats
 
-from pml_ext.files.checksums import read_sums
+from pml_ext_train.files.checksums import read_sums
 
 from .examples import ONE, OTHER, compare
 
@@ -88,7 +88,7 @@ def test_a_run_without_its_report_is_not_done(recipe, tmp_path, monkeypatch):
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pml_ext.results.finish.write_run_report", killed)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", killed)
         compare(recipe, "--out", out)
     (metrics,) = out.rglob("metrics.json")
     assert not (metrics.parent / "report.html").exists()

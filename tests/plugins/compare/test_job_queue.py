@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from pml_ext.errors import StoppedError
-from pml_ext.training import signals
+from pml_ext_train.training import signals
 from pml_ext_compare import job_queue
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do

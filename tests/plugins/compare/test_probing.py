@@ -7,11 +7,11 @@ import tomllib
 import pytest
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.training.loop import train_run
+from pml_ext_train.training.loop import train_run
 from pml_ext_compare.probing import probe
 
 from ...overrides import typed
-from ...training.made_up_photos import write_photos
+from ..train.training.made_up_photos import write_photos
 
 TRUNKS = ("convnet=random", "mlp=random")
 QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
@@ -27,7 +27,7 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
         trained.append(run.folder)
         return train_run(run, resume)
 
-    monkeypatch.setattr("pml_ext.launch.launch.train_run", counted)
+    monkeypatch.setattr("pml_ext_train.launch.launch.train_run", counted)
     for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
         photos = f"folder:{tmp_path / 'photos'}"

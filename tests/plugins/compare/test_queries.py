@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pml_ext.recipe import load_recipes
+from pml_ext_train.recipe import load_recipes
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.groups import groups_below
 from pml_ext_compare.queries import NearestImages, compare_queries, queries_that_differ

@@ -6,8 +6,8 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError
-from pml_ext.launch.launch import execute
-from pml_ext.recipe import load_recipe, load_recipes, reported_phases
+from pml_ext_train.launch.launch import execute
+from pml_ext_train.recipe import load_recipe, load_recipes, reported_phases
 from pml_ext_compare import runs
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do

@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext.errors import DataError
-from pml_ext.recipe import load_recipes
+from pml_ext_train.recipe import load_recipes
 from pml_ext_compare import trials
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do

@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from pml_ext.cli.app import app_for
+from pml_ext_train.cli.app import app_for
 from pml_ext.errors import ConfigError
-from pml_ext.recipe import load_recipes, ranges_of
-from pml_ext.training import evaluation, validation
+from pml_ext_train.recipe import load_recipes, ranges_of
+from pml_ext_train.training import evaluation, validation
 from pml_ext_compare import trials
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ...training.conftest import own_cache  # noqa: F401 (a fixture)
-from ...training.made_up_photos import write_photos
+from ..train.training.conftest import own_cache  # noqa: F401 (a fixture)
+from ..train.training.made_up_photos import write_photos
 
 
 @pytest.fixture(scope="module")

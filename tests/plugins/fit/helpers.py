@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pml_ext.recipe import build_dataset, load_recipe
-from pml_ext.training.listener import Silence
+from pml_ext_train.recipe import build_dataset, load_recipe
+from pml_ext_train.training.listener import Silence
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import SmallNetwork
 from pml_ext_fit.images import describe_images

@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from pml_ext.errors import ConfigError, DataError, StoppedError
-from pml_ext.files import locked_folder
-from pml_ext.files.checksums import replace_file
-from pml_ext.launch import launch
+from pml_ext_train.files import locked_folder
+from pml_ext_train.files.checksums import replace_file
+from pml_ext_train.launch import launch
 from pml_ext_fit import begun, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.commands import fit
@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_with_what_was_chosen(photos, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(selection, "choose", lambda *_: decision)
-    monkeypatch.setattr("pml_ext.tool.train", killed)
+    monkeypatch.setattr("pml_ext_train.launch.train", killed)
     with pytest.raises(KeyboardInterrupt):
         fit(photos, out=out)
     monkeypatch.setattr(selection, "choose", None)

@@ -9,8 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from pml_ext.errors import ConfigError, DataError, NothingToLearnError
-from pml_ext.files import read_json
-from pml_ext.records.run_files import tables_of_run
+from pml_ext_train.files import read_json
+from pml_ext_train.records.run_files import tables_of_run
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import LastBlocks
 from pml_ext_fit.commands import fit
@@ -86,7 +86,7 @@ def test_a_kill_when_nothing_was_to_learn(vectors_apart, tmp_path, monkeypatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("pml_ext.tool.remove_run", killed)
+        patched.setattr("pml_ext_train.records.remove_run", killed)
         with pytest.raises(KeyboardInterrupt):
             fit(vectors_apart, out=out, **TRAINED)
     fit(vectors_apart, out=out, resume=True, **TRAINED)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext.recipe import build_dataset
+from pml_ext_train.recipe import build_dataset
 from pml_ext_fit import expected
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.folds import folds_of

@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError, MissingExtraError
-from pml_ext.recipe import load_recipe, reported_phases
+from pml_ext_train.recipe import load_recipe, reported_phases
 from pml_ext_fit import candidates, fine_tuning, selection
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
@@ -108,7 +108,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
 
     begun = []
     monkeypatch.setattr(selection, "choose", choose)
-    monkeypatch.setattr("pml_ext.tool.train", lambda *_, **given: begun.append(given["overrides"]) or [])
+    monkeypatch.setattr("pml_ext_train.launch.train", lambda *_, **given: begun.append(given["overrides"]) or [])
     overrides = typed(["schedule.epochs=30", "sampler.iterations=7"])
     fit(photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
     assert tried == [overrides[1:]]
@@ -122,7 +122,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
 def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     needs_weights()
     begun = []
-    monkeypatch.setattr("pml_ext.tool.train", lambda recipe, **_: begun.append(recipe) or [])
+    monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
     monkeypatch.setattr(selection, "choose", None)
     plain = tmp_path / "plain"
     plain.mkdir()

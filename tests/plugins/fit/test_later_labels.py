@@ -7,13 +7,13 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.files import read_json
-from pml_ext.records.run_files import tables_of_run
+from pml_ext_train.files import read_json
+from pml_ext_train.records.run_files import tables_of_run
 from pml_ext_fit import folder_runs
 from pml_ext_fit.commands import fit
 from pml_ext_fit.later_labels import labeled_table
 
-from ...training.made_up_photos import write_photos
+from ..train.training.made_up_photos import write_photos
 from .helpers import needs_weights
 from .test_unlabeled import Lines
 
@@ -48,7 +48,7 @@ def test_a_head_is_fitted_to_kept_features_and_the_collection_follows(flat, tmp_
         raise AssertionError("an image was read")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pml_ext.training.features.embed_batches", read)
+        patched.setattr("pml_ext_train.training.features.embed_batches", read)
         fit(place, labels=table, out=tmp_path / "after", device="cpu")
     shown = capsys.readouterr()
     assert f"{table}: classes of 32 of 33 images" in shown.err

@@ -11,7 +11,7 @@ from pml_ext import registry
 PROGRAM = """
 import sys
 from pml_ext import registry
-from pml_ext.cli import main
+from pml_ext_train.cli import main
 
 assert "fit" not in registry.commands()
 assert not [name for name in registry.recipes() if name.startswith("fit/")]

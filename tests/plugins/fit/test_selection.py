@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.recipe import build_dataset, load_recipe
+from pml_ext_train.recipe import build_dataset, load_recipe
 from pml_ext_fit import candidates, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
@@ -24,14 +24,14 @@ from pml_ext_fit.scores import Scores
 from pml_ext_fit.trunk import LITE0
 
 from ...overrides import typed
-from ...training.made_up_photos import write_photos
+from ..train.training.made_up_photos import write_photos
 from .helpers import needs_weights, recipe_of, scores, training_files, workplace
 
 
 def test_without_the_extra_a_small_network_is_trained(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
     begun = []
-    monkeypatch.setattr("pml_ext.tool.train", lambda recipe, **_: begun.append(recipe) or [])
+    monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
     fit(photos, out=tmp_path / "run")
     assert begun == ["fit/photographs"]
     assert "trains a small network from scratch; with ImageNet weights" in capsys.readouterr().err
@@ -40,7 +40,7 @@ def test_without_the_extra_a_small_network_is_trained(photos, tmp_path, monkeypa
 def test_several_processes_try_nothing(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     begun = []
-    monkeypatch.setattr("pml_ext.tool.train", lambda recipe, **_: begun.append(recipe) or [])
+    monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
     fit(photos, out=tmp_path / "run")
     assert begun == ["fit/photographs"]
     assert "several processes try nothing" in capsys.readouterr().err

@@ -4,13 +4,13 @@ import shutil
 
 import pytest
 
-from pml_ext.recipe import build_dataset
+from pml_ext_train.recipe import build_dataset
 from pml_ext_fit import timing
 from pml_ext_fit.candidates import LastBlocks, SmallNetwork
 from pml_ext_fit.images import describe_images
 
 from ...overrides import typed
-from ...training.made_up_photos import write_photos
+from ..train.training.made_up_photos import write_photos
 from .helpers import needs_weights, recipe_of, training_files, workplace
 
 

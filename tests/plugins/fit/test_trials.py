@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext.data import DataSplits, LabeledImages
+from pml_ext_train.data import DataSplits, LabeledImages
 from pml_ext.errors import NothingToLearnError
-from pml_ext.recipe import build_dataset
+from pml_ext_train.recipe import build_dataset
 from pml_ext_fit import trials
 from pml_ext_fit.candidates import LastBlocks, SmallNetwork
 from pml_ext_fit.closed_forms import AS_THEY_ARE, CLOSED_FORMS, WITHIN_CLASSES

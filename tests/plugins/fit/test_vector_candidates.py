@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext.recipe import load_recipe
+from pml_ext_train.recipe import load_recipe
 from pml_ext_fit import vector_candidates
 from pml_ext_fit.vectors import describe_vectors
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from pml_ext.errors import DataError
-from pml_ext.recipe import load_recipe, overrides_of
+from pml_ext_train.recipe import load_recipe, overrides_of
 from pml_ext_fit.vectors import RECIPE, describe_vectors
 
-from ...data.vector_files import file_of
+from ..train.data.vector_files import file_of
 from ...overrides import typed
 
 

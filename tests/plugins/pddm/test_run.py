@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pml_ext import load_run
-from pml_ext.launch.launch import train
+from pml_ext_train.launch.launch import train
 
 from ...overrides import typed
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.launch.launch import train
+from pml_ext_train.launch.launch import train
 from pml_ext_search.embedding import SkippedImage
 
 from ...overrides import typed
@@ -25,7 +25,7 @@ def indexed_run(few, tmp_path_factory):
     place = tmp_path_factory.mktemp("by features") / "run"
     quick = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=2", "model.embedding_size=16")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         train("triplets/digits", out=place, overrides=typed([*quick, "model.trunk.width=8"]), device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedImage)

@@ -12,9 +12,9 @@ BROKEN = {"2/broken.png", "notes.txt"}
 
 
 def test_embeddings_are_those_of_the_run(runs, folder):
-    from pml_ext.recipe import load_recipes
-    from pml_ext.training.run import Run
-    from pml_ext.training.state import load_model
+    from pml_ext_train.recipe import load_recipes
+    from pml_ext_train.training.run import Run
+    from pml_ext_train.training.state import load_model
 
     run = load_run(runs[0], "cpu")
     recipe = next(iter(load_recipes(str(runs[0] / "recipe.toml")).values()))

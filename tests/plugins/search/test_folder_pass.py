@@ -158,7 +158,7 @@ def test_progress_is_reported(make, images, command, runs, monkeypatch):
     assert [(now.done, now.images) for now in told] == [(64, 130), (128, 130), (130, 130)]
     assert all(now.rate > 0 for now in told)
     assert told[-1].seconds_left == 0
-    monkeypatch.setattr("pml_ext.cli.output.SECONDS", 0.0)
+    monkeypatch.setattr("pml_ext_train.cli.output.SECONDS", 0.0)
     shutil.rmtree(images.parent / "store")
     done = command("embed", runs[0], images, "-o", images.parent / "all.npz", "--store", images.parent / "store")
     assert done.returncode == 0

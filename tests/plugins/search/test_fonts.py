@@ -3,7 +3,7 @@
 from matplotlib.font_manager import findfont
 from PIL import Image
 
-from pml_ext.report import fonts
+from pml_ext_train.report import fonts
 from pml_ext_search.clusters import contact_sheet
 from pml_ext_search.fonts import font_file
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageEnhance
 from pml_ext_search.duplicates import find_duplicates
 from pml_ext_search.image_files import ImageFiles
 
-from ...data.made_up import write_deep_png
+from ..train.data.made_up import write_deep_png
 from .photographs import photograph
 
 

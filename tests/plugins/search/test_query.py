@@ -11,7 +11,7 @@ from pytorch_metric_learning.distances import LpDistance
 import pml_ext
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.launch.launch import train
+from pml_ext_train.launch.launch import train
 from pml_ext.plugin import SearchResult
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.query import QueryOptions, answers_of
@@ -155,7 +155,7 @@ def test_within_a_flat_folder_says_what_is_wrong(runs, folder, tmp_path):
 
 def test_a_query_of_an_indexed_image_builds_no_network(indexed, folder, monkeypatch):
     fresh = load_run(indexed[0].folder, "cpu")
-    monkeypatch.setattr("pml_ext.results.trained_network.build_network", None)
+    monkeypatch.setattr("pml_ext_train.results.trained_network.build_network", None)
     query = folder / indexed[1].embedded.paths[0]
     assert fresh.query(query, 5) == indexed[0].query(query, 5)
     with pytest.raises(TypeError):  # another image does

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from pml_ext import load_run
-from pml_ext.launch.launch import train
+from pml_ext_train.launch.launch import train
 from pml_ext_search.refitting import refit_of
 
 from ...overrides import typed
@@ -29,7 +29,7 @@ def vectors_run(tmp_path_factory):
     settings = [f"data.name=vectors:{place / 'all.npz'}", "model.embedder=within-class", "model.embedding_size=8"]
     settings += ["sampler.batch_size=56", "schedule.epochs=1"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.results.finish.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         train("fit/vectors", out=place / "run", overrides=typed(settings), device="cpu")
     return place
 

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.launch.launch import train
+from pml_ext_train.launch.launch import train
 from pml_ext_search.vectors import VectorEmbedder
 
 from ...overrides import typed
@@ -231,7 +231,7 @@ def test_groups_leave_out_their_own(file, tmp_path, without_report):
         recalls.append(metrics["raw"]["recall_at_1"])
     digits = load_digits().data[:400]
     recipe_split = load_run(tmp_path / "with", "cpu").recipe
-    from pml_ext.recipe import build_dataset
+    from pml_ext_train.recipe import build_dataset
 
     test = build_dataset(recipe_split.data, None).test
     rows = torch.nn.functional.normalize(torch.tensor(digits[[int(id.split("/")[1]) for id in test.ids]]))

@@ -1,6 +1,6 @@
 """The command ``pml-ext spread``."""
 
-from pml_ext.tool import AsJson, ImageFolder, RunFolder, print_result
+from pml_ext_train.cli import AsJson, ImageFolder, RunFolder, print_result
 
 
 def spread(run: RunFolder, folder: ImageFolder, as_json: AsJson = False) -> None:

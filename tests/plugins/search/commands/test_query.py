@@ -9,7 +9,7 @@ def test_a_query_imports_what_it_uses_alone(indexed, folder):
     """Each of these takes a fifth of a second or more."""
     run, gallery = indexed
     code = (
-        "import sys; from pml_ext.cli.app import app_for\n"
+        "import sys; from pml_ext_train.cli.app import app_for\n"
         f"app_for(['query'])(['query', {str(run.folder)!r}, {str(folder / gallery.embedded.paths[0])!r}, '--json'], "
         "standalone_mode=False)\n"
         "names = ['torchvision', 'pytorch_metric_learning', 'sklearn', 'scipy', 'matplotlib', 'pandas']\n"

@@ -1,0 +1,383 @@
+"""Time and peak memory of losses, forward and backward, relative to a floor.
+
+The floor is the minimum work of any pair loss: normalization, one ``X @ X.T``, one elementwise ``exp``, its mean, and
+the backward pass; in tiles for :func:`scale`. Functions run in turns, so a busy machine slows all of them equally.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import statistics
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode  # documented in torch's notes on extending it
+from torch.utils._pytree import tree_leaves
+
+from pml_ext import registry
+from pml_ext.distributed.devices import accelerator, choose_device
+from pml_ext.errors import ConfigError, one_line
+from pml_ext.losses import RegularizedLoss
+from pml_ext.pairwise import in_tiles, rows_per_tile, tiles_of_rows
+from pml_ext.pml import ContrastiveLoss
+from pml_ext.registry import BuildContext, fill_settings
+
+Compute = Callable[[Tensor, Tensor], Tensor]
+FLOOR = "floor"
+LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # default of scale()
+ENOUGH = 5.0  # total seconds after which a function with three rounds is not run again
+NEAREST = ("pml/contrastive", "pml/triplet-margin", "pml/multi-similarity", "pml/n-pairs", "pml/angular")  # PML's
+LIMIT = 300.0  # seconds that a function may take
+MEMORY = 16 << 30  # bytes that a function may take
+_PIXELS = 28  # of the images of a network's step
+_COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The number of embeddings in a batch, their size, and the samples per class."""
+
+    batch: int
+    size: int
+    per_class: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512, 4 per class; or raise ConfigError."""
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text.strip()):
+            raise ConfigError(f"a shape is BATCHxSIZExPER_CLASS, for example 1024x512x4, not {text!r}")
+        return cls(*map(int, text.split("x")))
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.size}x{self.per_class}"
+
+    @property
+    def context(self) -> BuildContext:
+        """The settings of losses that are determined by the batch."""
+        return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
+
+
+SHAPES = (Shape(32, 64, 4), Shape(64, 128, 4), Shape(1024, 512, 4))
+START = Shape(1024, 128, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The measurement of one loss at one shape: the median time of forward and backward over several rounds."""
+
+    shape: str
+    loss: str  # name of the loss, or "floor"
+    milliseconds: float = 0.0
+    to_floor: float = 0.0  # the time divided by the floor's
+    peak_bytes: int = 0  # peak memory beyond the inputs
+    traffic: float = 0.0  # memory traffic of operators, in float32 matrices of batch x batch
+    operators: int = 0  # operators that compute or copy; views, empty tensors and the like are not counted
+    limit: float = 0.0  # milliseconds for this traffic at copy bandwidth
+    per_second: float = 0.0  # embeddings, or images of a network's step
+    rounds: int = 0
+    failed: str = ""  # reason for missing numbers
+
+
+def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of ``exp`` of all similarities of ``embeddings``, ``[B, D]``; ``labels`` are not used."""
+    embeddings = nn.functional.normalize(embeddings)
+    return (embeddings @ embeddings.T).exp().mean()
+
+
+def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Return :func:`floor` computed in tiles of rows."""
+    x = nn.functional.normalize(embeddings)
+
+    def part(_: slice, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> list[Tensor]:
+        return [(rows[0] @ columns[0].T).exp().sum(1)]
+
+    size = rows_per_tile(None, len(x), len(x), x.device) or len(x)
+    return in_tiles(part, (x,), (x,), tiles_of_rows(len(x), size))[0].mean() / len(x)
+
+
+def default_losses() -> list[str]:
+    """Return the names of registered losses and regularizers, except PML's, that can be built without settings."""
+    names = []
+    for component in (*registry.components("loss"), *registry.components("regularizer")):
+        if component.name.startswith("pml/"):
+            continue
+        _, missing = fill_settings(component.cls, SHAPES[0].context)
+        if not missing:
+            names.append(registry.short_name(component))
+    return names
+
+
+def bench(
+    losses: Sequence[str | nn.Module] | None = None,
+    shapes: Sequence[Shape] = SHAPES,
+    *,
+    repeats: int = 10,
+    device: str = "auto",
+    threads: int | None = None,
+    tiled: bool = False,
+    most_traffic: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """Measure losses.
+
+    Args:
+        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss). A
+            second loss of one class is named ``CBMLLoss 2``. None: :func:`default_losses`.
+        shapes: shapes of the batches.
+        repeats: number of rounds; each runs every function once. Slow functions may stop after three rounds.
+        device: as in :func:`pml_ext.distributed.devices.choose_device`.
+        threads: number of torch's CPU threads while measuring; None keeps the current number.
+        tiled: whether the floor is :func:`tiled_floor`, for large batches.
+        most_traffic: a loss with a larger memory traffic, in matrices, is left out of the shapes that follow. None
+            leaves out none.
+        progress: called with a line before each shape.
+
+    Returns:
+        For each shape: the floor, then the losses. A loss that fails at a shape, or would exceed :data:`LIMIT` or
+        :data:`MEMORY` at twice the batch, or has more than ``most_traffic``, is not run at later shapes.
+    """
+    place = torch.device(choose_device(device))
+    chosen = default_losses() if losses is None else losses
+    names = _names_of(chosen)
+    functions: dict[Shape, dict[str, Compute]] = {}
+    for shape in shapes:  # raise errors before measuring
+        built = {name: _built(loss, shape).to(place) for name, loss in zip(names, chosen, strict=True)}
+        functions[shape] = {FLOOR: tiled_floor if tiled else floor, **built}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    rows: list[Row] = []
+    left_out: set[str] = set()
+    try:
+        for shape, every in functions.items():
+            progress(f"measuring at {shape}, {repeats} rounds")
+            remaining = {name: function for name, function in every.items() if name not in left_out}
+            for row in _measure(shape, remaining, repeats, place):
+                rows.append(row)
+                too_slow = 4 * row.milliseconds > 1e3 * LIMIT
+                too_large = 4 * row.peak_bytes > MEMORY
+                much_traffic = most_traffic is not None and row.traffic > most_traffic
+                if row.failed or too_slow or too_large or much_traffic:
+                    left_out.add(row.loss)
+    finally:
+        torch.set_num_threads(before)
+    return rows
+
+
+def bench_network(
+    loss: str = "tiled-multi-similarity",
+    images: int = 64,
+    *,
+    repeats: int = 10,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Row:
+    """Measure a step of a whole network: forward and backward of ``convnet`` on images of 28 x 28, and of a loss."""
+    place = torch.device(choose_device(device))
+    network = registry.factory("trunk", "convnet")(1, _PIXELS).to(place)
+    with torch.no_grad():
+        size = network(torch.zeros(2, 1, _PIXELS, _PIXELS, device=place)).shape[1]
+    module = _built(loss, Shape(images, size, 4)).to(place)
+    x = torch.randn(images, 1, _PIXELS, _PIXELS, generator=torch.Generator().manual_seed(0)).to(place)
+    labels = (torch.arange(images) // 4).to(place)
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        result: Tensor = module(network(images), labels)
+        return result
+
+    shape = f"{images}x1x{_PIXELS}x{_PIXELS}"
+    progress(f"measuring a network's step at {shape}, {repeats} rounds")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        _seconds(step, x, labels)  # warms up
+        median = statistics.median([_seconds(step, x, labels) for _ in range(repeats)])
+    finally:
+        torch.set_num_threads(before)
+    return Row(shape, f"convnet + {loss}", milliseconds=1e3 * median, per_second=images / median, rounds=repeats)
+
+
+def _names_of(losses: Sequence[str | nn.Module]) -> list[str]:
+    """Return the names of losses; a second one of a class is ``CBMLLoss 2``."""
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    for loss in losses:
+        name = loss if isinstance(loss, str) else type(loss).__name__
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name} {counts[name]}")
+    return names
+
+
+def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: torch.device) -> list[Row]:
+    x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0))
+    inputs = x.to(device).requires_grad_(), (torch.arange(shape.batch) // shape.per_class).to(device)
+    side = min(shape.batch, _COPIED)
+    source, copy = torch.zeros(2, side, side, device=device)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    copies: list[float] = []
+    peaks = dict[str, int]()
+    traffic = dict[str, int]()
+    operators = dict[str, int]()
+    errors = dict[str, str]()
+    for round_, (name, function) in itertools.product(range(repeats), functions.items()):
+        if name in errors or (round_ >= 3 and sum(times[name]) > ENOUGH):
+            continue
+        try:
+            if round_ == 0:
+                peaks[name] = peak_bytes(function, *inputs)  # also warms up
+                account = _account(function, *inputs)
+                traffic[name] = account.traffic
+                operators[name] = account.operators
+            times[name].append(_seconds(function, *inputs))
+        except (RuntimeError, MemoryError) as error:
+            errors[name] = one_line(error)
+        start = _seconds_of_clock()
+        copy.copy_(source)
+        copies.append(_seconds_of_clock() - start)
+    medians = {name: 1e3 * statistics.median(times[name]) for name in functions if name not in errors}
+    lowest = medians.get(FLOOR, math.nan)
+    per_byte = 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
+    rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
+    for name, median in medians.items():
+        row = Row(
+            str(shape),
+            name,
+            milliseconds=median,
+            to_floor=median / lowest,
+            peak_bytes=peaks[name],
+            traffic=traffic[name] / (4 * shape.batch**2),
+            operators=operators[name],
+            limit=traffic[name] * per_byte,
+            per_second=1e3 * shape.batch / median,
+            rounds=len(times[name]),
+        )
+        rows.append(row)
+    return rows
+
+
+def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768, **options: Any) -> list[Row]:
+    """Measure losses at batches that double from ``start`` up to ``to``; options are those of :func:`bench`."""
+    if to < start.batch:
+        raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
+    batches = [start.batch << doubled for doubled in range((to // start.batch).bit_length())]
+    return bench(losses, [dataclasses.replace(start, batch=batch) for batch in batches], tiled=True, **options)
+
+
+def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
+    if not isinstance(loss, str):
+        return loss
+    kinds = {component.kind for component in registry.candidates(loss)}
+    kind = "regularizer" if kinds == {"regularizer"} else "loss"
+    _, missing = fill_settings(registry.get(loss, kind).cls, shape.context)
+    if missing:
+        raise ConfigError(
+            f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
+            "pass an object to pml_ext_train.cli.benchmark.bench instead"
+        )
+    module: nn.Module = registry.build(loss, kind, shape.context)
+    if kind == "loss":
+        return module
+    return RegularizedLoss(ContrastiveLoss(), module)
+
+
+def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
+    embeddings.grad = None
+    start = _seconds_of_clock()
+    function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
+    return _seconds_of_clock() - start
+
+
+def _seconds_of_clock() -> float:
+    """Return a clock's seconds, after what the accelerator has been given is done."""
+    if accelerator():  # as torch.utils.benchmark.timer does, which imports a compiler of C++
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return the peak memory in bytes of forward and backward of a warmed-up loss, beyond the inputs."""
+    if embeddings.device.type != "cuda":
+        return _account(function, embeddings, labels).peak
+    _seconds(function, embeddings, labels)
+    torch.cuda.reset_peak_memory_stats(embeddings.device)
+    before = torch.cuda.memory_allocated(embeddings.device)
+    _seconds(function, embeddings, labels)
+    return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
+
+
+def traffic_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return the bytes that operators of forward and backward of a warmed-up loss read and write, without caches.
+
+    Every input and output tensor of an operator (views excepted) counts in full, even if a gather reads only a part.
+    """
+    return _account(function, embeddings, labels).traffic
+
+
+def operators_of(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return how many operators compute or copy something in forward and backward."""
+    return _account(function, embeddings, labels).operators
+
+
+def _account(function: Compute, embeddings: Tensor, labels: Tensor) -> _Account:
+    _seconds(function, embeddings, labels)
+    account = _Account(embeddings, labels)
+    with account:
+        _seconds(function, embeddings, labels)
+    return account
+
+
+_FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without reading
+
+
+class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Number of operators, total bytes of their inputs and outputs, and peak bytes of live tensors."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch asks: with True, the first operation imports its compiler, which takes seconds
+
+    def __init__(self, *inputs: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.traffic: int = 0
+        self.operators: int = 0
+        self.peak = self._now = 0
+        self._known = {tensor.data_ptr() for tensor in inputs}  # addresses of live storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        name = func.overloadpacket.__name__.removeprefix("new_")
+        if not func.is_view and not name.startswith(("_unsafe_view", "empty")):
+            if name in ("copy_", "fill_", "zero_"):
+                only_written = args[:1]
+            elif name.startswith(_FILLED):
+                only_written = args
+            else:
+                only_written = ()
+            read = args[len(only_written) :], (kwargs or {}) | {"out": None}
+            self.operators += 1
+            self.traffic += sum(x.nbytes for x in tree_leaves([read, result]) if isinstance(x, Tensor))
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = storage.data_ptr()
+        size = storage.nbytes()
+        if size and key not in self._known:
+            self._known.add(key)
+            self._now += size
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._remove, key, size).atexit = False
+
+    def _remove(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size

@@ -1,0 +1,282 @@
+"""Checks of what plugins name for runs: data sets, transforms, trunks, metrics, trackers, commands and recipes."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data import DataSplits
+from pml_ext.errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
+from pml_ext.evaluation.calculator import RetrievalAccuracyCalculator
+from pml_ext.evaluation.of_plugins import needs_clusters
+from ..recipe import load_recipes
+from pml_ext.registry import settings_of
+from pml_ext.testing import SkipCheck
+from pml_ext.testing.batches import shuffle
+from pml_ext.testing.calling import error_summary
+from pml_ext.testing.contracts import Contract, Named, requires_no_options, takes_arguments
+from pml_ext.testing.subject import set_seed
+
+_SIZES = ((3, 64), (1, 28), (3, 224))  # channels and pixels with which a trunk is tried, in this order
+_FORMS_OF_IMAGES = ((3, 40), (1, 28))  # channels and pixels with which a transform is tried
+_SEEDS_OF_TRANSFORMS = 16
+_IMAGES_READ = 100  # of each split, spread over it
+
+
+def check_data_set(named: Named) -> str:
+    """A data set gives splits with labels that name classes, the same ones each time; or a DataError without its files.
+
+    It is called with an empty folder, so that nothing is downloaded.
+    """
+    takes_arguments(named.value, "root")
+    requires_no_options(named.value, positions=1)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            one = _drawn(named.value, Path(folder))
+            other = _drawn(named.value, Path(folder))
+        except DataError as error:
+            return f"without its files it stops: {error}"
+        return _check_equal_draws(one, other)
+
+
+def _drawn(factory: Callable[..., Any], folder: Path) -> DataSplits:
+    """Return the splits of a data set; fail for something else, or for an error other than DataError of its files."""
+    try:
+        splits = _splits_of(factory, folder)
+    except OSError as error:
+        text = f"without its files it raises {error_summary(error)}; wanted pml_ext.plugin.DataError"
+        raise AssertionError(f"{text}, with the path and what to type") from error
+    if not isinstance(splits, DataSplits):
+        raise AssertionError(f"it returns {type(splits).__name__}; wanted pml_ext.plugin.DataSplits")
+    return splits
+
+
+def _splits_of(factory: Callable[..., Any], folder: Path) -> Any:
+    try:
+        return factory(folder)
+    except ConfigError:  # it takes no folder
+        return factory(None)
+
+
+def _check_equal_draws(one: DataSplits, other: DataSplits) -> str:
+    """Check the images of all splits, and that both calls give the same labels; return the numbers of images."""
+    others = {"train": other.train, **other.tested()}
+    counts = []
+    for split, images in {"train": one.train, **one.tested()}.items():
+        _check_images(split, images, one.channels)
+        if images.labels.tolist() != others[split].labels.tolist():
+            raise AssertionError(f"{split} has other labels in a second call; draw by a generator with a fixed seed")
+        counts.append(f"{split} {len(images)}")
+    return ", ".join(counts)
+
+
+def _check_images(split: str, images: Any, channels: int) -> None:
+    """Fail if labels are not indices into the names of classes, or one of a hundred images is not as wanted."""
+    if not len(images):
+        raise AssertionError(f"{split} has no image")
+    least, most = int(images.labels.min()), int(images.labels.max())
+    if least < 0 or most >= len(images.class_names):
+        text = f"labels of {split} are {least} to {most}, but there are {len(images.class_names)} class_names"
+        raise AssertionError(f"{text}; labels are indices into them")
+    for index in np.unique(np.linspace(0, len(images) - 1, _IMAGES_READ, dtype=np.int64)).tolist():
+        image, _ = images[index]
+        if images.vector_size is not None:
+            if image.dtype != torch.float32 or not image.isfinite().all():
+                raise AssertionError(f"vector {index} of {split} is {image.dtype}; wanted float32 and finite numbers")
+            continue
+        if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != channels:
+            found = f"{image.dtype} of shape {tuple(image.shape)}"
+            raise AssertionError(f"image {index} of {split} is {found}; wanted uint8 [{channels}, H, W]")
+
+
+def check_trunk(named: Named) -> str:
+    """A trunk turns each image into a row of features, the same alone as in a batch, and can be trained and saved."""
+    takes_arguments(named.value, "in_channels", "image_size")
+    requires_no_options(named.value, positions=2)
+    problems = []
+    for channels, size in _SIZES:
+        try:
+            trunk = named.value(channels, size)
+        except Exception as error:
+            problems.append(error_summary(error))
+            continue
+        return _check_network(named, trunk, channels, size)
+    raise AssertionError(f"it cannot be built for {_SIZES} channels and pixels: {'; '.join(dict.fromkeys(problems))}")
+
+
+def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
+    """Fail if a network of images does not keep the contract of trunks."""
+    if not isinstance(trunk, torch.nn.Module):
+        raise AssertionError(f"it returns {type(trunk).__name__}; wanted a torch.nn.Module")
+    images = torch.rand(4, channels, size, size)
+    features = trunk(images)
+    if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 4:
+        found = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
+        raise AssertionError(f"images {tuple(images.shape)} give {found}; wanted features [4, F]")
+    if images._version:
+        raise AssertionError("it changes the images in place, which tests use too; clone() them first")
+    if features.dtype != torch.float32:
+        raise AssertionError(f"it gives {features.dtype} for float32 images; wanted float32")
+    parameters = [parameter for parameter in trunk.parameters() if parameter.requires_grad]
+    if features.requires_grad:
+        features.sum().backward()  # type: ignore[no-untyped-call]
+    if parameters and all(parameter.grad is None for parameter in parameters):
+        raise AssertionError("no parameter gets a gradient; look for detach(), torch.no_grad() and .data")
+    trunk.eval()
+    with torch.no_grad():
+        whole = trunk(images)
+        if whole.shape != features.shape:
+            text = f"in eval() it gives {whole.shape[1]} features of an image, in training {features.shape[1]}"
+            raise AssertionError(text)
+        if not whole.isfinite().all():
+            raise AssertionError("its features of random images are not finite")
+        alone = torch.cat([trunk(image[None]) for image in images])
+        if not torch.allclose(alone, whole, rtol=1e-3, atol=1e-4):
+            raise AssertionError("in eval() the features of an image depend on the others of the batch, or are random")
+        twin = named.value(channels, size).eval()
+        twin.load_state_dict(copy.deepcopy(trunk.state_dict()))
+        if not torch.allclose(twin(images), whole, rtol=1e-3, atol=1e-4):
+            raise AssertionError("with its state dict another trunk gives other features: something is not saved")
+    return f"{features.shape[1]} features of {channels} x {size} x {size}"
+
+
+def check_transform(named: Named) -> str:
+    """A transform gives uint8 of the same shape, draws from torch's generator alone, and can be sent to workers."""
+    requires_no_options(named.value)
+    transform = named.value()
+    if not callable(transform):
+        raise AssertionError(f"it returns {type(transform).__name__}; wanted a function of an image")
+    try:
+        pickle.dumps(transform)
+    except Exception as error:
+        text = f"it cannot be pickled, which data.workers wants: {error_summary(error)}"
+        raise AssertionError(f"{text}; define functions and classes at the top of a module") from error
+    fitting = []
+    problems = []
+    for channels, size in _FORMS_OF_IMAGES:
+        try:
+            _check_transformed(transform, channels, size)
+        except AssertionError:
+            raise
+        except Exception as error:
+            problems.append(error_summary(error))
+            continue
+        fitting.append("gray" if channels == 1 else "color")
+    if not fitting:
+        raise AssertionError(f"it refuses gray and color images: {'; '.join(dict.fromkeys(problems))}")
+    return f"for {' and '.join(fitting)}"
+
+
+def _check_transformed(transform: Any, channels: int, size: int) -> None:
+    """Fail if an image's type or shape changes, or its pixels are others with the same seed of torch."""
+    for seed in range(_SEEDS_OF_TRANSFORMS):
+        set_seed(seed)
+        image = torch.randint(256, (channels, size, size), dtype=torch.uint8)
+        results = []
+        for _ in range(2):
+            set_seed(seed)
+            results.append(transform(image.clone()))
+        one, other = results
+        if not isinstance(one, torch.Tensor) or one.dtype != torch.uint8 or one.shape != image.shape:
+            found = type(one).__name__
+            if isinstance(one, torch.Tensor):
+                found = f"{one.dtype} of shape {tuple(one.shape)}"
+            raise AssertionError(f"it gives {found} for uint8 {tuple(image.shape)}; wanted the same type and shape")
+        if not torch.equal(one, other):
+            text = "with the same seed of torch it gives other pixels"
+            raise AssertionError(f"{text}; draw from torch's generator, not from random or numpy.random")
+
+
+def check_metric(named: Named) -> str:
+    """A metric returns a finite number, the same for images in another order, with a gallery and without."""
+    calculator = RetrievalAccuracyCalculator(include=(named.name,), k="max_bin_count", device=torch.device("cpu"))
+    labels = torch.arange(6).repeat_interleave(5)
+    centers = torch.nn.functional.normalize(torch.randn(6, 8))
+    points = torch.nn.functional.normalize(centers[labels] + 0.4 * torch.randn(30, 8))
+    order = shuffle(30, 1)
+
+    def value(*arguments: Any) -> float:
+        found = float(calculator.get_accuracy(*arguments)[named.name])
+        if not math.isfinite(found):
+            raise AssertionError(f"it gives {found} for six classes of five images")
+        return found
+
+    first = value(points, labels)
+    other = value(points[order], labels[order])
+    if not needs_clusters(named.value) and not math.isclose(first, other, rel_tol=1e-5, abs_tol=1e-6):
+        raise AssertionError(f"the order of the images changes it: {first:.6g} and {other:.6g}")
+    in_gallery = value(points[::2], labels[::2], points[1::2], labels[1::2])
+    return f"{first:.4g}, and {in_gallery:.4g} with a gallery"
+
+
+def check_tracker(named: Named) -> None:
+    """A tracker is built from a folder and a recipe, logs numbers, NaN too, and ends in each of three ways."""
+    filled = {"folder": Path(), "recipe": {"loss.name": "cbml"}, "iteration": 0, "epoch": 0}
+    requires_no_options(named.value, filled)
+    known = settings_of(named.value)
+    endings: dict[str, dict[str, Any]] = {"finished": {"after": {"recall_at_1": 0.5}}, "stopped": {}, "failed": {}}
+    for status, metrics in endings.items():
+        with tempfile.TemporaryDirectory() as folder:
+            filled["folder"] = Path(folder)
+            tracker = named.value(**{name: value for name, value in filled.items() if name in known})
+            for method in ("log", "finish"):
+                if not callable(getattr(tracker, method, None)):
+                    raise AssertionError(f"it returns {type(tracker).__name__} without the method {method}()")
+            tracker.log({"loss_histories/total_loss": 0.5, "loss_histories/other": math.nan}, 1)
+            tracker.log({"accuracies_test_by_epoch/recall_at_1": 0.25}, 1)
+            if hasattr(tracker, "flush"):
+                tracker.flush()
+            tracker.finish(status, metrics, Path(folder) / "report.html")
+
+
+def check_command(named: Named) -> None:
+    """A command is a function that typer can call; its ``--help`` works."""
+    import typer
+    from typer.testing import CliRunner
+
+    function = named.value.load(named.name, named.plugin)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(named.name)(function)
+    text = "its --help stops, as its parameters are not typer's"
+    try:
+        told = CliRunner().invoke(app, ["--help"])
+    except Exception as error:
+        raise AssertionError(f"{text}: {error_summary(error)}") from error
+    if told.exit_code != 0:
+        problem = error_summary(told.exception) if told.exception else told.output
+        raise AssertionError(f"{text}: {problem}")
+
+
+def check_recipe(named: Named) -> str:
+    """A recipe is valid TOML whose names are known, and whose losses and optimizers can be built."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of losses, about their settings
+            variants = load_recipes(named.name)
+    except MissingExtraError as error:
+        raise SkipCheck(f"{named.name}: {error}") from None
+    except PmlExtError as error:
+        raise AssertionError(str(error)) from error
+    for recipe in variants.values():
+        if not recipe.description.strip():
+            raise AssertionError(f"{named.name} has no description, which `pml-ext list recipes` shows; write one")
+    return f"{named.name}: {counted(len(variants), 'run')}"
+
+
+CHECKS: dict[str, Contract] = {
+    "data set": check_data_set,
+    "trunk": check_trunk,
+    "transform": check_transform,
+    "metric": check_metric,
+    "tracker": check_tracker,
+    "command": check_command,
+    "recipe": check_recipe,
+}

@@ -1,0 +1,214 @@
+"""Descriptions of names, read from signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from pml_ext import registry
+from pml_ext.errors import UnknownNameError, unknown
+from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, papers, quoted, tables_of_papers, texts
+from ..recipe.papers import names_of_tables
+from ..recipe.sweep import without_variant
+from pml_ext.registry.components import KINDS, capabilities
+from pml_ext.settings import settings_of
+
+_OTHER_KINDS = ("recipe", "table", "data set", "transform", "trunk")
+_FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data sets and trunks
+
+
+def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
+    """Describe all entries of a name, which components of several kinds, recipes and tables may share.
+
+    Data sets, transforms and trunks are looked up last, because they import torch. ``kind`` limits the search to one
+    kind: one of :data:`KINDS`, ``"recipe"``, ``"table"``, ``"data set"``, ``"transform"`` or ``"trunk"``.
+    An entry has ``name``, ``kind``, ``class``, ``text`` (the docstring), ``settings`` (``name``, ``default``; of a
+    recipe ``origin`` too), ``capabilities``, ``paper`` and ``recipes``.
+    """
+    if kind not in (None, *KINDS, *_OTHER_KINDS):
+        raise UnknownNameError(unknown("kind", str(kind), (*KINDS, *_OTHER_KINDS)))
+
+    described = []
+    if kind is None or kind in KINDS:
+        described += _components(name, kind)
+    if kind in (None, "table"):
+        described += _tables(name)
+    if kind in (None, "recipe"):
+        described += _recipes(name)
+    if described:
+        return described
+
+    factories = _factories()
+    for factory_kind, known in factories.items():
+        if name in known and kind in (None, factory_kind):
+            described.append(_factory(name, factory_kind, known[name]))
+    if not described:
+        raise _unknown_name(name, kind, factories)
+    return described
+
+
+def _components(name: str, kind: str | None) -> list[dict[str, Any]]:
+    """Describe the components of a name; UnknownNameError if there are none of the kind, if one is given."""
+    found = registry.candidates(name, kind)
+    if kind is not None and not found:
+        found = [registry.get(name, kind)]  # raises an error that names similar ones
+    described = []
+    for component in found:
+        cls = component.cls
+        entry = _entry(registry.short_name(component), component.kind, _documentation(cls))
+        entry["class"] = f"{cls.__module__}.{cls.__qualname__}"
+        entry["settings"] = _settings(settings_of(cls))
+        entry["capabilities"] = sorted(capabilities(cls))
+        entry["paper"] = str(component.paper or "")
+        described.append(entry)
+    return described
+
+
+def _factories() -> dict[str, dict[str, Any]]:
+    """Return the factories of data sets, transforms and trunks by kind and name."""
+    from ..data import PATH_FACTORIES
+
+    data_sets = registry.values("data set")
+    for prefix, (factory, _) in PATH_FACTORIES.items():
+        data_sets[prefix] = factory
+    return {
+        "data set": data_sets,
+        "transform": registry.values("transform"),
+        "trunk": registry.values("trunk"),
+    }
+
+
+def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
+    options = {}
+    for key, parameter in settings_of(factory).items():
+        if key not in _FILLED_BY_RUNS or parameter.default is not parameter.empty:
+            options[key] = parameter
+    entry = _entry(name, kind, _documentation(factory))
+    entry["settings"] = _settings(options)
+    return entry
+
+
+def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, Any]]) -> UnknownNameError:
+    """Return an error that names similar names, of one kind or of all kinds."""
+    known = {
+        "recipe": list(registry.recipes()),
+        "table": names_of_tables(),
+        "data set": list(factories["data set"]),
+        "transform": list(factories["transform"]),
+        "trunk": list(factories["trunk"]),
+    }
+    if kind is not None:
+        return UnknownNameError(unknown(kind, name, known[kind]))
+    names = [component.name for component in registry.components()]
+    for more_names in known.values():
+        names += more_names
+    return UnknownNameError(unknown("component, recipe, table, data set, transform or trunk", name, names))
+
+
+def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": kind,
+        "class": "",
+        "text": text,
+        "settings": [],
+        "capabilities": [],
+        "paper": "",
+        "recipes": [recipe for recipe in registry.recipes() if (kind, name) in names_in(recipe)],
+    }
+
+
+def _documentation(documented: Any) -> str:
+    """Return the docstring of a class, not that of its base class, or of a function."""
+    text = documented.__doc__
+    if isinstance(documented, type):
+        text = vars(documented).get("__doc__")
+    return inspect.cleandoc(text) if isinstance(text, str) else ""
+
+
+def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
+    settings = []
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty:
+            default = "(required)"
+        else:
+            default = repr(parameter.default)
+        settings.append({"name": name, "default": default})
+    return settings
+
+
+def _recipes(name: str) -> list[dict[str, Any]]:
+    """Describe a recipe, with the settings of its first variant; return [] for an unknown name."""
+    base = without_variant(name)
+    if base not in registry.recipes() and not base.endswith(".toml"):
+        return []
+    recipes = load_recipes(name, check=False)
+    first = next(iter(recipes.values()))
+
+    tables = first.as_dict()
+    paper = tables.pop("paper", {})
+    text = tables.pop("description")
+    if len(recipes) > 1:
+        text += f"\n\nvariants: {', '.join(recipes)}"
+
+    entry = _entry(name, "recipe", text)
+    entry["settings"] = _settings_of_recipe(tables, first.origin)
+    entry["paper"] = "; ".join([*_texts_of_paper(paper), *_quoted_values(recipes.values())])
+    return [entry]
+
+
+def _settings_of_recipe(tables: dict[str, Any], origins: dict[str, str]) -> list[dict[str, str]]:
+    values = flat(tables)
+    sources = dict.fromkeys(values, "")
+    if origins:
+        sources = origins_of(values, {"track": "ours", **origins})
+    settings = []
+    for key, value in values.items():
+        settings.append({"name": key, "default": repr(value), "origin": sources[key]})
+    return settings
+
+
+def _texts_of_paper(paper: dict[str, Any]) -> list[str]:
+    texts = []
+    for key, value in paper.items():
+        if value and key not in ("row", "column"):
+            texts.append(f"{key}: {value}")
+    return texts
+
+
+def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
+    """Return the lines with the values that recipes quote, each once."""
+    lines: dict[str, None] = {}
+    for recipe in recipes:
+        values = quoted(recipe.paper, recipe.data.name)
+        lines |= dict.fromkeys(texts(values))
+    return list(lines)
+
+
+def _tables(name: str) -> list[dict[str, Any]]:
+    """Describe a table of a paper as printed, with the recipes of its rows; return [] for an unknown table."""
+    paper_name, _, number = name.partition("/")
+    paper = papers().get(paper_name)
+    if paper is None or number not in paper.tables:
+        return []
+    table = paper.tables[number]
+    listed = {each["name"]: each for each in tables_of_papers()}  # which reads every recipe
+
+    columns = list(table.heads)
+    for heading, names in table.columns.items():
+        for column in names:
+            columns.append(f"{heading} {column}".strip())
+    rows = []
+    for row, trained in zip(table.rows, listed[name]["rows"], strict=True):
+        recipes = "\n".join(trained["recipes"]) or trained["reason"]
+        rows.append([*map(table.text, row), recipes])
+
+    texts = filter(None, (table.title, table.note, table.reason()))
+    entry = _entry(name, "table", "\n\n".join(texts))
+    entry["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
+    entry["recipes"] = []
+    for recipes_of_scale in listed[name]["recipes"].values():
+        entry["recipes"] += recipes_of_scale
+    entry["table"] = {"columns": [*columns, "recipe"], "rows": rows}
+    return [entry]

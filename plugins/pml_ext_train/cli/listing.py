@@ -1,0 +1,380 @@
+"""``pml-ext list``, ``show`` and ``data``."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from typer import Argument, Exit, Option
+
+from pml_ext.errors import ConfigError, DataError, PmlExtError, UnknownNameError, unknown
+from .options import AsJson
+from .output import print_json, print_result, print_table, stdout
+
+if TYPE_CHECKING:
+    from ..data import DatasetInfo
+
+WIDTH = 100  # characters per line of the short list
+Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
+Other = Literal["recipes", "tables", "pipelines", "datasets", "transforms", "trunks", "metrics", "trackers", "stores"]
+What = Literal[Kind, Other]
+
+
+def list_names(
+    what: Annotated[
+        What | None, Argument(metavar="KIND", help="The kind to list (default: losses and recipes).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List losses, recipes, data sets and more.
+
+    A recipe is a TOML file that describes a training. A table is a table or figure of a paper; its entry has recipes
+    on the paper's data and on small data, or the reason why there are none, and says whether the README has results.
+    A pipeline is a partial recipe for preprocessing or a pretrained trunk. A trunk is the backbone, which turns an
+    image into features; the embedder turns these into the embedding. A transform changes training images at random, in
+    [data.augment]. A tracker records a run's numbers while it trains; a metric is computed after it. A store is a
+    database that searches an index. --json without a kind lists everything.
+
+    Examples:
+        pml-ext list
+        pml-ext list miners
+    """
+    if as_json and what is None:
+        print_json({kind: _entries(kind) for kind in get_args(What)})
+    elif as_json:
+        print_json(_entries(what))
+    elif what is None:
+        _print_short_list()
+    elif what == "tables":
+        _print_tables_of_papers(_entries(what))
+    else:
+        columns = ["name", "class", "from", "summary"]
+        rows = []
+        for entry in _entries(what):
+            rows.append([entry[column] for column in columns])
+        print_table(columns, rows)
+
+
+def _print_short_list() -> None:
+    """Write names and summaries of losses and recipes, and how to list others."""
+    kinds = ("losses", "recipes")
+    for kind in kinds:
+        rows = [[entry["name"], entry["summary"]] for entry in _entries(kind)]
+        print_table([kind, ""], rows, width=WIDTH)
+        stdout().print()
+    others = ", ".join(kind for kind in get_args(What) if kind not in kinds)
+    text = f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of {others}"
+    stdout().print(textwrap.fill(text, WIDTH), soft_wrap=True)
+
+
+def _print_tables_of_papers(entries: list[dict[str, Any]]) -> None:
+    rows = []
+    for entry in entries:
+        full = "\n".join(entry["recipes"]["full"]) or entry["reason"]
+        small = "\n".join(entry["recipes"]["small"])
+        has_results = "yes" if entry["measured"] else ""
+        rows.append([entry["name"], entry["title"], full, small, has_results])
+    print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
+
+
+def _entries(what: str | None) -> list[dict[str, Any]]:
+    """Return what ``pml-ext list WHAT --json`` writes."""
+    lists: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "recipes": _recipes,
+        "tables": _tables_of_papers,
+        "pipelines": _pipelines,
+        "datasets": _data_sets,
+        "transforms": lambda: _factories("transform"),
+        "trunks": _trunks,
+        "metrics": _metrics,
+        "trackers": lambda: _factories("tracker"),
+        "stores": lambda: _factories("store"),
+    }
+    if what in lists:
+        return lists[what]()
+    return _components("loss" if what == "losses" else str(what).removesuffix("s"))
+
+
+def _components(kind: str) -> list[dict[str, Any]]:
+    from pml_ext import registry
+
+    entries = []
+    for component in registry.components(kind):
+        name = registry.short_name(component)
+        try:
+            summary = component.one_line
+        except PmlExtError as error:
+            summary = f"broken: {error}"
+        entries.append(_entry(name, component.plugin, summary, component.class_name))
+    return entries
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from pml_ext import registry
+
+    entries = []
+    for name in registry.recipes():
+        plugin = name.partition("/")[0]
+        entries.append(_entry(name, plugin, _recipe_summary(name)))
+    return entries
+
+
+def _tables_of_papers() -> list[dict[str, Any]]:
+    from ..recipe import tables_of_papers
+
+    entries = []
+    for table in tables_of_papers():
+        entries.append(table | _entry(table["name"], table["paper"], table["title"]))
+    return entries
+
+
+def _pipelines() -> list[dict[str, Any]]:
+    from ..recipe import pipelines
+
+    entries = []
+    for name, file in pipelines().items():
+        first_line = file.read_text("utf-8").partition("\n")[0]
+        entries.append(_entry(name, "pml_ext", first_line.removeprefix("# ")))
+    return entries
+
+
+def _data_sets() -> list[dict[str, Any]]:
+    entries = _factories("data set")
+
+    from ..data import PATH_FACTORIES
+
+    for factory, wanted in PATH_FACTORIES.values():
+        name = wanted.partition(",")[0]  # "folder:PATH"
+        entries.append(_factory(name, factory))
+    return entries
+
+
+def _trunks() -> list[dict[str, Any]]:
+    entries = _factories("trunk")
+
+    from ..networks.trunks import TIMM, timm_trunk
+
+    entries.append(_factory(f"{TIMM}NAME", timm_trunk))
+    return entries
+
+
+def _metrics() -> list[dict[str, Any]]:
+    from pml_ext.evaluation.metrics import metrics_of
+
+    entries = []
+    for metric in metrics_of():
+        if metric.in_runs:
+            entries.append(_entry(metric.name, "pml_ext", metric.title))
+    return entries + _factories("metric")
+
+
+def _factories(kind: str) -> list[dict[str, Any]]:
+    from pml_ext import registry
+
+    entries = []
+    for name, factory in registry.values(kind).items():
+        plugin, _ = registry.find(kind, name)
+        entries.append(_factory(name, factory, plugin))
+    return entries
+
+
+def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, Any]:
+    return {"name": name, "class": class_name, "from": origin, "summary": summary}
+
+
+def _factory(name: str, factory: Any, plugin: str = "") -> dict[str, Any]:
+    module = getattr(factory, "__module__", None) or plugin  # an object of a plugin may have none
+    documented = getattr(factory, "__doc__", None)
+    summary = documented.strip().partition("\n")[0] if isinstance(documented, str) else ""
+    return _entry(name, str(module).partition(".")[0], summary)
+
+
+def _recipe_summary(name: str) -> str:
+    from ..recipe import read_tables
+
+    try:
+        return str(read_tables(name).get("description", ""))
+    except PmlExtError as error:
+        return f"broken: {error}"
+
+
+def show(
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="A loss, miner, ..., recipe or .toml file, table of a paper, data set, transform or trunk.",
+        ),
+    ],
+    kind: Annotated[str | None, Option(help="loss, ..., recipe, table; where several share the name.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the settings of a loss, recipe or data set.
+
+    For a loss or another component: equation, settings with defaults, paper, recipes. For a recipe: all settings with
+    their origin. For a table of a paper: the table as printed.
+
+    Examples:
+        pml-ext show cbml
+        pml-ext show cbml/digits
+    """
+    from .description import describe
+
+    described = describe(name, kind)
+    if as_json:
+        print_json(described)
+        return
+    for index, entry in enumerate(described):
+        if index > 0:
+            stdout().print()
+        _print_description(entry)
+
+
+def _print_description(entry: dict[str, Any]) -> None:
+    console = stdout()
+    class_name = f", {entry['class']}" if entry["class"] else ""
+    console.print(f"{entry['name']}  ({entry['kind']}{class_name})")
+    if entry["text"]:
+        console.print("\n" + entry["text"])
+    if entry.get("table", {}).get("rows"):
+        console.print()
+        print_table(entry["table"]["columns"], entry["table"]["rows"])
+    if entry["settings"]:
+        console.print()
+        _print_settings(entry)
+    for label in ("capabilities", "paper", "recipes"):
+        value = entry[label]
+        if value:
+            text = value if isinstance(value, str) else ", ".join(value)
+            console.print("\n" + textwrap.fill(f"{label}: {text}", WIDTH))
+
+
+def _print_settings(entry: dict[str, Any]) -> None:
+    settings = entry["settings"]
+    columns = {"setting": "name"}
+    if entry["kind"] == "recipe":
+        columns["value"] = "default"
+    else:
+        columns["default"] = "default"
+    if any(setting.get("origin") for setting in settings):
+        columns["origin"] = "origin"
+    rows = []
+    for setting in settings:
+        rows.append([setting[key] for key in columns.values()])
+    print_table(list(columns), rows)
+
+
+def data(
+    name: Annotated[str | None, Argument(metavar="NAME", help="A published data set (default: list all).")] = None,
+    root: Annotated[Path | None, Option("--data", help="Its folder (default: as pml-ext data NAME prints).")] = None,
+    download: Annotated[bool, Option("--download", help="Download missing archives, and unpack them.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Describe, check and download a data set.
+
+    Prints sources, license and expected files, and checks the files that are there. Exit code 1 if files are missing or
+    damaged.
+
+    Examples:
+        pml-ext data
+        pml-ext data cub --download
+    """
+    from ..data import get_archives, published_sets
+
+    known = published_sets()
+    if name is None:
+        if download or root is not None:
+            raise ConfigError("--download and --data want the name of a data set; pml-ext data lists them")
+        _print_data_sets(list(known.values()), as_json)
+        return
+    if name not in known:
+        raise UnknownNameError(unknown("published data set", name, known))
+    about = known[name]
+    place = about.place if root is None else root.expanduser()
+    problem = _problem(about, place)
+    if download and problem is not None:
+        get_archives(about, place)
+        problem = _problem(about, place)
+    if as_json:
+        print_json(_describe(about, place) | {"problem": problem})
+    else:
+        _print_data_set(about, place, problem)
+    if problem is not None:
+        raise Exit(1)
+
+
+def _print_data_sets(data_sets: list[DatasetInfo], as_json: bool) -> None:
+    rows = []
+    for about in data_sets:
+        megabytes = sum(archive.megabytes for archive in about.archives)
+        download = "yes" if about.downloads else "by hand"
+        rows.append([about.name, about.title, f"{megabytes:,} MB", download])
+    described = [_describe(about, about.place) for about in data_sets]
+    print_result(as_json, described, columns=["name", "title", "size", "--download"], rows=rows, right=[2])
+
+
+def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
+    archives = []
+    for archive in about.archives:
+        fields = archive._asdict()
+        del fields["unpack"]
+        archives.append(fields)
+    splits = {}
+    for split, count in about.counts.items():
+        splits[split] = count._asdict()
+    return {
+        "name": about.name,
+        "title": about.title,
+        "page": about.page,
+        "license": about.license,
+        "note": about.note,
+        "layout": about.layout,
+        "place": str(place),
+        "archives": archives,
+        "splits": splits,
+    }
+
+
+def _problem(about: DatasetInfo, place: Path) -> str | None:
+    """Return the first problem of the files in a data set's folder; None if it is complete."""
+    from ..data import builtin_datasets, check_archives
+
+    try:
+        check_archives(about, place)
+        builtin_datasets()[about.name](place)  # does not download if a folder is given
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _print_data_set(about: DatasetInfo, place: Path, problem: str | None) -> None:
+    lines = [
+        f"{about.name}: {about.title}",
+        f"described at  {about.page}",
+        f"license       {about.license}",
+        f"goes into     {place}",
+        f"as            {about.layout}",
+    ]
+    if about.note:
+        lines.append(about.note)
+    stdout().print("\n".join(lines) + "\n")
+
+    files = []
+    for archive in about.archives:
+        files.append([archive.name, f"{archive.megabytes:,} MB", archive.checksum, archive.url or "by hand"])
+    print_table(["file", "size", "checksum", "address"], files, right=[1])
+
+    splits = []
+    for split, count in about.counts.items():
+        images = "" if count.images is None else f"{count.images:,}"
+        splits.append([split, images, f"{count.classes:,}"])
+    print_table(["split", "images", "classes"], splits, right=[1, 2])
+
+    if problem is None:
+        stdout().print("complete: lists, files and counts are as published")
+        return
+    stdout().print(problem)
+    if about.downloads:
+        stdout().print(f"pml-ext data {about.name} --download fetches it")

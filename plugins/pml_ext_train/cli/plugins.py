@@ -1,0 +1,199 @@
+"""``pml-ext plugins``, ``check`` and ``new-plugin``."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import shlex
+import traceback
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Exit, Option
+
+from pml_ext.errors import ConfigError, PluginWarning, one_line
+from .options import AsJson, Verbose
+from .output import print_json, print_result, print_table, stderr, stdout
+
+if TYPE_CHECKING:
+    from pml_ext.testing.runner import CheckResult
+    from .diagnosis import Diagnosis
+
+COUNTED = ("passed", "failed", "skipped", "xfail")
+
+
+def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
+    """List the installed plugins; exit code 1 if one is broken.
+
+    Examples:
+        pml-ext plugins
+        pml-ext plugins --verbose
+    """
+    from .diagnosis import diagnosis
+
+    with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
+        records = diagnosis()
+    if verbose and not as_json:
+        stdout().print("\n".join(map(_details, records)), soft_wrap=True)
+    else:
+        rows = []
+        for record in records:
+            rows.append([record.name, record.distribution, record.version, record.module, record.status, record.error])
+        columns = ["name", "distribution", "version", "module", "status", "why"]
+        print_result(as_json, records, columns=columns, rows=rows)
+    if any(record.status == "broken" for record in records):
+        raise Exit(1)
+
+
+def _details(record: Diagnosis) -> str:
+    lines = [
+        f"{record.name}: {record.distribution} {record.version}, module {record.module}, {record.status}",
+        f"  hooks       {', '.join(record.hooks) or 'none'}",
+        f"  components  {record.components}",
+        f"  commands    {', '.join(record.commands) or 'none'}",
+        f"  seconds     {record.seconds:.3f}",
+    ]
+    for clash in record.clashes:
+        lines.append(f"  clash       {clash}")
+    for line in record.traceback.splitlines():
+        lines.append(f"  {line}")
+    return "\n".join(lines)
+
+
+def check(
+    what: Annotated[str, Argument(metavar="NAME", help="Package, package.Class, plugin, component, or pml.")],
+    fast: Annotated[bool, Option("--fast", help="Skip compiler, devices, processes and PML's trainer.")] = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the conformance checks; exit code 1 if one fails.
+
+    A plugin's recipes, data sets, transforms, trunks, metrics, trackers, stores and commands are checked, too.
+
+    Examples:
+        pml-ext check cbml
+        pml-ext check my_package --verbose
+    """
+    from pml_ext.testing.named import check_named
+    from pml_ext.testing.runner import CheckResult, check_component
+    from .targets import broken_plugins, find_components, find_named, find_named_by_name
+
+    all_named = find_named(what)
+    results: list[CheckResult] = broken_plugins(what)
+    try:
+        components = find_components(what)
+    except Exception:  # by a package that cannot be imported, too
+        components = []
+        all_named = all_named or find_named_by_name(what)
+        if not all_named and not results:
+            raise
+    for name, component in components:
+        stderr().print(f"checking {name}")
+        try:
+            checked = check_component(component, fast=fast, on_fail=None)
+        except ConfigError as error:
+            checked = [CheckResult(name, "-", "skipped", str(error))]
+        except (Exception, SystemExit) as error:  # such as a class that cannot be imported; the others are checked
+            checked = [CheckResult(name, "check_constructor", "failed", one_line(error), error)]
+        for result in checked:
+            results.append(dataclasses.replace(result, component=name))
+    title = ""
+    for named in all_named:
+        if named.title != title:
+            title = named.title
+            stderr().print(f"checking {title}")
+        results += check_named(named)
+    if as_json:
+        print_json(list(map(_check_as_json, results)))
+    else:
+        _print_checks(results, verbose)
+    if any(result.fails for result in results):
+        raise Exit(1)
+
+
+def _check_as_json(result: CheckResult) -> dict[str, str]:
+    return {"component": result.component, "check": result.check, "status": result.status, "text": result.text}
+
+
+def _print_checks(results: list[CheckResult], verbose: bool) -> None:
+    """Write the counts of each component, the failed checks (with ``verbose`` all), and the counts of all."""
+    rows = []
+    for component, of_component in _by_component(results).items():
+        counts = _counts(of_component)
+        rows.append([component, *(str(counts[status]) for status in COUNTED)])
+    print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
+
+    rows = []
+    for result in _in_reading_order(results):
+        if verbose or result.fails or result.check == "-":
+            rows.append([result.component, result.check, result.status, result.text])
+    if rows:
+        print_table(["component", "check", "result", ""], rows)
+    _print_what_to_read_first(results)
+
+    if verbose:
+        for result in results:
+            if result.fails and result.error is not None:
+                raised = "".join(traceback.format_exception(result.error))
+                stdout().print(f"{result.component}, {result.check}:\n{raised}", soft_wrap=True)
+
+    total = _counts(results)
+    stdout().print(", ".join(f"{total[status]} {status}" for status in COUNTED))
+
+
+def _in_reading_order(results: list[CheckResult]) -> list[CheckResult]:
+    """Return the results of each component, those that fail first, in the order in which to read them."""
+    from pml_ext.testing.runner import failures_in_reading_order
+
+    ordered = []
+    for of_component in _by_component(results).values():
+        ordered += failures_in_reading_order(of_component)
+        ordered += [result for result in of_component if not result.fails]
+    return ordered
+
+
+def _print_what_to_read_first(results: list[CheckResult]) -> None:
+    from pml_ext.testing.runner import failures_in_reading_order
+
+    for component, of_component in _by_component(results).items():
+        failures = failures_in_reading_order(of_component)
+        if len(failures) > 1:
+            text = f"{component}: read {failures[0].check} first; the others may follow from it"
+            stdout().print(text, soft_wrap=True)
+
+
+def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
+    by_component: dict[str, list[CheckResult]] = {}
+    for result in results:
+        by_component.setdefault(result.component, []).append(result)
+    return by_component
+
+
+def _counts(results: list[CheckResult]) -> collections.Counter[str]:
+    counts: collections.Counter[str] = collections.Counter()
+    for result in results:
+        status = "failed" if result.fails else result.status
+        counts[status] += 1
+    return counts
+
+
+def new_plugin(
+    name: Annotated[
+        str, Argument(metavar="NAME", help="Name of package, entry point and loss, in kebab-case: my-loss.")
+    ],
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
+) -> None:
+    """Write a new plugin: a package with a loss, a recipe and tests.
+
+    Examples:
+        pml-ext new-plugin my-loss
+        pml-ext new-plugin my-loss --out packages/my-loss
+    """
+    from .scaffold import new_plugin as write
+
+    for path in write(name, out):
+        stdout().print(str(path), soft_wrap=True)
+    package = name.replace("-", "_")
+    folder = shlex.quote(str(out or name))
+    stdout().print(f"next: cd {folder}; pip install -e '.[dev]'; pytest; pml-ext check {package}", soft_wrap=True)

@@ -1,0 +1,130 @@
+"""The results of runs, printed: tables, verdicts, reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pml_ext.errors import counted
+from .output import mean_and_std, print_json, print_table, say, stdout
+
+if TYPE_CHECKING:
+    from ..launch.launch import FailedRunsError
+
+
+def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
+    """Write the results of the runs on stdout, as tables or as JSON."""
+    from ..records.summary import summarize
+
+    verdicts = [result.pop("verdict", "") for result in results]
+    if as_json:
+        _print_as_json(results, failed)
+        return
+    if not results:
+        return
+    if len(results) == 1 and failed is None:
+        _print_metrics(results[0])
+    else:
+        _print_summary(results, summarize(results))
+    for result, text in zip(results, verdicts, strict=True):
+        if text and len(results) > 1:
+            text = f"{result['folder']}: {text}"
+        if text:
+            stdout().print(text, soft_wrap=True)
+    if not quick:
+        _say_if_tests_took_longer(results)
+    for result in results:
+        report_file = Path(result["folder"]) / "report.html"
+        if report_file.exists():
+            stdout().print(f"report: {report_file}", soft_wrap=True)
+
+
+def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
+    from ..records.summary import summarize
+
+    if len(results) == 1 and failed is None:
+        print_json(results[0])
+        return
+    about: dict[str, Any] = {"runs": results, "summary": summarize(results)}
+    if failed is not None:
+        about["failures"] = failed.failures
+    print_json(about)
+
+
+def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
+    """Say how to leave out tests, if they took longer than training."""
+    train_seconds = 0.0
+    all_seconds = 0.0
+    for result in results:
+        train_seconds += result["seconds"]["train"]
+        all_seconds += sum(result["seconds"].values())
+    test_seconds = all_seconds - train_seconds
+    if test_seconds > train_seconds > 0:
+        times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
+        say(f"{times}: --quick leaves out the tests before training")
+
+
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    """Write a row for each metric and a column for each phase: titles of phases may be wrapped, as 80 columns want."""
+    from pml_ext.evaluation.metrics import title_of
+    from ..results.verdict import shown_phases
+
+    if not metrics["after"]:  # of data without labels
+        images = metrics["images"]["train"]["images"]
+        stdout().print(f"{metrics['recipe']}: {images:,} {metrics['input']}, without labels; nothing was tested")
+        return
+    phases = shown_phases(metrics)
+    rows = []
+    for name in metrics["after"]:
+        cells = []
+        for phase in phases:
+            value = metrics[phase].get(name)
+            cells.append("" if value is None or math.isnan(value) else f"{100 * value:.1f}")
+        rows.append([title_of(name), *cells])
+    _print_phases(f"{metrics['recipe']}, %", phases, rows)
+
+
+def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Write a table for each recipe, with mean and standard deviation of its runs."""
+    from pml_ext.evaluation.metrics import title_of
+    from ..results.verdict import shown_phases
+
+    for recipe, values in summary.items():
+        of_recipe = [result for result in results if result["recipe"] == recipe]
+        phases = shown_phases(of_recipe[0])
+        rows = []
+        for name in of_recipe[0]["after"]:
+            cells = []
+            for phase in phases:
+                about = values[phase].get(name)
+                cells.append("" if about is None else mean_and_std(about))
+            rows.append([title_of(name), *cells])
+        runs = counted(len(of_recipe), "run")
+        _print_phases(f"{recipe}, {runs}, %, mean ± std", phases, rows)
+
+
+def _print_phases(title: str, phases: dict[str, str], rows: list[list[str]]) -> None:
+    """Write a table of metrics by phase; where its columns do not fit side by side, several below each other."""
+    stdout().print(title, soft_wrap=True)
+    cell_width = max((len(cell) for row in rows for cell in row[1:]), default=0)
+    columns = []
+    for phase_title in phases.values():
+        longest_word = max(map(len, phase_title.split()))
+        columns.append(max(longest_word, cell_width) + 2)  # with the space between columns
+    name_width = max(len(row[0]) for row in rows) + 2
+    for first, last in _fitting(columns, stdout().width - name_width):
+        titles = list(phases.values())[first:last]
+        part = [[row[0], *row[1 + first : 1 + last]] for row in rows]
+        print_table(["", *titles], part, right=range(1, len(titles) + 1))
+
+
+def _fitting(widths: list[int], width: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last column, exclusive, of tables that fit into a width."""
+    first = 0
+    for column in range(1, len(widths) + 1):
+        is_last = column == len(widths)
+        if is_last or sum(widths[first : column + 1]) > width:
+            yield first, column
+            first = column

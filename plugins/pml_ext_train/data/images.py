@@ -1,0 +1,207 @@
+"""Labeled images, or vectors in their place: pixels or files, labels, boxes, groups, and a transform."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from pml_ext.pairwise import ListedTuples, sample_tuples
+from .reading import Box, read_image
+from .transforms import Steps
+
+Transform = Callable[[Tensor], Tensor]
+
+
+class PackedImages(NamedTuple):
+    """Images of different sizes in one tensor, which worker processes share by one file descriptor."""
+
+    pixels: Tensor  # uint8, all images one after the other, channels last
+    starts: Any  # of each image in ``pixels``, [N]
+    shapes: Any  # height, width and channels of each image, [N, 3]
+
+    @classmethod
+    def of(cls, images: list[Tensor]) -> PackedImages:
+        """Pack images ``[C, H, W]``, and empty the list to spare memory."""
+        shapes = np.array([image.permute(1, 2, 0).shape for image in images], dtype=np.int64).reshape(-1, 3)
+        sizes = shapes.prod(axis=1)
+        ends = sizes.cumsum()
+        pixels = torch.empty(int(ends[-1]), dtype=torch.uint8)
+        packed = cls(pixels, ends - sizes, shapes)
+        while images:
+            last = images.pop()
+            packed.image(len(images)).copy_(last)
+        return packed
+
+    def image(self, index: int) -> Tensor:
+        """Return an image, ``[C, H, W]``, a view."""
+        shape = self.shapes[index]
+        start = self.starts[index]
+        return self.pixels[start : start + shape.prod()].view(*shape.tolist()).permute(2, 0, 1)
+
+    def subset(self, indices: Any) -> PackedImages:
+        """Return some of the images, which share their pixels with these."""
+        return self._replace(starts=self.starts[indices], shapes=self.shapes[indices])
+
+
+class ResizedCache(NamedTuple):
+    """Cached results of a transform's first step, with the step's name."""
+
+    images: PackedImages
+    first: str
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class LabeledImages(Dataset[tuple[Tensor, int]]):
+    """Images, or vectors in place of images, with integer labels; an item is ``(image, label)``."""
+
+    images: Tensor | Sequence[Path]  # uint8 [N, C, H, W], or image files, read on access; of vectors float32 [N, D]
+    labels: Any  # indices into class_names, [N]
+    class_names: Sequence[str]  # of all classes of the data set, over all splits
+    transform: Transform | None = None  # applied to a uint8 image [C, H, W]
+    channels: int = 3  # of images read from files: 1 (gray) or 3 (color)
+    boxes: Any = None  # crop box of each file, [N, 4], columns as in Box; None for whole files
+    groups: Any = None  # group of each image, texts, [N], "" for none; a query's own group is not in its gallery
+    cache: ResizedCache | None = None  # read instead of the files if the transform has the same first step
+    ids: Any = None  # of vectors: their names, texts, [N]; by default the numbers of their rows
+    tuples: ListedTuples | None = None  # listed pairs or triplets of the images, in place of labels, which are then 0
+
+    def __post_init__(self) -> None:
+        self.labels = _as_labels(self.labels)
+        if isinstance(self.images, np.ndarray) and self.images.dtype.kind in "uif":
+            raise TypeError("images must be a tensor, or paths of files, not a NumPy array; type torch.from_numpy(...)")
+        self.class_names = list(self.class_names)
+        if self.boxes is not None:
+            self.boxes = np.asarray(self.boxes, dtype=np.float64)
+        if self.groups is not None:
+            self.groups = np.asarray(self.groups, dtype=str)
+            if len(self.groups) != len(self.labels):
+                raise ValueError(f"{len(self.labels)} images, but {len(self.groups)} groups")
+        if self.vector_size is not None:
+            if self.ids is None:
+                self.ids = np.arange(len(self.labels))
+            self.ids = np.asarray(self.ids).astype(str)
+            if len(self.ids) != len(self.labels):
+                raise ValueError(f"{len(self.labels)} vectors, but {len(self.ids)} ids")
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
+        if self.tuples is not None and len(self.tuples) and int(self.tuples.rows.max()) >= len(self.labels):
+            raise ValueError(f"{len(self.labels)} images, but tuples of the row {int(self.tuples.rows.max())}")
+
+    @property
+    def paths(self) -> list[Path] | None:
+        """Paths of the image files; None for images in memory."""
+        if isinstance(self.images, Tensor):
+            return None
+        return list(self.images)
+
+    @property
+    def vectors(self) -> Tensor:
+        """The vectors, ``[N, D]``, where there are no images."""
+        assert isinstance(self.images, Tensor)
+        assert self.images.ndim == 2
+        return self.images
+
+    @property
+    def vector_size(self) -> int | None:
+        """The length of the vectors; None for images."""
+        if isinstance(self.images, Tensor) and self.images.ndim == 2:
+            return self.images.shape[1]
+        return None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self.cache is not None and self.cache.first == getattr(self.transform, "first_name", None):
+            image = self.cache.images.image(index)
+        else:
+            image = self.image(index, getattr(self.transform, "smallest", None))
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, int(self.labels[index])
+
+    def image(self, index: int, smallest: int | None = None) -> Tensor:
+        """Return an image before the transform, uint8 ``[C, H, W]``; see :func:`read_image`."""
+        if isinstance(self.images, Tensor):
+            return self.images[index]
+        if self.boxes is None:
+            box = None
+        else:
+            box = Box(*self.boxes[index])
+        return read_image(self.images[index], self.channels, box, smallest)
+
+    def replace(self, **changes: Any) -> LabeledImages:
+        """Return the same images with other arguments, such as ``labels`` or ``transform``."""
+        return dataclasses.replace(self, **changes)
+
+    def with_transform(self, transform: Transform | None) -> LabeledImages:
+        """Return the same images with another transform."""
+        return self.replace(transform=transform)
+
+    def for_workers(self) -> tuple[LabeledImages, Transform]:
+        """Return images with the steps for workers, uint8 output if possible, and the steps on a batch."""
+        if not isinstance(self.transform, Steps):
+            return self, nn.Identity()
+        steps_of_workers, steps_of_batch = self.transform.divided()
+        return self.with_transform(steps_of_workers), steps_of_batch
+
+    def subset(self, indices: Any) -> LabeledImages:
+        """Return some of the images, by index or boolean mask, and the listed tuples whose images are all there."""
+        chosen = np.arange(len(self))[np.asarray(indices)]
+        if isinstance(self.images, Tensor):
+            images: Tensor | list[Path] = self.images[chosen]
+        else:
+            images = [self.images[index] for index in chosen]
+        boxes = None
+        if self.boxes is not None:
+            boxes = self.boxes[chosen]
+        groups = None
+        if self.groups is not None:
+            groups = self.groups[chosen]
+        ids = None
+        if self.ids is not None:
+            ids = self.ids[chosen]
+        cache = None
+        if self.cache is not None:
+            cache = self.cache._replace(images=self.cache.images.subset(chosen))
+        tuples = None
+        if self.tuples is not None:
+            tuples = self.tuples.among(chosen, len(self))
+        return self.replace(
+            images=images,
+            labels=self.labels[chosen],
+            boxes=boxes,
+            groups=groups,
+            ids=ids,
+            cache=cache,
+            tuples=tuples,
+        )
+
+    def sample_of_tuples(self, images: int, seed: int) -> LabeledImages:
+        """Return a random sample of the listed pairs or triplets, which have at most so many images, and their images.
+
+        Two pairs, or a triplet, remain in any case.
+        """
+        assert self.tuples is not None
+        sample = sample_tuples(self.tuples, images // self.tuples.rows.shape[1], seed)
+        used = torch.unique(sample.rows).numpy()
+        return self.subset(used).replace(tuples=sample.among(used, len(self)))
+
+
+def _as_labels(labels: Any) -> NDArray[np.int64]:
+    """Return labels as integers, ``[N]``; ValueError for others, such as rows of a one-hot matrix or NaN."""
+    given = np.asarray(labels)
+    if given.ndim != 1:
+        raise ValueError(f"labels must have one dimension, [N], not the shape {list(given.shape)}")
+    if given.dtype.kind == "f" and not (given == np.floor(given)).all():
+        wrong = given[given != np.floor(given)][0]
+        raise ValueError(f"labels must be integers, indices into class_names; found {wrong}")
+    return given.astype(np.int64, copy=False)

@@ -1,0 +1,104 @@
+"""Files read before a training: to leave out those that cannot be read, and to keep resized images in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pml_ext.errors import ConfigError, DataError, counted
+from .images import LabeledImages, PackedImages, ResizedCache
+from .transforms import Steps
+
+NAMED = 5  # of the files that cannot be read, in a warning
+
+
+def left_out_text(unreadable: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a warning that counts the files that were left out, and names the first five with their reasons.
+
+    ``unreadable`` are the results of :func:`prepare` by split. The text is empty without any.
+    """
+    reasons: list[str] = []
+    for paths in unreadable.values():
+        for error in paths.values():
+            reason, _, _ = error.partition("; ")  # the remedy is the same for all
+            reasons.append(reason)
+    if not reasons:
+        return ""
+    by_split = ", ".join(f"{len(paths)} of {split}" for split, paths in unreadable.items() if paths)
+    shown = "; ".join(sorted(reasons)[:NAMED])
+    more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
+    return f"left out {counted(len(reasons), 'image')} that cannot be read ({by_split}): {shown}{more}"
+
+
+def prepare(
+    images: LabeledImages,
+    steps: Steps,
+    cache: Literal["none", "memory"] = "none",
+    skip_unreadable: bool = False,
+    workers: int = 0,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[LabeledImages, dict[str, str]]:
+    """Return a split, cached or without unreadable files if requested, and ``{path: reason}`` of the files left out.
+
+    The cache holds results of the first of ``steps``. To cache or to skip files, ``workers`` threads (0 for one per
+    processor, up to 8) read every file once, after a message to ``tell``. Raises ConfigError if nothing can be cached,
+    and DataError for an unreadable file, or with ``skip_unreadable`` if no file can be read.
+    """
+    in_memory = isinstance(images.images, Tensor)
+    keep = cache == "memory"
+    if in_memory and keep:
+        raise ConfigError(f"data.cache: found {cache!r}, but the images of this data set are in memory; leave it out")
+    if in_memory or not (keep or skip_unreadable):
+        return images, {}
+    if steps.first is None and keep:
+        raise ConfigError(
+            "data.cache: training images are cut from the files as they are, which leaves nothing to keep; "
+            "data.images.resize resizes them before"
+        )
+
+    first_step = steps.first if keep else None
+    into_memory = ", into memory" if keep else ""
+    tell(f"reading {len(images):,} images{into_memory}")
+    results = _read_all(images, steps.smallest, first_step, skip_unreadable, workers)
+
+    unreadable = {}
+    for index, result in enumerate(results):
+        if isinstance(result, str):
+            unreadable[index] = result
+    if len(unreadable) == len(images):
+        raise DataError(f"none of {len(images)} images can be read; the first: {unreadable[0]}")
+    readable = images.subset(np.setdiff1d(np.arange(len(images)), list(unreadable)))
+    if keep:
+        kept = [result for result in results if isinstance(result, Tensor)]
+        del results
+        readable = readable.replace(cache=ResizedCache(PackedImages.of(kept), steps.first_name))
+    reasons = {}
+    for index, reason in unreadable.items():
+        reasons[str(images.images[index])] = reason
+    return readable, reasons
+
+
+def _read_all(
+    images: LabeledImages, smallest: int, first_step: nn.Module | None, skip_unreadable: bool, workers: int
+) -> list[Tensor | str]:
+    """Return each image after the first step, an empty tensor without one, or the reason why it cannot be read."""
+
+    def read(index: int) -> Tensor | str:
+        try:
+            image = images.image(index, smallest)
+        except DataError as error:
+            if not skip_unreadable:
+                raise
+            return str(error)
+        if first_step is None:
+            return torch.empty(0)
+        return first_step(image)  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8)) as pool:
+        return list(pool.map(read, range(len(images))))

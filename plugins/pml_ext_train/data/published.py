@@ -1,0 +1,350 @@
+"""Published data sets: archives, sizes of splits, and checks of lists of images."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import tempfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pml_ext.errors import DataError, UnwritableError, one_line
+from ..files import locked_folder
+from .images import LabeledImages
+from .reading import Box
+from .splits import DataSplits
+
+MEANT_FOR = {"train": "training images", "test": "test images", "query": "queries", "gallery": "gallery images"}
+EVERYTHING = Box(0, 0, 1e9, 1e9)
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, by default ``~/.cache/pml_ext/NAME``.
+
+    Raise UnwritableError for a user without a home folder, as in some containers.
+    """
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given) / "pml_ext" / name
+    try:
+        return Path.home() / ".cache" / "pml_ext" / name
+    except RuntimeError:
+        raise UnwritableError("no home folder for a cache; set HOME or XDG_CACHE_HOME") from None
+
+
+class Count(NamedTuple):
+    """Size of a split; ``images`` is None if the paper does not give the number."""
+
+    images: int | None
+    classes: int
+
+
+class Entry(NamedTuple):
+    """An image in a list; its path is relative to the image folder, and a crop box of None is the whole image."""
+
+    path: str
+    name: str
+    box: Box | None = None
+    group: str = ""  # images of a query's own group are left out of its gallery; "" for none
+
+
+Counts = Mapping[str, Count]
+Parts = Mapping[str, Sequence[Entry]]
+
+
+class Archive(NamedTuple):
+    """A published file of a data set."""
+
+    name: str
+    megabytes: int
+    checksum: str = ""  # MD5 or SHA-256, distinguished by length
+    url: str = ""  # a stable, public address for downloads
+    unpack: bool = True
+
+    def check(self, path: Path) -> None:
+        """Raise :class:`DataError` if a file does not match the published checksum, if any."""
+        if not self.checksum:
+            return
+        kind = "md5" if len(self.checksum) == 32 else "sha256"
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, kind).hexdigest()
+        if found != self.checksum:
+            raise DataError(
+                f"{path}: not the file that is meant, or cut: its {kind.upper()} is {found}, wanted {self.checksum}; "
+                "delete it and get it again"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """A published data set."""
+
+    name: str
+    title: str
+    page: str  # address of the description
+    license: str
+    archives: tuple[Archive, ...]
+    layout: str  # files to read in the set's folder
+    counts: Counts
+    note: str = ""
+
+    @property
+    def downloads(self) -> bool:
+        """Whether a program may download all archives."""
+        return all(archive.url for archive in self.archives)
+
+    @property
+    def place(self) -> Path:
+        """The default folder, without ``--data``: ``$PML_EXT_DATA/NAME``, or one in the user's cache."""
+        set_by_user = os.environ.get("PML_EXT_DATA")
+        if set_by_user:
+            return Path(set_by_user).expanduser() / self.name
+        try:
+            return cache_folder(self.name)
+        except UnwritableError:
+            warnings.warn("no home folder for data; set PML_EXT_DATA (now: the current folder)", stacklevel=2)
+            return Path.cwd() / self.name
+
+
+def get_archives(about: DatasetInfo, place: Path) -> None:
+    """Download missing archives to a folder, check and unpack all; raise DataError for a bad archive."""
+    check_archives(about, place)
+    for archive in about.archives:
+        path = place / archive.name
+        if not path.is_file() and not archive.url:
+            raise DataError(
+                f"{archive.name} of {about.name} has no address that a program may fetch it from; see {about.page}, "
+                f"and put it into {place}"
+            )
+        if not path.is_file():
+            with locked_folder(place):  # another process that downloads it at the same time is waited for
+                if not (place / archive.name).is_file():
+                    _download(archive, place)
+        if archive.unpack:
+            _unpack(path, place)
+
+
+def check_archives(about: DatasetInfo, root: Path | None = None) -> None:
+    """Check the archives in a data set's folder; raise :class:`DataError` for a truncated or wrong file."""
+    place = about.place if root is None else root.expanduser()
+    for archive in about.archives:
+        if (place / archive.name).is_file():
+            archive.check(place / archive.name)
+
+
+def _download(archive: Archive, place: Path) -> None:
+    from torchvision.datasets.utils import download_url
+
+    part = place / f"{archive.name}.part"
+    try:
+        part.unlink(missing_ok=True)  # of a download that was killed
+        download_url(archive.url, os.fspath(place), part.name)
+        archive.check(part)
+        os.replace(part, place / archive.name)
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        raise DataError(
+            f"{archive.url} cannot be downloaded ({one_line(error)}); try again, or fetch {archive.name} yourself and "
+            f"put it into {place}"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):  # an earlier error says more
+            part.unlink(missing_ok=True)
+
+
+def _unpack(path: Path, place: Path) -> None:
+    """Unpack a tar or zip archive; its files are moved to the folder after the whole archive has been read."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as temporary:
+            if path.suffix == ".zip":
+                shutil.unpack_archive(path, temporary)
+            else:
+                with tarfile.open(path) as tar:
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has no filters
+                    tar.extractall(temporary, members=_files_and_folders(tar))
+            shutil.copytree(temporary, place, copy_function=os.replace, dirs_exist_ok=True)
+    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:  # ReadError is an OSError
+        raise DataError(f"{path}: not a readable archive ({one_line(error)}); delete it and get it again") from None
+
+
+def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an archive; raise TarError for a link, a device, or a path outside of the folder."""
+    for member in tar:
+        if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
+            raise tarfile.TarError(f"{member.name} is not a file or a folder inside of the archive")
+        yield member
+
+
+def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
+    """Return the folder that has ``wanted``: ``root`` (by default ``about.place``), or one of its ``inner`` folders."""
+    place = about.place if root is None else root.expanduser()
+    candidates = [place] + [place / name for name in inner]
+    for candidate in candidates:
+        if (candidate / wanted).exists():
+            return candidate
+    if place.is_dir():
+        state = f"{place} has no {wanted}"
+    else:
+        state = f"{place}: no such folder"
+    raise DataError(f"{state}; pml-ext data {about.name} says what to get and unpack, and where to put it")
+
+
+def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
+    """Return the lines of a list, split into columns; the last column may contain blanks."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({one_line(error)}); unpack its archive again") from None
+    rows = []
+    for number, line in enumerate(lines[header:], header + 1):
+        row = [cell.strip() for cell in line.split(maxsplit=columns - 1)]
+        if row and len(row) != columns:
+            raise DataError(f"{path}, line {number}: found {line!r}, wanted {columns} columns; is the file cut?")
+        if row:
+            rows.append(row)
+    return rows
+
+
+def assemble(
+    about: DatasetInfo, listed_in: Path, images: Path, parts: Parts, image_size: int, names: Sequence[str] = ()
+) -> DataSplits:
+    """Return the splits of a published set; raise DataError if lists, files or published counts differ.
+
+    ``listed_in`` is the list's path, for error messages. Paths are relative to the folder ``images``. ``names`` are
+    the class names in the order of their labels, by default in the order of the lists.
+    """
+    check_disjoint(listed_in, images, parts)
+    paths: set[str] = set()
+    for entries in parts.values():
+        for entry in entries:
+            paths.add(entry.path)
+    existing = _existing_files(images, paths)
+    missing = min(paths - existing, default=None)
+
+    unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
+    if unpacked:
+        mend = f"unpack {unpacked} again"
+    else:
+        mend = f"pml-ext data {about.name} says what to get"
+    if missing:
+        advice = f"{images / missing} is not there: {mend}"
+    else:
+        advice = mend
+    for part, entries in parts.items():
+        classes = [entry.name for entry in entries if entry.path in existing]
+        check_count(about, part, len(classes), len(set(classes)), listed_in.parent, advice)
+    if missing:  # files can be missing although the counts match
+        raise DataError(f"{images / missing}: no such file, though {listed_in.name} lists it; {mend}")
+    return labeled(images, parts, image_size, names)
+
+
+def _existing_files(images: Path, paths: set[str]) -> set[str]:
+    """Return the files that exist in the folders of the paths; each folder is listed once."""
+    existing: set[str] = set()
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        if not (images / folder).is_dir():
+            continue
+        for name in os.listdir(images / folder):
+            existing.add(f"{folder}/{name}".lstrip("/"))
+    return existing
+
+
+def check_count(about: DatasetInfo, part: str, images: int, classes: int, place: Path, mend: str) -> None:
+    """Check the number of images and classes of a split against the published ones."""
+    wanted = about.counts[part]
+    if classes == wanted.classes and wanted.images in (None, images):
+        return
+    expected = MEANT_FOR[part]
+    why = f"is an image missing? {mend}"
+    if wanted.images is not None:
+        expected = f"{wanted.images:,} {expected}"
+        if images > wanted.images:
+            why = f"is this another edition of the set? pml-ext data {about.name} says which is meant"
+    raise DataError(
+        f"{place}: expected {expected} of {wanted.classes:,} classes, found {images:,} of {classes:,}; {why}"
+    )
+
+
+def labeled(
+    images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
+) -> DataSplits:
+    """Return splits of images, with labels from 0; the arguments are those of :func:`assemble`."""
+    if not names:
+        names = _class_names(parts)
+    labels = {name: label for label, name in enumerate(names)}
+    splits: dict[str, Any] = {}
+    for part, entries in parts.items():
+        splits[part] = labeled_part(images, entries, labels, channels)
+    return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
+
+
+def labeled_part(
+    images: Path, entries: Sequence[Entry], labels: Mapping[str, int], channels: Literal[1, 3]
+) -> LabeledImages:
+    """Return the images of a list; ``labels`` has all classes in the order of their labels, from 0."""
+    files = []
+    labels_of_files = []
+    boxes = []
+    groups = []
+    for entry in entries:
+        files.append(images / entry.path)
+        labels_of_files.append(labels[entry.name])
+        boxes.append(entry.box or EVERYTHING)
+        groups.append(entry.group)
+    has_boxes = any(entry.box for entry in entries)
+    has_groups = any(groups)
+    return LabeledImages(
+        images=files,
+        labels=labels_of_files,
+        class_names=list(labels),
+        channels=channels,
+        boxes=boxes if has_boxes else None,
+        groups=groups if has_groups else None,
+    )
+
+
+def _class_names(parts: Parts) -> list[str]:
+    """Return the names of all classes in the order of the lists."""
+    names: dict[str, None] = {}
+    for entries in parts.values():
+        for entry in entries:
+            names[entry.name] = None
+    return list(names)
+
+
+def check_disjoint(
+    listed_in: str | Path, images: Path, parts: Parts, shared_classes: bool = False, advice: str = ""
+) -> None:
+    """Check that no image is listed twice and, without ``shared_classes``, that no training class is tested.
+
+    Paths are relative to the folder ``images``; one image may be listed under two spellings of its path. Several boxes
+    of a file are images of their own. ``advice`` ends the error about classes.
+    """
+    folder = os.path.abspath(images)
+    seen: dict[tuple[str, Box | None], str] = {}
+    for part, entries in parts.items():
+        for entry in entries:
+            path = os.path.normpath(os.path.join(folder, entry.path))
+            image = (path, entry.box)
+            if image in seen:
+                where = f"in {seen[image]} and in {part}"
+                raise DataError(f"{listed_in}: the image {entry.path} is {where}; delete one of its lines")
+            seen[image] = part
+    trained = {entry.name for entry in parts["train"]}
+    for part, entries in parts.items():
+        if part == "train" or shared_classes:
+            continue
+        both = trained & {entry.name for entry in entries}
+        if both:
+            raise DataError(
+                f"{listed_in}: {len(both)} of the classes of train are in {part} too, {min(both)} first; "
+                f"test classes must not be trained on: take their lines out of one{advice}"
+            )

@@ -1,0 +1,292 @@
+"""Open image files, and read them as tensors: EXIF rotation, channels, crop box, and reduced-size JPEG decoding."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pml_ext.errors import ConfigError, DataError, PmlExtError, TooManyPixelsError, one_line
+from .transforms import KEPT_WHEN_REDUCED
+
+# Formats that Pillow may detect; others run programs (EPS runs Ghostscript).
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "AVIF", "JPEG2000")
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # bytes 8 to 12 of a file
+_JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif")
+_OTHER_ENDINGS = (".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm", ".pbm", ".pnm", ".gif", ".avif")
+_JPEG_2000_ENDINGS = (".jp2", ".j2k", ".jpf", ".jpx")
+_HEIF_ENDINGS = (".heic", ".heif", ".hif")
+IMAGE_ENDINGS = (*_JPEG_ENDINGS, *_OTHER_ENDINGS, *_JPEG_2000_ENDINGS, *_HEIF_ENDINGS)
+"""Endings of the names of image files, in lower case: folders, indexes and archives read these and no others."""
+
+MAX_PIXELS = "PML_EXT_MAX_PIXELS"  # environment variable: pixels of the largest image, in place of Pillow's limit
+STRIP = 64  # rows of an image that are copied at once
+NEAR_GROUND = 32  # gray levels within which visible pixels vanish on a ground
+ORIENTATION = 0x0112  # EXIF tag
+TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+
+
+class Box(NamedTuple):
+    """A part of an image in pixels: from ``left`` and ``top`` up to, not including, ``right`` and ``bottom``."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@contextlib.contextmanager
+def open_image(file: str | Path | IO[bytes], name: str | None = None) -> Iterator[Any]:
+    """Open an image file as a Pillow image, of a file with several the first; read its pixels inside of the block.
+
+    Whatever Pillow raises for a damaged file, when it is opened or in the block, becomes a DataError. ``name`` is the
+    name of the file in errors, by default ``str(file)``. The formats are :data:`FORMATS`, and HEIC with the extra
+    ``heic``. The environment variable ``PML_EXT_MAX_PIXELS`` replaces Pillow's limit of pixels.
+    """
+    if name is None:
+        name = str(file)
+    with _naming_damage(name):
+        if isinstance(file, (str, Path)) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would never end
+            raise DataError(f"{name}: not a regular file; wanted an image")
+        limit = _max_pixels()
+        with _opened(file, name) as image:
+            if limit is not None and image.width * image.height > limit:
+                found = f"{image.width} x {image.height} pixels"
+                raise TooManyPixelsError(f"{name}: {found} are more than {MAX_PIXELS}={limit} in the environment")
+            yield image
+
+
+@contextlib.contextmanager
+def _naming_damage(name: str) -> Iterator[None]:
+    """Turn what Pillow raises inside of the block into a DataError with the name of the file."""
+    from PIL import Image
+
+    try:
+        yield
+    except PmlExtError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{name}: no such file; put it back, or take it out of the list of images") from None
+    except Image.DecompressionBombError as error:
+        raise TooManyPixelsError(
+            f"{name}: too many pixels ({one_line(error)}); {MAX_PIXELS}=NUMBER in the environment reads images of up "
+            "to so many"
+        ) from None
+    except Exception as error:  # decoders raise many types, such as struct.error and TypeError
+        raise DataError(f"{name}: not a readable image ({one_line(error)}); mend or remove the file") from None
+
+
+def _max_pixels() -> int | None:
+    """Return the limit of pixels in the environment, which becomes Pillow's; None if there is none."""
+    text = os.environ.get(MAX_PIXELS)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigError(f"{MAX_PIXELS}={text} in the environment: wanted a number of pixels, such as 500000000")
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = int(text)
+    return int(text)
+
+
+def _opened(file: str | Path | IO[bytes], name: str) -> Any:
+    """Return Pillow's image of a file; HEIC files, which Pillow does not know itself, are opened by pillow-heif."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:
+        if not _is_heif(file):
+            raise
+    try:
+        import pillow_heif
+    except ModuleNotFoundError:
+        missing = "HEIC is read by the package pillow-heif, which is not installed"
+        raise DataError(f'{name}: {missing}. Type: pip install "pml-ext[heic]"') from None
+    pillow_heif.register_heif_opener()
+    return Image.open(file, formats=["HEIF"])
+
+
+def _is_heif(file: str | Path | IO[bytes]) -> bool:
+    """Return whether a file begins as those of HEIC do."""
+    if isinstance(file, (str, Path)):
+        with open(file, "rb") as opened:
+            start = opened.read(12)
+    else:
+        file.seek(0)
+        start = file.read(12)
+        file.seek(0)
+    return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
+
+
+def read_image(
+    path: str | Path | IO[bytes], channels: int = 3, box: Box | None = None, smallest: int | None = None
+) -> Tensor:
+    """Return an image file as uint8 ``[C, H, W]``, as it is shown; see :func:`image_tensor`.
+
+    The memory format is channels-last. ``box`` crops the upright image. JPEGs are decoded at 1/2, 1/4 or 1/8 of their
+    size if the shorter side keeps at least ``smallest`` pixels, four for each that it is resized to. DataError if the
+    file cannot be read, the box lies outside of the image, or resizing it would give too many pixels.
+    """
+    with open_image(path) as file:
+        bits = bits_of(file)
+        width, height = shown_size(file)
+        if box is None:
+            part = Box(0, 0, width, height)
+        else:
+            part = _whole_pixels(box, width, height, path)
+        sides = (part.right - part.left, part.bottom - part.top)
+        _check_enlarged(sides, smallest, str(path))
+        if smallest is not None and smallest < min(sides):
+            reduced = [math.ceil(side * smallest / min(sides)) for side in file.size]
+            file.draft(None, (reduced[0], reduced[1]))
+        image = _upright(file, bits, str(path))
+        if box is not None:
+            image = image.crop(_scaled(part, (width, height), image.size))  # the draft may be smaller
+        return _pixels(image, channels)
+
+
+def shown_size(image: Any) -> tuple[int, int]:
+    """Return width and height of an opened image as it is shown, rotated by its EXIF orientation."""
+    width, height = image.size
+    is_turned = image.format != "TIFF" and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)  # Pillow turns TIFF's
+    return (height, width) if is_turned else (width, height)
+
+
+def bits_of(image: Any) -> int:
+    """Return how many bits a channel an opened image has in its file: 8 (or fewer), 10, 12, 16 or 32.
+
+    Pillow reads the upper 8 bits of 16-bit colors. Once it has read pixels (or EXIF, of a PNG), the mode alone counts.
+    """
+    tiles = getattr(image, "tile", None) or [("", (), 0, "")]
+    codec, _, _, arguments = tiles[0]
+    if ";16" in f"{image.mode} {arguments}" or codec.startswith("ppm"):  # those of PPM are scaled
+        return 16
+    if image.format == "HEIF":
+        return int(image.info["bit_depth"])
+    return 32 if image.mode in ("I", "F") else 8
+
+
+def _check_enlarged(sides: tuple[float, float], smallest: int | None, name: str) -> None:
+    """Raise TooManyPixelsError if an image has too many pixels once its shorter side has a quarter of ``smallest``."""
+    from PIL import Image
+
+    limit = _max_pixels() or 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
+    shorter = (smallest or 0) // KEPT_WHEN_REDUCED
+    if shorter > min(sides) and shorter**2 * max(sides) / min(sides) > limit:
+        raise TooManyPixelsError(
+            f"{name}: {sides[0]:.0f} x {sides[1]:.0f} pixels become more than {limit:,} if the shorter side is resized "
+            f"to {shorter}; crop the image"
+        )
+
+
+def _whole_pixels(box: Box, width: int, height: int, path: Any) -> Box:
+    """Return the smallest box of whole pixels around a box, inside of the image; DataError if there is none."""
+    left = max(0, math.floor(box.left))
+    top = max(0, math.floor(box.top))
+    right = min(width, math.ceil(box.right))
+    bottom = min(height, math.ceil(box.bottom))
+    if right <= left or bottom <= top:
+        corners = ", ".join(f"{number:g}" for number in box)
+        raise DataError(f"{path}: its box ({corners}) lies outside of the {width} x {height} image; mend the box")
+    return Box(left, top, right, bottom)
+
+
+def _scaled(box: Box, before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a box, once an image of one size (width, height) has another.
+
+    Both sides are rounded when an image is decoded small, so that each has a factor of its own.
+    """
+    return (
+        math.floor(box.left * after[0] / before[0]),
+        math.floor(box.top * after[1] / before[1]),
+        math.ceil(box.right * after[0] / before[0]),
+        math.ceil(box.bottom * after[1] / before[1]),
+    )
+
+
+def image_tensor(image: Any, channels: int = 3, smallest: int | None = None) -> Tensor:
+    """Return a PIL image as uint8 ``[C, H, W]``, upright, with 1 or 3 channels.
+
+    Integers of 16 or 32 bits are scaled to 8 bits from the lowest of 8, 10, 12 ... bits that hold the largest. CMYK and
+    palettes are converted. Transparent images are put on white, or on black or gray if more than a quarter of what is
+    visible is nearly white. DataError as :func:`read_image`, for example for a damaged file that is decoded only now.
+    """
+    name = str(getattr(image, "filename", "") or "an image")
+    with _naming_damage(name):
+        _check_enlarged(image.size, smallest, name)
+        return _pixels(_upright(image, bits_of(image), name), channels)
+
+
+def _upright(image: Any, bits: int, name: str) -> Any:
+    """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
+    from PIL import Image
+
+    image = upright(image)
+    if image.mode == "F":  # PIL would clip, to black where values are from 0 to 1
+        raise DataError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
+    if image.mode.startswith("I"):  # PIL would clip, not scale
+        values = np.asarray(image)
+        if values.min() < 0:
+            raise DataError(f"{name}: its pixels are negative numbers; save it with 8 or 16 bits a channel")
+        used = (int(values.max()).bit_length() + 1) // 2 * 2
+        return Image.fromarray((values >> max(0, used - 8)).astype(np.uint8))
+    if bits == 16 and image.mode == "RGB" and image.getbbox() is None:
+        raise DataError(f"{name}: its 16-bit colors are below 256, which would be read as black; save it with 8 bits")
+    return image
+
+
+def upright(image: Any) -> Any:
+    """Return an opened image with its pixels, rotated by its EXIF orientation."""
+    from PIL import Image
+
+    if image.format == "TIFF":
+        image.filename = ""  # a file that is mapped into memory would be read by the width of the rotated image
+    image.load()  # loading rotates a TIFF file
+    orientation = image.getexif().get(ORIENTATION)
+    if orientation in range(2, 9):
+        return image.transpose(Image.Transpose[TURNS[int(orientation) - 2]])
+    return image
+
+
+def _pixels(image: Any, channels: int) -> Tensor:
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = _on_ground(image.convert("RGBA"))
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode != mode:
+        image = image.convert(mode)
+    return torch.from_numpy(_array_of(image, channels)).permute(2, 0, 1)
+
+
+def _on_ground(image: Any) -> Any:
+    """Put a transparent image on white, or on black or gray if its visible pixels would vanish there."""
+    from PIL import Image
+
+    visible = image.convert("L").histogram(image.getchannel("A"))
+    vanishing = {ground: sum(visible[max(0, ground - NEAR_GROUND) : ground + NEAR_GROUND]) for ground in (255, 0, 128)}
+    ground = 255
+    if 4 * vanishing[ground] > sum(visible):
+        ground = min((0, 128), key=vanishing.__getitem__)
+    return Image.alpha_composite(Image.new("RGBA", image.size, (ground, ground, ground, 255)), image)
+
+
+def _array_of(image: Any, channels: int) -> NDArray[np.uint8]:
+    """Return the pixels of an image, ``[H, W, C]``, copied by strips that stay in the processor's cache.
+
+    ``np.array(image)`` copies a whole image three times, and takes two to four times as long for a large one.
+    """
+    pixels = np.empty((image.height, image.width, channels), dtype=np.uint8)
+    for top in range(0, image.height, STRIP):
+        bottom = min(top + STRIP, image.height)
+        strip = np.asarray(image.crop((0, top, image.width, bottom)))
+        pixels[top:bottom] = strip.reshape(bottom - top, image.width, channels)
+    return pixels

@@ -1,0 +1,185 @@
+"""The splits of a data set, and how images are divided into them: by class or by image."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pml_ext.errors import DataError
+from .images import LabeledImages
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSplits:
+    """The splits of a data set, returned by its factory.
+
+    Each image of ``test`` is a query among all others; each image of ``query`` is searched in ``gallery``. Vectors have
+    neither ``image_size`` nor ``channels``. Data that are not ``labeled`` have ``train`` alone: a run of them fits
+    what needs no labels, and tests nothing.
+    """
+
+    train: LabeledImages
+    test: LabeledImages | None = None
+    _: dataclasses.KW_ONLY
+    image_size: int = 0  # height and width of the network's input, in pixels
+    channels: int = 0  # 1 (gray) or 3 (color)
+    crop: bool = False  # whether to resize the shorter side and crop a square, rather than resize to a square
+    query: LabeledImages | None = None
+    gallery: LabeledImages | None = None
+    validation: LabeledImages | None = None  # chooses the epoch with evaluation.select_on = "split"
+    parents: Mapping[str, Sequence[str]] | None = None  # parents of each class and each ancestor, by name
+    note: str = ""  # a warning about the data, shown by runs
+    labeled: bool = True  # whether the labels of images say what belongs together
+
+    def __post_init__(self) -> None:
+        for name, part in self._parts().items():
+            _check_part(name, part)
+        if self.vector_size is None:
+            self._check_images()
+        else:
+            self._check_vectors()
+        for name, part in self.tested().items():
+            if (part.tuples is None) != (self.train.tuples is None):
+                raise DataError(f"DataSplits: train and {name} must both have listed tuples, or labels")
+        if not self.labeled:
+            if len(self._parts()) > 1:
+                raise DataError("DataSplits: images without labels cannot be tested; wanted train alone")
+            return
+        if list(self.tested()) not in (["test"], ["query", "gallery"]):
+            have = " and ".join(self.tested()) or "none of these"
+            raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
+
+    def _check_images(self) -> None:
+        if self.image_size < 1:
+            raise DataError(f"image_size must be 1 or more pixels, not {self.image_size!r}")
+        if self.channels not in (1, 3):
+            raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
+        for name, part in self._parts().items():
+            images = part.images
+            if not isinstance(images, Tensor):
+                continue
+            if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
+                found = f"{images.dtype} of shape {list(images.shape)}"
+                raise ValueError(f"DataSplits: images of {name} are {found}; wanted uint8 [N, {self.channels}, H, W]")
+
+    def _check_vectors(self) -> None:
+        if self.image_size or self.channels:
+            raise DataError("DataSplits: vectors have no image_size and no channels; leave them out")
+        for name, part in self.tested().items():
+            if part.vector_size != self.vector_size:
+                raise DataError(
+                    f"DataSplits: vectors of size {self.vector_size} to train, and of {part.vector_size} in {name}"
+                )
+
+    @property
+    def vector_size(self) -> int | None:
+        """The length of the vectors; None for images."""
+        return self.train.vector_size
+
+    def _parts(self) -> dict[str, LabeledImages]:
+        """Return all splits by name."""
+        parts = {"train": self.train, **self.tested()}
+        if self.validation is not None:
+            parts["validation"] = self.validation
+        return parts
+
+    def tested(self) -> dict[str, LabeledImages]:
+        """Return the tested splits by name: ``test``, or ``query`` and ``gallery``."""
+        parts = {"test": self.test, "query": self.query, "gallery": self.gallery}
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+def _check_part(name: str, part: Any) -> None:
+    """Raise ValueError or TypeError unless a split has images whose labels are indices into its names of classes."""
+    if not isinstance(part, LabeledImages):
+        raise TypeError(f"DataSplits: {name} is {type(part).__name__}; wanted pml_ext.plugin.LabeledImages")
+    if not len(part):
+        raise ValueError(f"DataSplits: {name} has no image")
+    least = int(part.labels.min())
+    most = int(part.labels.max())
+    if part.tuples is None and (least < 0 or most >= len(part.class_names)):
+        text = f"labels of {name} are {least} to {most}, but there are {len(part.class_names)} class_names"
+        raise ValueError(f"DataSplits: {text}; labels are indices into them")
+
+
+def hold_out_classes(
+    images: LabeledImages,
+    fraction: float,
+    seed: int = 0,
+    which: Literal["drawn", "last"] = "drawn",
+    fold: int | None = None,
+) -> tuple[LabeledImages, LabeledImages]:
+    """Split images by class: return the rest, and the images of a held-out ``fraction`` of the classes.
+
+    The held-out classes are drawn at random by ``seed``, or are the last by label. With a ``fold``, from 1, they are
+    one of ``1 / fraction`` random parts of the classes, the same parts for every seed.
+    """
+    classes = np.unique(images.labels)
+    if len(classes) < 2:
+        raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
+    count = min(max(1, round(len(classes) * fraction)), len(classes) - 1)
+    if fold is not None:
+        parts = round(1 / fraction)
+        if parts > len(classes):
+            raise DataError(f"found {len(classes)} classes; {parts} folds need as many classes")
+        chosen = np.random.default_rng(0).permutation(classes)[fold - 1 :: parts]
+    elif which == "last":
+        chosen = classes[-count:]
+    else:
+        chosen = np.random.default_rng(seed).permutation(classes)[:count]
+    second = np.isin(images.labels, chosen)
+    return images.subset(~second), images.subset(second)
+
+
+def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
+    """Split the images of every class at random into two parts, the second with a ``fraction`` of them."""
+    generator = np.random.default_rng(seed)
+    second = np.zeros(len(images), dtype=bool)
+    for label in np.unique(images.labels):
+        members = generator.permutation(np.flatnonzero(images.labels == label))
+        count = round(len(members) * fraction)
+        second[members[:count]] = True
+    return images.subset(~second), images.subset(second)
+
+
+def divide(
+    images: LabeledImages, split: Literal["class", "image"], train_fraction: float, seed: int
+) -> tuple[LabeledImages, LabeledImages]:
+    """Split by class or by image into a part to train with, of this fraction, and one to test with."""
+    if split == "class":
+        return hold_out_classes(images, 1 - train_fraction, seed)
+    return split_by_image(images, 1 - train_fraction, seed)
+
+
+def check_trainable(place: str | Path, train: LabeledImages, test: LabeledImages, advice: str = "") -> None:
+    """Raise DataError, with the advice, unless there are two images to train and to test, of two training classes."""
+    what = "images" if train.vector_size is None else "vectors"
+    for part, images in (("train", train), ("test", test)):
+        if len(images) < 2:
+            raise DataError(f"{place}: {len(images)} {what} to {part} with; wanted two or more per class")
+    if len(set(train.labels.tolist())) < 2:
+        raise DataError(f"{place}: one class to train with; wanted two or more{advice}")
+
+
+def classes_of_two(labels: NDArray[np.int64]) -> int:
+    """Return the number of classes that have two images or more, so that one can find another."""
+    _, counts = np.unique(labels, return_counts=True)
+    return int((counts > 1).sum())
+
+
+def first_without_gallery(groups: Sequence[str], searched: Sequence[str]) -> int | None:
+    """Return the first query whose own group is all of its gallery, from the groups of both; None for no query."""
+    sizes = Counter(searched)
+    total = sizes.total()
+    for place, group in enumerate(groups):
+        if group and sizes[group] == total:
+            return place
+    return None

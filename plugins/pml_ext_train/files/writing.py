@@ -1,0 +1,235 @@
+"""Files that are replaced atomically: a reader sees the old file or the new one, never half of either."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import shlex
+import socket
+import stat
+import tempfile
+import threading
+import tomllib
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pml_ext.errors import ConfigError, DataError, UnwritableError, remedy_of, shortened
+
+_TEMPORARY = re.compile(r"\.(.+)\.(\d+)(-\d+)*\.tmp")
+_MACHINE = zlib.crc32(socket.gethostname().encode())  # in names of temporary files, since others may share the folder
+
+
+class DamagedError(ValueError):
+    """Error for a file that cannot be parsed; the text has the reason, without the path."""
+
+
+def final_path(path: Path) -> Path | None:
+    """Return the final path of a temporary file; None for other files."""
+    match = _TEMPORARY.fullmatch(path.name)
+    if match is not None:
+        return path.with_name(match[1])
+    return None
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
+    """Call ``write(temporary_path)`` and move the result into place; create the path's parent folder.
+
+    ``ready(temporary_path)`` is called after fsync. An error removes the temporary file; with ``ready``, Ctrl-C keeps
+    it. Raise UnwritableError, with the path, if writing fails.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}-{_MACHINE}.tmp")
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        if ready is None:  # checksums.recover() looks at what others left behind
+            _remove_left_behind(path)
+        try:
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            write(temporary)
+            temporary.chmod(mode)  # some libraries write a file that its owner alone can read
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            if ready:
+                ready(temporary)
+            os.replace(temporary, path)
+        except BaseException as error:
+            if ready is None or isinstance(error, Exception):
+                with contextlib.suppress(OSError):  # the original error says more
+                    temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Delete the temporary files of killed processes of this machine that were writing the same file."""
+    if os.name != "posix":  # elsewhere, a process cannot be asked for without a signal
+        return
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*-{_MACHINE}.tmp"):
+        match = _TEMPORARY.fullmatch(temporary.name)
+        if match is not None and match[1] == path.name and not _is_running(int(match[2])):
+            temporary.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renames in a folder survive a power loss, where the system can: some mounted folders have no fsync."""
+    with contextlib.suppress(OSError):  # Windows cannot open folders
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Convert an OSError into an :class:`UnwritableError` with the file's path, also one that torch has wrapped."""
+    try:
+        yield
+    except UnwritableError:
+        raise
+    except (OSError, RuntimeError) as raised:
+        error = raised.__context__ if isinstance(raised, RuntimeError) else raised
+        if not isinstance(error, OSError):
+            raise
+        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+            gone = f"; the folder {path.parent} is gone"
+        else:
+            gone = ""
+        reason = f"cannot be written ({error.strerror or error}{gone}); what was written before stays"
+        raise UnwritableError(f"{reason}{remedy_of(error)}", source=shortened(path)) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Convert an OSError into a DataError with the file's path; FileNotFoundError stays as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            remedy = f"type: chmod u+r {shlex.quote(str(path))}"
+        else:
+            remedy = "put it back"
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from error
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None]:
+    """Create a folder and hold its exclusive lock inside the block.
+
+    If another process has the lock, raise ``taken``. Wait for the lock instead if ``taken`` is None or a Warning,
+    which is shown.
+    """
+    lock = FileLock(folder / ".lock")  # the file is not deleted: another process may wait for its lock
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except NotImplementedError:  # older versions of filelock raise it where flock is missing
+            reason = f"{folder}: its filesystem has no locks; wanted a folder on another filesystem"
+            raise UnwritableError(reason) from None
+        except Timeout:
+            if isinstance(taken, Warning):
+                warnings.warn(taken, stacklevel=8)
+            elif taken is not None:
+                raise taken from None
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, atomically, with its own line ends; bytes of file names stay as they are."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", "surrogateescape")))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raise :class:`DamagedError` for anything else."""
+    try:
+        with reading(path):
+            value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DamagedError(f"it holds a {type(value).__name__}, not a table")
+    return value
+
+
+def read_toml(path: Path, table: str) -> dict[str, Any]:
+    """Read tables from TOML; raise :class:`DamagedError` for anything else, or if there is no ``table``."""
+    try:
+        with reading(path):
+            value = tomllib.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
+        raise DamagedError(f"no TOML: {error}") from None
+    if not isinstance(value.get(table), dict):
+        raise DamagedError(f"no table [{table}] in it")
+    return value
+
+
+def toml_value(text: str, key: str) -> Any:
+    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``); return the text itself if it is not TOML.
+
+    ``key`` is what the value is given to, for the error of an integer that is too long or of lists that are too deep.
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    except ValueError as error:  # an integer of more digits than Python parses
+        raise ConfigError(f"{key}={shortened(text, 100)}: {shortened(error, 300)}") from None
+    except RecursionError:
+        raise ConfigError(f"{key}={shortened(text, 100)}: nested too deep; wanted a value of few parts") from None
+
+
+def check_writable(option: str, place: Path, file: bool = False) -> None:
+    """Raise ConfigError if a folder, or a file, cannot be written; create nothing.
+
+    Its text names the option that takes another place, unless ``option`` is empty.
+    """
+    kind = "FILE" if file else "FOLDER"
+    wanted = f"; type {option} {kind}" if option else ""
+    try:
+        place_stat = place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        place_stat = None
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"{shortened(place, 200)} cannot be written ({error.strerror}){wanted}") from None
+    if place_stat is not None and file and stat.S_ISDIR(place_stat.st_mode):
+        raise ConfigError(f"{place} is a folder{wanted}")
+    if place_stat is not None and not file and stat.S_ISREG(place_stat.st_mode):
+        raise ConfigError(f"{place} is a file{wanted}")
+    folder = place.parent if file else place
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
+            pass
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}){wanted}") from None

@@ -1,0 +1,258 @@
+"""Start and resume runs: recipes and seeds, folders, devices, and the summary of several runs."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ..data import DataSplits
+from pml_ext.distributed import from_rank_0, num_processes, process_group, rank, wait_for_all_ranks
+from pml_ext.distributed.devices import choose_device
+from pml_ext.errors import ConfigError, PmlExtError, StoppedError, one_line
+from ..files import checksums, locked_folder, write_json
+from ..recipe import Override, Overrides, load_recipe, naming_settings, plugins_in
+from ..records.run_files import LAST, MODEL, read_finished, tables_of_run
+from ..records.run_folder import METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
+from ..records.summary import summarize
+from ..results.finish import finish, write_again
+from ..results.verdict import is_trained, verdict
+from ..training import signals
+from ..training.listener import Listener
+from ..training.loop import train_run
+from ..training.run import OnNonfinite, Run
+from .plan import Plan, plan, restarted
+
+Metrics = dict[str, Any]
+QUICK = (  # only the test
+    Override("evaluation.baselines", False, "--quick"),
+    Override("evaluation.figures", "few", "--quick"),
+    Override("evaluation.training_images", 0, "--quick"),
+)
+_FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create and lock a run's folder, and finish or remove files of a killed process; ConfigError if it is locked."""
+    text = f"{folder} is being written by another run; wait for it or stop it, or choose another --out"
+    with locked_folder(folder, ConfigError(text)):
+        checksums.recover(folder, WRITTEN)
+        yield
+
+
+def execute(
+    plan: Plan,
+    device: str = "auto",
+    data: Path | None = None,
+    listener: Listener | None = None,
+    resume: bool = False,
+    on_nonfinite: OnNonfinite = "stop",
+    splits: DataSplits | None = None,
+) -> Metrics:
+    """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
+    folder = plan.folder
+    found: tuple[Metrics | None, list[str]] = (None, [])
+    if resume and rank() == 0 and (folder / METRICS).exists():
+        found = read_finished(folder)
+    metrics, damaged = from_rank_0(found)
+    is_longer = plan.epochs_before is not None and plan.epochs_before < plan.recipe.schedule.epochs
+    if is_longer and metrics is not None and not is_trained(metrics):
+        is_longer = False
+        if listener is not None:
+            listener.step(f"{plan.name} in {folder}: there is nothing to train in this run; more epochs change nothing")
+    if metrics is not None and not damaged and not is_longer:
+        return metrics  # type: ignore[no-any-return]
+
+    with naming_settings(plan.file or plan.name, plan.overrides):
+        run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite, splits)
+    run.listener.step(_first_line(plan, is_longer))
+    # A finished run whose network is there lacks only files that follow from it; any other run is trained on.
+    only_files = metrics is not None and MODEL not in damaged and not is_longer
+    with locked(folder) if rank() == 0 else contextlib.nullcontext():
+        if rank() == 0:
+            if MODEL in damaged:
+                run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
+            if is_longer:
+                (folder / METRICS).unlink(missing_ok=True)
+            if not only_files or RECIPE in damaged:
+                _write_recipe(plan)
+            if metrics is not None and only_files:
+                write_again(run, metrics, damaged)
+        wait_for_all_ranks()  # until rank 0 has written the files, which the other ranks read now
+        if metrics is not None and only_files:
+            return metrics  # type: ignore[no-any-return]
+        return train_run(run, finish, resume)
+
+
+def _first_line(plan: Plan, is_longer: bool) -> str:
+    """Return the line with which a run begins."""
+    text = f"{plan.name}, seed {plan.seed}, in {plan.folder}"
+    if not is_longer:
+        return text
+    schedule = plan.recipe.schedule
+    if schedule.name == "cosine":
+        falls = ", the learning rate falls along the longer cosine"
+    else:
+        falls = ""
+    text += f": {schedule.epochs} epochs in place of {plan.epochs_before}{falls}"
+    return f"{text}; metrics and report are made again"
+
+
+def _write_recipe(plan: Plan) -> None:
+    """Write the recipe of a run, with its name, seed and plugins."""
+    tables = plan.recipe.as_dict()
+    about: dict[str, Any] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
+    if plan.trials:
+        about["trials"] = plan.trials
+    tables["run"] = about
+    text = tomli_w.dumps(tables)
+    checksums.replace_file(plan.folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
+
+
+def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
+    """Regenerate the report of a finished run, and its damaged or missing derived files."""
+    for name in (RECIPE, METRICS):
+        if not (folder / name).is_file():
+            raise no_finished_run(folder, name)
+    tables_of_run(folder)
+    recipe = load_recipe(str(folder / RECIPE))
+    metrics, damaged = read_finished(folder)
+    with locked(folder):
+        run = Run(recipe, metrics["recipe"], folder, metrics["seed"], device, data, listener)
+        write_again(run, metrics, damaged)
+    return folder / REPORT
+
+
+def train(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    device: str = "auto",
+    data: Path | None = None,
+    overrides: Overrides = (),
+    resume: bool = False,
+    listener: Listener | None = None,
+    on_nonfinite: OnNonfinite = "stop",
+    splits: DataSplits | None = None,
+) -> list[Metrics]:
+    """Train a recipe, all its variants, with every seed. A signal ends it after the iteration, with a checkpoint.
+
+    Args:
+        name: a recipe's name or file.
+        out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
+        seed: the first of the seeds.
+        seeds: how many there are, counted up.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        data: the folder of the data.
+        overrides: values that go over the recipe's, by dotted key: ``{"loss.margin": 0.1}``.
+        resume: go on with the runs in the folder.
+        listener: hears how a run goes on.
+        on_nonfinite: as of :class:`Run`.
+        splits: taken in place of those of the recipe's data set, for example without files that cannot be read.
+
+    Returns:
+        The contents of each run's ``metrics.json``, with its ``folder``, and as ``verdict`` sentences if the network is
+        behind the untrained one or behind its own features, or was fine-tuned. Of several runs, ``summary.json`` in
+        the common folder has mean and spread.
+
+    Raises:
+        FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
+        StoppedError: a signal ended it; the text says what to type to go on.
+    """
+    resume = resume or restarted()
+    runs = _Results(listener)
+
+    def run_all(plans: Sequence[Plan]) -> None:
+        for each in plans:
+            signals.check("before a run began")
+            try:
+                runs.add(each, execute(each, device, data, listener, resume, on_nonfinite, splits))
+            except Exception as error:
+                if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
+                    raise
+                runs.add_failure(each, error)
+        place = _common_folder(plans)
+        if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
+            runs.write_summary(place)
+
+    plans: list[Plan] = []
+    backend = choose_device(device).partition(":")[0]
+    with signals.listening(), _saying_how_to_continue(plans), process_group(backend):
+        # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
+        planned = None
+        if rank() == 0:
+            planned = plan(name, out, seed, seeds, overrides, resume)
+        plans += from_rank_0(planned)
+        run_all(plans)
+    if runs.failures:
+        raise FailedRunsError(runs.results, runs.failures)
+    return runs.results
+
+
+def _common_folder(plans: Sequence[Plan]) -> Path:
+    """Return the folder of the only run, or that of several."""
+    if len(plans) == 1:
+        return plans[0].folder
+    return plans[0].folder.parent
+
+
+@contextlib.contextmanager
+def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
+    """Add to the error of a signal what to type to continue, if something was written."""
+    try:
+        yield
+    except StoppedError as error:
+        if not any(each.folder.exists() for each in plans):
+            raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
+        again = f"the same command with --out {shlex.quote(str(_common_folder(plans)))} --resume"
+        raise StoppedError(error.signal, f"{error}; go on with {again}") from None
+
+
+class _Results:
+    """The results of several runs, and the errors of those that failed."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self.results: list[Metrics] = []
+        self.failures: list[dict[str, Any]] = []
+        self._listener = listener
+
+    def add(self, plan: Plan, metrics: Metrics) -> None:
+        """Add the metrics of a run, with its folder, and sentences on what training has brought."""
+        result = metrics | {"folder": str(plan.folder)}
+        text = verdict(plan.recipe, metrics, plan.folder)
+        if text:
+            result["verdict"] = text
+        self.results.append(result)
+
+    def add_failure(self, plan: Plan, error: Exception) -> None:
+        """Add the text of an error; the error itself would keep the networks of its run in memory."""
+        if isinstance(error, PmlExtError):
+            text = str(error)
+        else:
+            text = one_line(error)
+        failure = {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
+        self.failures.append(failure)
+        if self._listener is not None:
+            self._listener.warn(_FAILURE.format(**failure))
+
+    def write_summary(self, folder: Path) -> None:
+        """Write ``summary.json``: mean and spread of the runs, and the failures."""
+        checksums.recover(folder, ["summary.json"])
+        summary: Metrics = {**summarize(self.results), "failures": self.failures}
+        write_json(folder / "summary.json", {key: value for key, value in summary.items() if value})
+
+
+class FailedRunsError(PmlExtError):
+    """Some runs of several failed; ``failures`` have each one's ``recipe``, ``seed``, ``folder`` and ``error``."""
+
+    def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
+        self.results = results
+        self.failures = failures
+        texts = "; ".join(_FAILURE.format(**failure) for failure in failures)
+        super().__init__(f"{len(failures)} of {len(results) + len(failures)} runs failed: {texts}")

@@ -1,0 +1,172 @@
+"""The runs of a command, planned and checked before the first begins: recipes, seeds, folders."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pml_ext.errors import ConfigError, DataError, printable
+from ..files import DamagedError, check_writable, final_path, read_toml
+from ..files.checksums import SUMS
+from ..recipe import Override, Overrides, Recipe, flat, load_recipes, overrides_of
+from ..records.run_files import LAST, check_against_sums, read_metrics, tables_of_run
+from ..records.run_folder import CHOICE, FILES, METRICS, RECIPE, TRIALS
+from ..results.verdict import is_trained
+
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planned run: the recipe with its name and variant, the seed of all generators, and the folder to write."""
+
+    name: str
+    recipe: Recipe
+    seed: int
+    folder: Path
+    trials: int = 0  # of tuning, by which values of the recipe were chosen
+    epochs_before: int | None = None  # epochs of the run that the folder holds
+    overrides: tuple[Override, ...] = ()  # for errors
+    file: str | None = None  # of the recipe, where the name is that of the run which wrote it
+
+
+def plan(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    overrides: Overrides = (),
+    resume: bool = False,
+) -> list[Plan]:
+    """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
+    _check_resumable(out, resume)
+    overrides = tuple(overrides_of(overrides))
+    recipes = load_recipes(name, overrides, begins_first=True)
+    if out is None:
+        out = default_folder(name, seed)
+    _check_free(out, resume)
+    if not resume:
+        check_writable("--out", out)
+    recorded = _recorded_name(name, out)
+    file = name if recorded else None
+    plans = []
+    for full_name, recipe in recipes.items():
+        for number in range(seed, seed + seeds):
+            folder = out / _folder_name(full_name, number, several_recipes=len(recipes) > 1, several_seeds=seeds > 1)
+            before = _epochs_before(folder, recipe, number)
+            shown = recorded or full_name
+            plans.append(Plan(shown, recipe, number, folder, overrides=overrides, epochs_before=before, file=file))
+    return plans
+
+
+def check_folder(out: Path | None, resume: bool) -> None:
+    """Refuse a folder in which no run can begin, or go on; ConfigError as of :func:`plan`, before long trials."""
+    _check_resumable(out, resume)
+    if out is not None:
+        _check_free(out, resume)
+        check_writable("--out", out)
+        if out.is_dir() and not any(out.glob("seed-*")):
+            _check_only_files_of_a_run(out)
+
+
+def _check_resumable(out: Path | None, resume: bool) -> None:
+    if out is None and resume:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with; type --out RUN --resume")
+    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        raise ConfigError("torchrun --max-restarts needs --out, the folder that restarted processes go on with")
+    if resume and out is not None and not out.exists() and not restarted():
+        raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
+
+
+def _check_free(out: Path, resume: bool) -> None:
+    if out.exists() and not (resume and out.is_dir()):
+        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
+
+
+def _recorded_name(name: str, out: Path) -> str | None:
+    """Return the name of the recipe of a run in a folder, or of one of its runs, whose own file was named."""
+    file = Path(name)
+    if file.name != RECIPE or out not in (file.parent, file.parent.parent):
+        return None
+    recorded: str | None = tables_of_run(file.parent)["run"].get("recipe")
+    return recorded
+
+
+def default_folder(name: str, seed: int) -> Path:
+    """Return the folder of a run that begins now, ``runs/NAME-SEED-TIME``."""
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    if name.endswith(".toml"):
+        shown = Path(name).stem
+    else:
+        shown = name.replace("/", "-").replace(":", "-")  # Windows has no file names with a colon
+    return Path("runs") / f"{shown}-{seed}-{time}"
+
+
+def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds: bool) -> str:
+    """Return the name of a run's folder among those of several runs; "" for a single run."""
+    parts = []
+    if several_recipes:
+        variant = printable(full_name.partition("@")[2])
+        parts.append(re.sub(r"[/\\]|^\.+$", "-", variant))
+    if several_seeds:
+        parts.append(f"seed-{seed}")
+    return "-".join(parts)
+
+
+def restarted() -> bool:
+    """Return whether torchrun has started this process again, after one that failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
+    """Return the epochs of the run in a folder, if any; refuse a run of another recipe or seed, or other files."""
+    if not folder.exists():
+        return None
+    try:
+        check_against_sums(folder, RECIPE)
+        tables = read_toml(folder / RECIPE, "run")
+    except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
+        _check_only_files_of_a_run(folder)
+        return None
+    before = tables.pop("run").get("seed")
+    if before != seed:
+        raise ConfigError(f"{folder} holds a run with seed {before}, not {seed}; type --seed {before}")
+    old = flat(tables)
+    new = flat(recipe.as_dict())
+    epochs: int = old["schedule.epochs"]
+    extends = recipe.schedule.epochs > epochs and recipe.schedule.name in ("constant", "cosine")
+    for key in [*old, *new]:
+        may_change = key.startswith("track") or (key == "schedule.epochs" and extends)
+        if old.get(key) != new.get(key) and not may_change:
+            if _is_untrained(folder):
+                raise ConfigError(
+                    f"{folder}: there is nothing to train in the run there, whose embeddings are features as they are; "
+                    "choose another --out to train"
+                )
+            there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
+            raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
+    return epochs
+
+
+def _is_untrained(folder: Path) -> bool:
+    """Return whether a folder has a finished run that had nothing to train."""
+    try:
+        return not is_trained(read_metrics(folder / METRICS))
+    except (FileNotFoundError, DataError):
+        return False
+
+
+def _check_only_files_of_a_run(folder: Path) -> None:
+    """Raise ConfigError for a folder without a run that has other files than a run would write."""
+    if (folder / LAST).exists() or (folder / METRICS).exists():
+        return
+    known = {*FILES, CHOICE, TRIALS, LOCK, SUMS}
+    names = set()
+    for path in folder.iterdir():
+        final = final_path(path)  # of a temporary file
+        names.add(path.name if final is None else final.name)
+    if names - known:
+        raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out")

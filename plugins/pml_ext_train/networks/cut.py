@@ -1,0 +1,167 @@
+"""A trunk cut in two before one of its blocks: the frozen first part, and the rest, which trains from its activations.
+
+The calls of a network's ``forward`` are traced by ``torch.fx``. Blocks that do not contain the cut are called as they
+are, so both parts share their parameters and their modes with the trunk.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from pml_ext.errors import ConfigError, first_of, one_line, unknown
+from .modes import preserved_modes
+from .trunks import RepeatedGray, unwrapped_trunk
+
+HEAD = "head"  # of the network: before it lies the whole trunk
+
+
+class CutTrunk(NamedTuple):
+    """The two parts of a trunk; ``rest(stem(images))`` are its features."""
+
+    stem: nn.Module  # images [B, C, S, S] to activations [B, ...]
+    rest: nn.Module  # activations to features [B, F]
+
+
+def cut_before(trunk: nn.Module, block: str) -> CutTrunk:
+    """Return a trunk cut before a block, ``"blocks.5"`` or ``"layer4"``, by the name of the module.
+
+    Before ``"head"``, the first part is the whole trunk, and the rest passes its features on. Raise ConfigError for an
+    unknown block, for a trunk whose ``forward`` cannot be traced, and for a block before which more than one tensor is
+    passed on.
+    """
+    if block == HEAD:
+        return CutTrunk(trunk, nn.Identity())
+    model = unwrapped_trunk(trunk)
+    graph = _trace(model, block)
+    nodes = list(graph.nodes)
+    first = _first_call(nodes, block)
+    if first is None:
+        raise _refusal(trunk, block, f"{block} is not called once for a batch of images")
+    activation = _only_activation(trunk, block, nodes, first)
+    stem: nn.Module = fx.GraphModule(model, _graph_until(activation, nodes, first), "Stem")
+    rest = fx.GraphModule(model, _graph_from(activation, nodes, first), "Rest")
+    if not set(stem.parameters()).isdisjoint(rest.parameters()):
+        raise _refusal(trunk, block, "the parts before and after it share parameters")
+    if model is not trunk:
+        stem = nn.Sequential(RepeatedGray(), stem)
+    return CutTrunk(stem, rest)
+
+
+def frozen_stem(trunk: nn.Module, block: str) -> CutTrunk:
+    """Cut a trunk and freeze its first part; all parameters of the rest are trainable."""
+    parts = cut_before(trunk, block)
+    parts.stem.requires_grad_(False)
+    parts.rest.requires_grad_(True)
+    return parts
+
+
+class _AncestorTracer(fx.Tracer):
+    """Tracer that enters the modules which contain a block, and calls all others."""
+
+    def __init__(self, block: str) -> None:
+        super().__init__()
+        self._block = block
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module is called as it is."""
+        return not self._block.startswith(f"{module_qualified_name}.")
+
+
+def _trace(model: nn.Module, block: str) -> fx.Graph:
+    """Return the calls of a model's ``forward``; ConfigError for an unknown block, or if they cannot be traced."""
+    names = [name for name, _ in model.named_modules() if name]
+    if block not in names:
+        raise ConfigError(f"model.freeze.until: {unknown('block of the trunk', block, names)}")
+    try:
+        with preserved_modes(model):
+            model.eval()
+            graph = _AncestorTracer(block).trace(model, _defaults(model))
+            model.train()
+            in_training = _AncestorTracer(block).trace(model, _defaults(model))
+    except Exception as error:  # tracing runs the model's own code
+        raise _refusal(model, block, f"its forward cannot be traced ({one_line(error)})") from None
+    if graph.python_code("self").src != in_training.python_code("self").src:
+        raise _refusal(model, block, "its forward itself, outside of its blocks, does something else in training")
+    return graph
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    """Return the arguments of a model's ``forward`` that have defaults, as a mask of a vision transformer has."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+def _first_call(nodes: list[fx.Node], block: str) -> int | None:
+    """Return the place of the only call of a block among the nodes; None without one, or with several."""
+    places = []
+    for place, node in enumerate(nodes):
+        if node.op == "call_module" and node.target == block:
+            places.append(place)
+    if len(places) == 1:
+        return places[0]
+    return None
+
+
+def _only_activation(trunk: nn.Module, block: str, nodes: list[fx.Node], first: int) -> fx.Node:
+    """Return the one tensor that the block and all that follows need of what was computed before."""
+    after = nodes[first:]
+    needed = []
+    for node in after:
+        for argument in node.all_input_nodes:
+            is_passed_on = argument not in after and argument.op != "get_attr"
+            if is_passed_on and argument not in needed:
+                needed.append(argument)
+    if len(needed) == 1 and needed[0].op != "placeholder":
+        return needed[0]
+    if len(needed) == 1:
+        raise _refusal(trunk, block, "it is the first of the trunk, so nothing would be frozen")
+    names = first_of([node.name for node in needed], 4)
+    raise _refusal(trunk, block, f"{len(needed)} values are passed on before it ({names}), wanted one tensor")
+
+
+def _graph_until(activation: fx.Node, nodes: list[fx.Node], first: int) -> fx.Graph:
+    """Return the graph from images to the activation.
+
+    It has all calls before the cut, since one may change a tensor in place, and the parameters that these calls take.
+    """
+    before = nodes[:first]
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in before:
+        is_for_rest = node.op == "get_attr" and not any(user in before for user in node.users)
+        if not is_for_rest:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[activation])
+    return graph
+
+
+def _graph_from(activation: fx.Node, nodes: list[fx.Node], first: int) -> fx.Graph:
+    """Return the graph from the activation to the features."""
+    graph = fx.Graph()
+    copies = {activation: graph.placeholder("activation")}
+    for node in nodes[first:]:
+        for argument in node.all_input_nodes:
+            if argument not in copies:  # a parameter of a module that contains the block
+                copies[argument] = graph.node_copy(argument)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return graph
+
+
+def _refusal(trunk: nn.Module, block: str, reason: str) -> ConfigError:
+    model = type(unwrapped_trunk(trunk)).__name__
+    return ConfigError(
+        f"model.freeze.until: {model} cannot be cut before {block}: {reason}; wanted a block that every image passes "
+        f"through one after the other, or freeze = ['NAME', ...], which keeps no activations"
+    )
+
+
+def activation_shape(stem: nn.Module, channels: int, image_size: int, device: torch.device) -> torch.Size:
+    """Return the shape of an image's activations, measured on an image of zeros."""
+    with preserved_modes(stem), torch.no_grad():
+        stem.eval()
+        output: Tensor = stem(torch.zeros(1, channels, image_size, image_size, device=device))
+    return output.shape[1:]

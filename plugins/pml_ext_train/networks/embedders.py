@@ -1,0 +1,73 @@
+"""Embedders: the layers from features to embeddings, and those of whitened principal components."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pml_ext.errors import ConfigError
+
+_LEAST_VARIANCE = 1e-7  # of a component, over that of the first: a smaller one is rounding error
+NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+def embedder(
+    in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = (), norm: str = "none", dropout: float = 0.0
+) -> nn.Module:
+    """Return linear layers from features to unnormalized embeddings, with ReLU between the layers.
+
+    Before each linear layer: a ``norm`` (``"batch"``, ``"layer"``), the ReLU of a hidden layer, and ``dropout``.
+    """
+    layers: list[nn.Module] = []
+    sizes = [in_features, *hidden_sizes, embedding_size]
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        if norm != "none":
+            layers.append(NORMS[norm](inputs))
+        if number > 0:
+            layers.append(nn.ReLU())
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        layers.append(nn.Linear(inputs, outputs))
+    if len(layers) == 1:
+        return layers[0]
+    return nn.Sequential(*layers)
+
+
+def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
+    """Initialize a linear layer with whitened PCA of features ``[N, F]``: its outputs have unit variance.
+
+    Outputs along which the features hardly vary are 0, since scaling would blow up their rounding errors. ConfigError
+    if there are fewer components than outputs of the layer; N centered features have at most N - 1.
+    """
+    from sklearn.decomposition import PCA
+
+    components = _components_of(features)
+    if layer.out_features > components:
+        text = f"{features.shape[0]:,} features of length {features.shape[1]} have {components} components"
+        raise ConfigError(f"model.embedding_size: found {layer.out_features}, but {text}")
+    fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.cpu().double().numpy())
+    variances = fitted.explained_variance_
+    varies = variances > _LEAST_VARIANCE * variances.max()
+    scales = np.zeros_like(variances)
+    scales[varies] = 1 / np.sqrt(variances[varies])
+    weight = fitted.components_ * scales[:, None]
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight).float())
+        layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_).float())
+
+
+def _components_of(features: Tensor) -> int:
+    """Return the number of principal components that features ``[N, F]`` can have."""
+    return min(len(features) - 1, features.shape[1])
+
+
+def whitened_components(features: Tensor, size: int) -> nn.Linear:
+    """Return a layer of at most ``size`` whitened principal components of features ``[N, F]``; nothing is random."""
+    size = max(1, min(size, _components_of(features)))
+    layer: nn.Linear = nn.Linear(features.shape[1], size, device="meta").to_empty(device=features.device)
+    fit_whitened_pca(features, layer)
+    return layer.requires_grad_(False)

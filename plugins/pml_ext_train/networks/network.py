@@ -1,0 +1,135 @@
+"""A network of training and retrieval: preprocessing, trunk and embedder."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..data import Pipeline, Steps, build_transforms
+from pml_ext.errors import ConfigError, needs_extra
+from . import trunks as models
+from .embedders import embedder
+
+with needs_extra("train", "a network"):
+    from pydantic import BaseModel, ConfigDict, Field
+
+NO_CUTS = Pipeline()
+By = Literal["embeddings", "features"]  # what images are compared by
+
+
+class Normalization(BaseModel):
+    """Means and standard deviations per channel."""
+
+    model_config = ConfigDict(strict=True)
+
+    mean: list[float]
+    std: list[float]
+
+
+class Preprocessing(BaseModel):
+    """Steps from an image to the input of a network, without augmentation."""
+
+    model_config = ConfigDict(strict=True)
+
+    image_size: int = Field(ge=1)  # height and width of the network's input, in pixels
+    channels: Literal[1, 3]  # gray or color
+    crop: bool  # whether to center-crop a square
+    normalize: Normalization | None
+    resize: int | None = Field(None, ge=1)  # pixels of the shorter side before the crop, or of both; None: 256 / 224
+    squash: bool = False  # whether images are resized to squares before the crop, ignoring aspect ratio
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # for resizing
+    bgr: bool = False  # whether the channel order is blue, green, red
+    value_range: Literal[1, 255] = 1  # the greatest value before normalization
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an input of the network, ``[C, S, S]``."""
+        return (self.channels, self.image_size, self.image_size)
+
+    def features_of(self, trunk: nn.Module) -> int:
+        """Return the length of a trunk's features, measured."""
+        return models.output_size(trunk, self.channels, self.image_size)
+
+    @property
+    def resized_to(self) -> int | list[int] | None:
+        """The size before the crop, as ``v2.Resize`` takes it: the shorter side, or both; None without a crop."""
+        if self.squash:
+            return [self.resize or self.image_size] * 2
+        if self.resize is not None or not self.crop:
+            return self.resize
+        return round(self.image_size * 256 / 224)
+
+    @property
+    def keeps_exact_size(self) -> bool:
+        """Whether an image that has the size of the input already is taken as it is, neither resized nor cut."""
+        return self.crop and self.resize is None and not self.squash
+
+    def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
+        """Return transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
+        normalize = None
+        if self.normalize is not None:
+            normalize = (tuple(self.normalize.mean), tuple(self.normalize.std))
+        shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
+        pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
+        return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)
+
+
+class VectorInput(BaseModel):
+    """In place of the preprocessing of images: vectors go into the embedder as they are."""
+
+    model_config = ConfigDict(strict=True)
+
+    vector_size: int = Field(ge=1)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an input of the network, ``[D]``."""
+        return (self.vector_size,)
+
+    def features_of(self, trunk: nn.Module) -> int:
+        """Return the length of the vectors, which the identity leaves as they are."""
+        return self.vector_size
+
+
+class Network(nn.Module):
+    """A network from images to embeddings, with their preprocessing; or from vectors, with the identity as trunk.
+
+    ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose size F is measured unless given.
+    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`.embedders.embedder`; ``hidden_sizes = None``:
+    no embedder, the features are the embeddings.
+    """
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing | VectorInput,
+        trunk: nn.Module,
+        embedding_size: int,
+        hidden_sizes: list[int] | None,
+        features: int | None = None,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.preprocessing = preprocessing
+        self.embedding_size = embedding_size
+        self.trunk = trunk
+        self.features = features or preprocessing.features_of(trunk)
+        if hidden_sizes is None and self.features != embedding_size:
+            raise ConfigError(
+                f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
+                f"wanted embedding_size = {self.features}, not {embedding_size}"
+            )
+        self.embedder: nn.Module = nn.Identity()
+        if hidden_sizes is not None:
+            self.embedder = embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, or of vectors, not normalized."""
+        return self.embedder(self.trunk(images))  # type: ignore[no-any-return]
+
+    def without_head(self) -> Network:
+        """Return a network of the same trunk whose embeddings are the trunk's features."""
+        network = Network(self.preprocessing, self.trunk, self.features, None, self.features)
+        return network.train(self.training)

@@ -1,0 +1,335 @@
+"""Builders of data sets, preprocessing, trunks and networks from a recipe's tables."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError
+from .conversion import FILLED_FOR_DATA, FILLED_FOR_TRUNK, located, options_of
+from .schema import (
+    FITTED_EMBEDDERS,
+    IDENTITY,
+    DataTable,
+    ImagesTable,
+    ModelTable,
+    NamedTable,
+    Recipe,
+    cut_of,
+    frozen_patterns,
+    transform_tables,
+)
+
+if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does not import torch
+    import torch
+
+    from ..data import DataSplits, ImageTransforms, Pipeline
+    from ..networks.network import Network, Normalization, Preprocessing, VectorInput
+    from ..networks.pretrained import PretrainedImages
+
+VECTORS = "vectors:"  # begins the name of a data set of vectors
+
+
+def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
+    """Build a data set from ``[data]`` and the data folder, if it needs one."""
+    from ..data import DataSplits
+
+    factory = dataset_factory(table.name)
+    options = options_of("data", table.name, factory, FILLED_FOR_DATA, table.settings)
+    if table.relation is not None and "label_sets" in registry.settings_of(factory):
+        options["label_sets"] = table.relation.name == "shared-label"
+    with located("data", table):
+        splits = factory(root, **options)
+    if not isinstance(splits, DataSplits):
+        plugin, _ = registry.find("data set", table.name)
+        found = f"{table.name} of the plugin {plugin!r} gives {type(splits).__name__}"
+        raise ConfigError(f"{found}; wanted pml_ext.plugin.DataSplits, with train and test", key="data")
+    return splits
+
+
+def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
+    """Build a trunk from ``[model] trunk``.
+
+    ``trained`` leaves out pretrained weights, for a network that gets the weights of a run.
+    """
+    import torch
+
+    from ..networks.pretrained import is_file, load_weights
+
+    factory = trunk_factory(table.name)
+    settings = trunk_settings(table, trained)
+    options = options_of("model.trunk", table.name, factory, FILLED_FOR_TRUNK, settings)
+    with located("model.trunk", table):
+        trunk: torch.nn.Module = factory(channels, image_size, **options)
+    if not isinstance(trunk, torch.nn.Module):
+        plugin, _ = registry.find("trunk", table.name)
+        found = f"{table.name} of the plugin {plugin!r} gives {type(trunk).__name__}"
+        raise ConfigError(f"{found}; wanted a torch.nn.Module", key="model.trunk")
+    weights = table.settings.get("weights")
+    if is_file(weights) and not trained:
+        load_weights(trunk, str(weights))
+    return trunk
+
+
+def build_network(
+    table: ModelTable, preprocessing: Preprocessing | VectorInput, features: int | None = None, trained: bool = False
+) -> Network:
+    """Build a network from ``[model]``; see :func:`build_trunk` and :class:`pml_ext_train.networks.network.Network`."""
+    import torch
+
+    from ..networks.cut import frozen_stem
+    from ..networks.network import Network, VectorInput
+    from ..networks.pretrained import add_lora
+    from ..networks.trunks import freeze
+
+    if isinstance(preprocessing, VectorInput):
+        trunk: torch.nn.Module = torch.nn.Identity()
+    else:
+        trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
+    if table.embedder == "none":
+        hidden_sizes = None
+    else:
+        hidden_sizes = table.hidden_layers
+    network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
+    network.embedder.requires_grad_(table.embedder not in FITTED_EMBEDDERS)
+    cut = cut_of(table.freeze)
+    if table.lora is not None:
+        add_lora(network.trunk, table.lora.rank, table.lora.targets)
+    elif cut is None:
+        freeze(network.trunk, frozen_patterns(table.freeze))
+    elif not trained:
+        frozen_stem(network.trunk, cut.until)
+    return network
+
+
+def vector_input_of(recipe: Recipe, splits: DataSplits) -> VectorInput:
+    """Return the input of a head on vectors; ConfigError for a recipe or a data set of images."""
+    from ..networks.network import VectorInput
+
+    if splits.vector_size is None:
+        raise ConfigError(
+            f"{IDENTITY} is for vectors, and {recipe.data.name} has images; "
+            "wanted data.name = 'vectors:FILE' (or data.vectors of pairs and triplets), or a trunk such as convnet",
+            key="model.trunk",
+        )
+    check_vectors(recipe)
+    return VectorInput(vector_size=splits.vector_size)
+
+
+def check_vectors(recipe: Recipe) -> None:
+    """Refuse settings of images in a recipe whose data set has vectors."""
+    model = recipe.model
+    data = recipe.data
+    if not model.takes_vectors:
+        raise ConfigError(
+            f"{model.trunk.name} is for images, and {data.name} has vectors; "
+            f"--set model.trunk={IDENTITY} trains a head on them",
+            key="model.trunk",
+        )
+    if model.trunk.settings:
+        raise ConfigError(
+            f"{IDENTITY} has no settings; leave it out", key=f"model.trunk.{next(iter(model.trunk.settings))}"
+        )
+    unused = []
+    for key, field in type(data.images).model_fields.items():
+        if getattr(data.images, key) != field.default:
+            unused.append(f"data.images.{key}")
+    unused += [f"data.augment.{key}" for key in data.augment]
+    for key in ("workers", "cache", "unreadable", "views"):
+        if getattr(data, key) != type(data).model_fields[key].default:
+            unused.append(f"data.{key}")
+    if recipe.engine.channels_last:
+        unused.append("engine.channels_last")
+    if unused:
+        raise ConfigError(f"it is for images, and {data.name} has vectors; leave it out", key=unused[0])
+
+
+def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
+    """Return the preprocessing of all images, and the random crops and flips of training images."""
+    from ..data import Pipeline
+    from ..networks.network import Preprocessing
+    from ..networks.pretrained import pretrained_images
+
+    if splits.vector_size is not None:
+        check_vectors(recipe)
+        raise ConfigError(f"{recipe.data.name} has vectors, without pixels; wanted images")
+    images = recipe.data.images
+    trunk = recipe.model.trunk
+    pretrained = pretrained_images(trunk.name, trunk.settings)
+    resize = images.resize
+    squash = images.squash
+    if images.crop is not None:
+        size = images.crop
+    elif pretrained is not None and pretrained.image_size and "image_size" not in recipe.data.settings:
+        size = pretrained.image_size
+        if splits.crop and resize is None and not squash:
+            resize = pretrained.resize
+            squash = pretrained.squash
+    else:
+        size = int(splits.image_size)
+    _check_images(recipe, splits.channels, size)
+    if pretrained is None and images.mean is None:
+        _check_normalization_is_known(trunk)
+
+    bgr = images.bgr
+    interpolation = images.interpolation
+    if pretrained is not None:
+        if pretrained.bgr and images.mean is None and splits.channels == 3:
+            bgr = True
+        interpolation = interpolation or pretrained.interpolation
+    preprocessing = Preprocessing(
+        image_size=size,
+        channels=splits.channels,  # type: ignore[arg-type]
+        crop=splits.crop,
+        normalize=_normalization(images, pretrained, splits.channels, bgr),
+        resize=resize,
+        squash=squash,
+        interpolation=interpolation or "bilinear",
+        bgr=bgr,
+        value_range=images.value_range,
+    )
+    scale = None
+    if images.random_crop_scale:
+        smallest, largest = images.random_crop_scale
+        scale = (smallest, largest)
+    return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
+
+
+def _check_normalization_is_known(trunk: NamedTable) -> None:
+    """Refuse weights of transformers that do not say what their images are like; others have a library that knows."""
+    from ..networks.hf import HF
+    from ..networks.pretrained import is_pretrained
+
+    if trunk.name.startswith(HF) and is_pretrained(trunk.settings):
+        raise ConfigError(
+            f"{trunk.name}: found no preprocessor_config.json, so that mean and standard deviation of its images are "
+            "not known; wanted the file, as processor.save_pretrained(FOLDER) writes it, or type: "
+            "--set data.images.mean=[0.5,0.5,0.5] --set data.images.std=[0.5,0.5,0.5], with its own values",
+            key="model.trunk",
+        )
+
+
+def _normalization(
+    images: ImagesTable, pretrained: PretrainedImages | None, channels: int, bgr: bool
+) -> Normalization | None:
+    """Return mean and standard deviation: the recipe's, else those of pretrained weights, else None."""
+    from ..networks.network import Normalization
+
+    if images.mean is not None and images.std is not None:
+        times = channels // len(images.mean)  # a single number stands for all channels
+        return Normalization(mean=images.mean * times, std=images.std * times)
+    if pretrained is None:
+        return None
+    mean = list(pretrained.mean)
+    std = list(pretrained.std)
+    if bgr:
+        mean.reverse()
+        std.reverse()
+    return Normalization(mean=mean, std=std)
+
+
+def augmentation_of(table: DataTable, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the settings of ``build_transforms`` in ``[data.augment]``, with its transforms built.
+
+    ConfigError for a transform that does not fit the images.
+    """
+    settings = dict(table.augment)
+    tables = settings.pop("transforms", [])
+    if tables:
+        transforms = image_transforms("data.augment.transforms", tables)
+        transforms.try_on(preprocessing.channels, preprocessing.image_size)
+        settings["transforms"] = [transforms]
+    return settings
+
+
+def image_transforms(key: str, tables: Any) -> ImageTransforms:
+    """Build transforms of images from a list of tables; ``key`` is the list's."""
+    from ..data import ImageTransforms, NamedTransform
+
+    built = []
+    try:
+        named = transform_tables(tables)
+    except ConfigError as error:
+        raise error.inside(key) from None
+    for number, table in enumerate(named):
+        place = f"{key}.{number}"
+        text = json.dumps(table.model_dump())
+        built.append(NamedTransform(place, table.name, text, _build_transform(place, table)))
+    return ImageTransforms(built)
+
+
+def _build_transform(key: str, table: NamedTable) -> Callable[[Any], Any]:
+    """Build a transform of images, with those in its own ``transforms``, as of ``RandomApply``."""
+    with located(f"{key}.name"):
+        factory = registry.factory("transform", table.name)
+    settings = table.settings
+    inner: dict[str, Any] = {}
+    if "transforms" in settings and "transforms" in registry.settings_of(factory):
+        transforms = image_transforms(f"{key}.transforms", settings.pop("transforms"))
+        inner["transforms"] = [transform.function for transform in transforms.transforms]
+    options = options_of(key, table.name, factory, inner, settings)
+    with located(key, table):
+        return factory(**inner, **options)  # type: ignore[no-any-return]
+
+
+def _check_images(recipe: Recipe, channels: int, size: int) -> None:
+    """Refuse settings of ``[data.images]`` that do not fit the data set's channels or the size of the crop."""
+    images = recipe.data.images
+    has_color_means = images.mean is not None and len(images.mean) != 1
+    if channels == 1 and (images.bgr or has_color_means):
+        raise ConfigError(
+            f"bgr, and means of three channels, are for color; {recipe.data.name} is gray", key="data.images"
+        )
+    if images.resize is not None and images.resize < size:
+        raise ConfigError(
+            f"found {images.resize}; wanted at least the {size} of data.images.crop", key="data.images.resize"
+        )
+
+
+def dataset_factory(name: str) -> Callable[..., Any]:
+    """Return the factory of a data set; fill in the path of ``folder:PATH`` and others with a path."""
+    from ..data import PATH_FACTORIES, is_vector_file
+
+    prefix, _, path = name.partition(":")
+    if prefix not in PATH_FACTORIES:
+        if os.path.exists(name) and name not in registry.values("data set"):
+            kind = "table"
+            if os.path.isdir(name):
+                kind = "folder"
+            elif is_vector_file(name):
+                kind = "vectors"
+            raise ConfigError(f"no data set {name!r}; for your own data type --set data.name={kind}:{name}")
+        return registry.factory("data set", name)
+    factory, wanted = PATH_FACTORIES[prefix]
+    if not path:
+        raise ConfigError(f"found {name!r}, wanted {wanted}")
+    return functools.partial(factory, path=path)
+
+
+def trunk_factory(name: str) -> Callable[..., Any]:
+    """Return the factory of a trunk; ``timm/NAME`` needs timm."""
+    from ..networks import trunks
+    from ..networks.hf import HF, hf_trunk
+
+    if name.startswith(trunks.TIMM):
+        short = name.removeprefix(trunks.TIMM)
+        trunks.timm_library(short)  # MissingExtraError if timm is not installed
+        return functools.partial(trunks.timm_trunk, name=short)
+    if name.startswith(HF):
+        return functools.partial(hf_trunk, name=name.removeprefix(HF))
+    return trunks.builtin_trunk(name) or registry.factory("trunk", name)
+
+
+def trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
+    """Return the settings for a trunk's factory, without ``weights`` unless it loads them from its library."""
+    from ..networks.pretrained import is_file, is_pretrained
+
+    settings = dict(table.settings)
+    if trained or is_file(settings.get("weights")) or not is_pretrained(settings):
+        settings.pop("weights", None)
+    return settings

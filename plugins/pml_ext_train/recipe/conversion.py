@@ -1,0 +1,134 @@
+"""Conversion of a recipe's settings by the annotations of what gets them, and errors that name the setting."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError, DataError, PmlExtError, needs_extra, shortened
+from pml_ext.registry.components import KINDS
+from .schema import NamedTable, unknown_key
+
+with needs_extra("train", "a recipe"):
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+# Settings that a run fills in; they are not options of a recipe.
+FILLED_FOR_DATA = ("root", "label_sets")
+FILLED_FOR_TRUNK = ("in_channels", "image_size")
+FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
+FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
+
+
+def options_of(
+    key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a table, converted by the factory's annotations: for example text to a path."""
+    taken = set(filled)
+    if isinstance(factory, functools.partial):
+        taken.update(factory.keywords)
+    accepted = dict(registry.settings_of(factory))
+    for taken_name in taken:
+        accepted.pop(taken_name, None)
+    return checked_settings(key, name, accepted, given)
+
+
+@contextlib.contextmanager
+def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
+    """Raise errors as ConfigError with the key in front; name the table's settings if the error is not ours."""
+    try:
+        yield
+    except (DataError, OSError):
+        raise
+    except (Exception, SystemExit) as error:  # constructors may raise anything
+        text = str(error)
+        if table is not None and not isinstance(error, PmlExtError):
+            text = _refusal(table, error)
+        raise ConfigError(shortened(text), key=key) from None
+
+
+def _refusal(table: NamedTable, error: BaseException) -> str:
+    """Return what a factory, or a constructor, that failed was given, and where and why it failed."""
+    settings = [f"{name} = {value!r}" for name, value in table.settings.items()]
+    if settings:
+        refuses = f"refuses {', '.join(settings)}"
+    else:
+        refuses = "fails"
+    says_why = isinstance(error, (ValueError, TypeError, AssertionError)) and str(error).strip()
+    reason = str(error).strip() if says_why else repr(error)
+    origin = registry.origin_of(error)
+    if origin is not None:
+        reason += f", in {origin.place}"
+    return f"{table.name} {refuses}: {reason}"
+
+
+def checked_settings(
+    key: str,
+    owner: str,
+    accepted: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    filled: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return settings converted by their annotations; raise ConfigError for unknown and missing ones.
+
+    ``accepted`` are the settings of ``owner``. Those that are ``filled`` have values from elsewhere.
+    """
+    for name in given:
+        if name not in accepted:
+            raise ConfigError(f"{unknown_key(f'setting of {owner}', name, accepted)}", key=f"{key}.{name}")
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and name not in given and name not in filled:
+            raise ConfigError(f"missing, and {owner} has no default for it", key=f"{key}.{name}")
+    converted = {}
+    for name, value in given.items():
+        converted[name] = _converted(f"{key}.{name}", accepted[name], value)
+    return converted
+
+
+def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
+    """Return a value converted by strict rules.
+
+    Those for JSON let a text stand for a path. A type that JSON lacks is checked by the rules for Python objects.
+    """
+    try:
+        return adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        kinds = {problem["type"] for problem in error.errors()}
+        if "needs_python_object" not in kinds:
+            raise  # else the type is one such as numbers.Number
+        return adapter.validate_python(value, strict=True)
+
+
+_TYPES_OF_DEFAULTS = {bool: bool, str: str, int: float, float: float}  # a default of 1 may mean any number
+
+
+def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
+    """Return a value converted strictly (16.0 is not an integer) by its annotation.
+
+    Without an annotation, or with one that could not be resolved, check the value by the default's type, and return it
+    unchanged.
+    """
+    kind = parameter.name.rsplit("_", 1)[-1]
+    default = parameter.default
+    if kind in KINDS and isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return value  # a component; building it checks it
+    annotation = parameter.annotation
+    has_type = annotation is not parameter.empty and not isinstance(annotation, str)
+    if not has_type:
+        if kind in KINDS and default is None:
+            raise ConfigError(f"found {value!r}; wanted a table with the name of a {kind}", key=key)
+        annotation = _TYPES_OF_DEFAULTS.get(type(default), Any)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        result = _validated(adapter, value)
+    except ValidationError as error:
+        wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
+        text = f"input should be {' or '.join(dict.fromkeys(wanted))}"
+        raise ConfigError(f"found {value!r}; {text}", key=key) from None
+    except Exception:  # pydantic cannot resolve a plugin's annotation
+        return value
+    return result if has_type else value

@@ -1,0 +1,224 @@
+"""Builders of relations, losses, miners and optimizers from a recipe's tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError, needs_extra
+from pml_ext.registry import BuildContext
+from pml_ext.registry.components import Component
+from .conversion import checked_settings, located, options_of
+from .schema import DataTable, LossTable, NamedTable, OptimizerTable, Recipe, wrong_setting
+from .tables import merged
+
+with needs_extra("train", "a recipe"):
+    from pydantic import ValidationError
+
+if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does not import torch
+    import torch
+
+    from pml_ext.relations import Relation
+
+
+def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | None:
+    """Build the relation of ``[data] relation`` between the named classes; return None if the recipe sets none."""
+    if table.relation is None:
+        return None
+    from pml_ext.relations import RELATIONS
+
+    factory = RELATIONS[table.relation.name]
+    options = options_of("data.relation", table.relation.name, factory, ("names", "paths"), table.relation.settings)
+    with located("data.relation", table.relation):
+        return factory(class_names, **options)
+
+
+def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
+    """Return the loss settings that a run fills in; without number and labels of classes if labels are clusters."""
+    context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
+    relation = build_relation(recipe.data, class_names)
+    if relation is not None:
+        context["relation"] = relation
+    if recipe.data.labels == "clusters":
+        return context
+    return context | {"num_classes": len(labels), "class_labels": labels}
+
+
+def build_loss(
+    table: LossTable, context: Mapping[str, Any], key: str = "loss"
+) -> tuple[torch.nn.Module, torch.nn.Module | None]:
+    """Build a loss with its regularizer and memory, and its miner (None if the memory holds the miner)."""
+    from pml_ext.losses import CrossBatchMemory, RegularizedLoss
+
+    if table.relation == "none":
+        context = dict(context)
+        context.pop("relation", None)
+    loss = _component(key, "loss", table, context)
+    _check_regularizer_weights(key, table, loss)
+    miner = None
+    if table.miner is not None:
+        miner = _build_miner(f"{key}.miner", table.name, table.miner, context)
+    loss = _related(key, loss, context)
+    if table.regularizer is not None:
+        regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+        with located(f"{key}.regularizer"):
+            loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
+    _check_optimizer_has_parameters(key, table, loss)
+    if table.memory is None:
+        return loss, miner
+    with located(f"{key}.memory"):
+        memory = CrossBatchMemory(
+            loss,
+            embedding_size=context["embedding_size"],
+            memory_size=table.memory.size,
+            miner=miner,
+            first_epoch=table.memory.start_epoch,
+            collect_stats=True,
+        )
+    return memory, None
+
+
+def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module) -> None:
+    """Raise ConfigError for the weight of a regularizer that a loss does not have."""
+    for name in table.settings:
+        part = name.removesuffix("_reg_weight")
+        if part != name and getattr(loss, f"{part}_regularizer", None) is None:
+            text = f"{table.name} has no {part}_regularizer here, whose weight it is"
+            raise ConfigError(f"{text}; wanted [{key}.regularizer] with name and weight", key=f"{key}.{name}")
+
+
+def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.Module) -> None:
+    """Raise ConfigError for ``[loss.optimizer]`` of a loss without parameters.
+
+    Beside a regularizer it stays, since a sweep may compare one that has parameters with others that have none.
+    """
+    if table.optimizer and table.regularizer is None and next(loss.parameters(), None) is None:
+        setting = next(iter(table.optimizer))
+        text = f"{table.name} has no parameters here that an optimizer would train"
+        raise ConfigError(f"{text}; leave it out", key=f"{key}.optimizer.{setting}")
+
+
+def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, Any]) -> torch.nn.Module:
+    """Build the miner of a loss; ConfigError if the loss takes none, or if nothing would train the miner."""
+    miner = _related(key, _component(key, "miner", table, context), context)
+    if "indices_tuple" not in registry.capabilities(registry.get(loss, "loss").cls):
+        raise ConfigError(f"{loss} takes no miner's indices_tuple", key=key)
+    if next(miner.parameters(), None) is not None:
+        text = f"{table.name} has parameters here (a learned distance), which nothing would train"
+        raise ConfigError(f"{text}; take a loss that has them and mines by them itself", key=key)
+    return miner
+
+
+def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> torch.nn.Module:
+    """Return a loss or miner that uses the context's relation, if any; wrap one that does not support relations."""
+    from pml_ext.losses import WithRelation, relation_of
+
+    relation = context.get("relation")
+    if relation is None or relation_of(module) is not None:
+        return module
+    with located(key):
+        return WithRelation(module, relation)
+
+
+def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
+    """Return the optimizer of a loss's own parameters: ``[loss.optimizer]`` over ``[optimizer]``."""
+    try:
+        return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
+    except ValidationError as error:
+        raise wrong_setting(error).inside("loss.optimizer") from None
+
+
+def build_optimizer(
+    table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0, key: str = "optimizer"
+) -> torch.optim.Optimizer:
+    """Build the torch optimizer of a table over some parameters; ``key`` is the table's, for errors."""
+    with located(key, table):
+        optimizer: torch.optim.Optimizer = table.optimizer(
+            parameters, lr=table.lr * lr_factor, weight_decay=table.weight_decay, **table.settings
+        )
+    return optimizer
+
+
+def placeholder_classes(table: DataTable) -> list[str]:
+    """Return names of classes with which a relation can be built, to check a recipe before its data are available."""
+    settings: dict[str, Any] = {}
+    if table.relation is not None:
+        if table.relation.name == "near":
+            return ["0", "1"]  # names that are numbers
+        settings = table.relation.settings
+    level = settings.get("level", 1)  # of a hierarchy, whose tree is then at least one level deeper
+    ancestors = "parent"
+    if isinstance(level, int) and 0 < level < 100:
+        ancestors = "/".join(["parent"] * level)
+    unknown_class = str(settings.get("unknown", "unknown"))
+    return [f"{ancestors}/0", f"{ancestors}/1", unknown_class]
+
+
+def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
+    """Build the component of a table.
+
+    A loss that wants labels from 0 to ``num_classes`` - 1 gets them, whatever the labels of the data are, and so do the
+    parts that are built with it.
+    """
+    component = checked_component(key, kind, table, context)
+    classes = context.get("class_labels", [])
+    numbers = list(range(len(classes)))
+    renumbers = kind == "loss" and _settings_by_class(component) == {"num_classes"} and classes != numbers
+    if renumbers:
+        context = {**context, "class_labels": numbers}
+    with located(key, table):
+        built = registry.build(table.name, kind, context, **table.settings)
+    if renumbers:
+        check_class_weights(built, [len(numbers)], len(numbers))
+        built.register_forward_pre_hook(functools.partial(_number_labels, classes), with_kwargs=True)
+    return built
+
+
+def check_class_weights(loss: Any, accepted: Collection[int], classes: int) -> None:
+    """Raise ConfigError unless a reducer with weights of classes has an ``accepted`` number of them."""
+    from pml_ext import pml
+
+    try:
+        pml.check_class_weights(loss, accepted, classes)
+    except ValueError as error:
+        raise ConfigError(str(error), key="loss.reducer") from None
+
+
+def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Component:
+    """Return the component of a table; ConfigError for a name or setting that is not known."""
+    with located(f"{key}.name"):
+        component = registry.get(table.name, kind)
+    if kind != "sampler" and _settings_by_class(component) and "num_classes" not in context:
+        text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
+        raise ConfigError(f"{text}; take a loss of pairs or triplets", key=key)
+    _, missing = registry.fill_settings(component.cls, context, table.settings)
+    filled = set(component.settings).difference(missing)
+    checked_settings(key, table.name, component.settings, table.settings, filled)
+    return component
+
+
+def _settings_by_class(component: Component) -> set[str]:
+    """Return a component's settings that stand for the training classes: their number, their labels, or both."""
+    return component.settings.keys() & {"num_classes", "class_labels"}
+
+
+def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Replace labels by their indices in the sorted ``classes``, for a loss that needs 0 to ``num_classes`` - 1."""
+    import torch
+
+    def numbered(labels: torch.Tensor | None) -> torch.Tensor | None:
+        if labels is None:
+            return None
+        return torch.searchsorted(torch.tensor(classes, device=labels.device), labels)
+
+    positional = list(given)
+    for place in (1, 4):  # of labels and ref_labels in a loss's call
+        if place < len(positional):
+            positional[place] = numbered(positional[place])
+    by_name = dict(named)
+    for name in ("labels", "ref_labels"):
+        if name in by_name:
+            by_name[name] = numbered(by_name[name])
+    return tuple(positional), by_name

@@ -1,0 +1,275 @@
+"""Papers: their tables as printed, one TOML file per paper, and the values that a recipe quotes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import tomllib
+import warnings
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from importlib.resources.abc import Traversable
+from typing import Any, Literal, NamedTuple, Self
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError, needs_extra, shortened, unknown
+from .conversion import located
+from .schema import PaperTable, Table, problem_of
+
+with needs_extra("train", "a recipe"):
+    from pydantic import Field, ValidationError, model_validator
+
+_METRICS = {"NMI": "nmi", "F1": "f1", "MAP@R": "map_at_r"}
+Cell = str | int | float
+
+
+class PrintedTable(Table):
+    """A table of a paper as printed, or a figure, which has no rows."""
+
+    title: str
+    heads: list[str] = Field([])  # names of the first columns, whose texts together name a row
+    columns: dict[str, list[str]] = Field({})  # names of the other columns, by the heading above: mostly a data set
+    rows: list[list[Cell]] = Field([])  # texts of the heads, then values, "-" for none
+    unit: Literal["percent", "fraction"] = "percent"
+    data: str = ""  # the paper's name of the data set, where the headings are none
+    metrics: dict[str, str] = Field({})  # a run's name of a column's metric, where the column's name does not say it
+    suffixes: dict[str, str] = Field({})  # of metric names, in rows whose name contains a text
+    phases: dict[str, str] = Field({})  # part of metrics.json that has the values of a row or heading, if not "after"
+    note: str = ""  # misprints and other remarks
+    without: str | dict[str, str] = Field({})  # why the table, or rows whose name matches a pattern, have no recipe
+    small: str = ""  # number of another table, whose recipes on small data are used for this one too
+    measured: list[str] = Field([])  # recipes whose results stand in the plugin's README
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> Self:
+        heads = len(self.heads)
+        width = heads + sum(len(names) for names in self.columns.values())
+        for row in self.rows:
+            if len(row) != width:
+                raise ValueError(f"found {len(row)} cells in the row {row[:heads]}, wanted {width}, one per column")
+            for cell in row[heads:]:
+                if isinstance(cell, str) and cell != "-":
+                    raise ValueError(f"found {cell!r} in the row {row[:heads]}; wanted a number, or '-' for none")
+        return self
+
+    def row_names(self) -> list[str]:
+        """Return the names of the rows in order: the texts of their heads."""
+        return [", ".join(map(str, row[: len(self.heads)])) for row in self.rows]
+
+    def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
+        """Return the names of the rows of ``[paper] row``: a name, several, or texts of heads; else ValueError."""
+        if isinstance(row, dict):
+            return self._rows_with_heads(row)
+        wanted = [row] if isinstance(row, str) else row
+        names = self.row_names()
+        for name in wanted:
+            if name not in names:
+                raise ValueError(unknown("row", name, names))
+        return list(wanted)
+
+    def _rows_with_heads(self, texts: dict[str, str]) -> list[str]:
+        """Return the names of the rows that have all of these texts in their heads; none for no text."""
+        for head in texts:
+            if head not in self.heads:
+                raise ValueError(unknown("head of rows", head, self.heads))
+        if not texts:
+            return []
+        names = self.row_names()
+        fitting = []
+        for name, row in zip(names, self.rows, strict=True):
+            heads = dict(zip(self.heads, map(str, row), strict=False))
+            if texts.items() <= heads.items():
+                fitting.append(name)
+        if not fitting:
+            raise ValueError(unknown("row", ", ".join(texts.values()), names))
+        return fitting
+
+    def values(self, row: str) -> list[tuple[str, str, Cell]]:
+        """Return the values of a row, each after its heading and its column."""
+        number = self.row_names().index(row)
+        cells = iter(self.rows[number][len(self.heads) :])
+        values = []
+        for heading, names in self.columns.items():
+            for name in names:
+                values.append((heading, name, next(cells)))
+        return values
+
+    def reason(self, row: str = "") -> str:
+        """Return why a row, or the whole table, has no recipe; "" where the file gives no reason."""
+        if isinstance(self.without, str):
+            return self.without
+        if row:
+            for pattern, text in self.without.items():
+                if fnmatchcase(row, pattern.replace("[", "[[]")):
+                    return text
+        return ""
+
+    def text(self, cell: Cell) -> str:
+        """Format a cell as printed: 94.8 as 94.80 in a table whose numbers have two decimals."""
+        if not isinstance(cell, float):
+            return str(cell)
+        decimals = 0
+        for row in self.rows:
+            for each in row:
+                if isinstance(each, float):
+                    digits = str(each).partition(".")[2]
+                    decimals = max(decimals, len(digits))
+        return f"{cell:.{decimals}f}"
+
+    def metric(self, row: str, column: str) -> str:
+        """Return a run's name of a column's metric; "" where a run has none."""
+        name = self.metrics.get(column) or _usual_metric(column)
+        if not name:
+            return ""
+        for text, suffix in self.suffixes.items():
+            if text in row:
+                name += suffix
+        return name
+
+
+def _usual_metric(column: str) -> str:
+    ranked = re.fullmatch(r"R@(\d+)", column)
+    if ranked:
+        return f"recall_at_{ranked[1]}"
+    return _METRICS.get(column, "")
+
+
+class Printed(Table):
+    """A paper's file."""
+
+    title: str
+    authors: str  # "Kan et al."
+    year: int
+    url: str = ""
+    data: dict[str, str] = Field({})  # data sets of recipes, by the headings of columns
+    tables: dict[str, PrintedTable] = Field(min_length=1)  # by their number, "7"; figures as "fig-4"
+
+
+class Quoted(NamedTuple):
+    """A value that a recipe quotes."""
+
+    row: str
+    heading: str
+    column: str
+    metric: str  # name of the metric in a run; "" if a run lacks it
+    phase: str
+    value: float  # as a fraction
+    text: str  # as printed
+
+
+def papers() -> dict[str, Printed]:
+    """Return the papers of the hook ``pml_ext_papers`` by name, warning of unreadable files."""
+    read = {}
+    for name, file in registry.values("paper").items():
+        try:
+            read[name] = _parsed(file)
+        except ConfigError as error:
+            warnings.warn(f"the paper {name!r} is left out: {error}", PluginWarning, stacklevel=2)
+    return read
+
+
+def printed(name: str) -> tuple[Printed, PrintedTable] | None:
+    """Return a table, ``"cbml/7"``, and its paper; None if no paper has the name, for example ``"Table 7"``."""
+    paper, _, number = name.partition("/")
+    files = registry.values("paper")
+    if paper not in files or not number:
+        return None
+    read = _parsed(files[paper])
+    if number not in read.tables:
+        raise UnknownNameError(unknown(f"table of {paper}", number, read.tables))
+    return read, read.tables[number]
+
+
+def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
+    """Return the values that a recipe with this ``[paper]`` and data set quotes; none without a table or a row."""
+    if paper is None:
+        return []
+    with located("paper.table"):
+        found = printed(paper.table)
+    if found is None:
+        for key in ("row", "column"):
+            if getattr(paper, key):
+                problem = unknown("table", paper.table, names_of_tables())
+                raise ConfigError(f"goes with the table of a paper; {problem}", key=f"paper.{key}")
+        return []
+    read, table = found
+    with located(f"paper.row: {paper.table}"):
+        rows = table.chosen(paper.row)
+    headings = _quoted_headings(paper, read, table, data)
+
+    values = []
+    for row in rows:
+        for heading, column, cell in table.values(row):
+            if heading not in headings or isinstance(cell, str):
+                continue
+            value = Quoted(
+                row=row,
+                heading=heading,
+                column=column,
+                metric=table.metric(row, column),
+                phase=table.phases.get(heading) or table.phases.get(row) or "after",
+                value=cell / 100 if table.unit == "percent" else cell,
+                text=table.text(cell),
+            )
+            values.append(value)
+    return values
+
+
+def _quoted_headings(paper: PaperTable, read: Printed, table: PrintedTable, data: str) -> list[str]:
+    """Return the headings of the columns to quote: the one that is named, those of the data set, or else all."""
+    if paper.column:
+        if paper.column not in table.columns:
+            raise ConfigError(f"{unknown(f'column of {paper.table}', paper.column, table.columns)}", key="paper.column")
+        return [paper.column]
+    of_data = [heading for heading in table.columns if read.data.get(heading) == data]
+    if not of_data and paper.row and not table.data and len(table.columns) > 1:
+        headings = ", ".join(table.columns)
+        raise ConfigError(f"missing; {paper.table} has {headings}, none of which is {data}", key="paper.column")
+    return of_data or list(table.columns)
+
+
+def names_of_tables() -> list[str]:
+    """Return the names of the tables of all papers, ``"cbml/7"``."""
+    names = []
+    for paper, read in papers().items():
+        names += [f"{paper}/{number}" for number in read.tables]
+    return names
+
+
+def is_full(name: str, data: str) -> bool:
+    """Return whether a data set is one of the paper's whose table has this name."""
+    found = printed(name)
+    if found is None:
+        return False
+    paper, _ = found
+    return data in paper.data.values()
+
+
+def paper_values(paper: Mapping[str, Any], data: str) -> tuple[list[Quoted], bool]:
+    """Return the values that a run's ``[paper]`` and data set quote, and whether that is the paper's own data."""
+    table = PaperTable.model_validate(paper)
+    return quoted(table, data), is_full(table.table, data)
+
+
+def texts(values: list[Quoted]) -> list[str]:
+    """Format values for reading, one line per row and heading: ``"CBML, CUB: R@1 63.8, R@2 74.8"``."""
+    lines = []
+    for (row, heading), group in itertools.groupby(values, key=lambda value: (value.row, value.heading)):
+        columns = ", ".join(f"{value.column} {value.text}" for value in group)
+        lines.append(f"{row}, {heading}: {columns}")
+    return lines
+
+
+def _parsed(file: Traversable) -> Printed:
+    try:
+        return _printed_of(file.read_text("utf-8"))
+    except ValidationError as error:
+        raise ConfigError(shortened(f"{file}: {problem_of(error)}")) from None
+    except ValueError as error:  # also of bytes that are not UTF-8
+        raise ConfigError(shortened(f"{file}: not valid TOML: {error}")) from None
+
+
+@functools.lru_cache(maxsize=64)
+def _printed_of(text: str) -> Printed:
+    return Printed.model_validate(tomllib.loads(text))

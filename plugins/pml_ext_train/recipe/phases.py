@@ -1,0 +1,82 @@
+"""The phases of a run whose metrics it reports."""
+
+from __future__ import annotations
+
+from .losses import build_loss, loss_context, placeholder_classes
+from .schema import Recipe, cut_of
+
+
+def trains_pretrained_trunk(recipe: Recipe) -> bool:
+    """Return whether a run trains a pretrained trunk and an embedder, so that it tests the features between them."""
+    from ..networks.pretrained import is_pretrained
+
+    model = recipe.model
+    trains = model.freeze != "trunk" and model.embedder != "none"
+    return trains and is_pretrained(model.trunk.settings)
+
+
+def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
+    """Return the phase and the last epoch of the stages after which the whole trunk trains; None without such stages.
+
+    The phase is ``"head"`` where the trunk is frozen until then, or ``"blocks"`` where its last blocks are trained.
+    """
+    from ..networks.cut import HEAD
+
+    if not trains_pretrained_trunk(recipe) or recipe.model.freeze != "none":
+        return None
+    epoch = 0
+    phase = None
+    for stage in recipe.all_stages():
+        cut = cut_of(stage.freeze)
+        if stage.freeze == "none":
+            break
+        if stage.freeze == "trunk" or (cut is not None and cut.until == HEAD):
+            phase = phase or "head"
+        else:
+            phase = "blocks"
+        epoch += stage.epochs
+    return None if phase is None else (phase, epoch)
+
+
+def _in_closed_form(recipe: Recipe) -> list[str]:
+    """Return the phases of features that are whitened without training."""
+    if recipe.data.labels == "given":
+        return ["pca", "within_class"]
+    return ["pca"]
+
+
+def reported_phases(recipe: Recipe) -> list[str]:
+    """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
+    from pml_ext.evaluation import learned_metric
+    from ..networks.pretrained import is_pretrained
+
+    table = recipe.evaluation
+    phases = ["after"]  # after training
+    if recipe.model.refit != "none":
+        phases.append("trained_head")
+    if trains_pretrained_trunk(recipe) or recipe.model.refit != "none":
+        phases.append("features")
+    if table.training_images:
+        phases.append("training")
+    if table.baselines:
+        phases += ["raw", "before"]
+        if recipe.model.takes_vectors:
+            phases += _in_closed_form(recipe)
+        elif recipe.model.freeze == "trunk" or is_pretrained(recipe.model.trunk.settings):
+            phases += ["frozen", *_in_closed_form(recipe)]
+        earlier = stage_before_whole(recipe)
+        if earlier is not None:
+            phases.append(earlier[0])
+    # Only a loss that is built shows whether it, its miner or its regularizer has a learned metric.
+    context = loss_context(recipe, [0, 1], placeholder_classes(recipe.data))
+    for stage in recipe.all_stages():
+        loss, miner = build_loss(stage.loss, context)
+        modules = list(loss.modules())
+        if miner is not None:
+            modules.extend(miner.modules())
+        if learned_metric(modules) is not None:
+            phases.append("learned_metric")
+            if table.shortlist:
+                phases.append("shortlist")
+            break
+    return phases

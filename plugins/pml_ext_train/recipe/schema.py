@@ -1,0 +1,739 @@
+"""Schema of a recipe: the keys of its tables, their types and defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError, needs_extra, unknown
+
+with needs_extra("train", "a recipe"):
+    from pydantic import (
+        AfterValidator,
+        BaseModel,
+        BeforeValidator,
+        ConfigDict,
+        Discriminator,
+        Field,
+        Tag,
+        TypeAdapter,
+        ValidationError,
+        model_validator,
+    )
+
+SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
+FITTED_EMBEDDERS = ("pca", "within-class")  # in closed form, not trained
+IDENTITY = "identity"  # name of the trunk of vectors
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
+PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
+TOP = (1, 5)
+RELATIONS = ("shared-label", "hierarchy", "near", "negatives-only")  # names in pml_ext.relations.RELATIONS
+MOST = 10**9  # of any count: products of two fit into 64 bits
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Text = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are not tables of settings
+
+
+class Table(BaseModel):
+    """A table of a recipe: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, tables: Any) -> Any:
+        if isinstance(tables, dict) and cls.model_config["extra"] == "forbid":
+            for key in tables:
+                if key not in cls.model_fields:
+                    raise ValueError(unknown_key("key", key, cls.model_fields))
+        return tables
+
+
+class NamedTable(Table):
+    """A table with the ``name`` of a component, data set or trunk, and its settings next to the table's own keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the named component, data set or trunk."""
+        return dict(self.model_extra or {})
+
+
+def _table_of_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _list_of_one(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+_name_alone = BeforeValidator(_table_of_name)
+_listed = BeforeValidator(_list_of_one)
+
+
+class ImagesTable(Table):
+    """``[data.images]``: preprocessing of images in color in training, tests and retrieval."""
+
+    resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
+    crop: Count | None = None  # size of the network's input; by default the data set's image size
+    interpolation: Literal["bilinear", "bicubic"] | None = None  # of resizing; by default the trunk's own, or bilinear
+    squash: bool = False  # resize to squares, whatever the aspect ratio
+    random_crop: bool = False  # in training, crop at a random place; tests crop the center
+    random_crop_scale: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None  # of the area
+    flip: bool = False  # in training, mirror half of the images left to right
+    bgr: bool = False  # the order of the channels is blue, green, red
+    value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
+    mean: list[float] | None = None  # by default, with std, that of the trunk's pretrained weights
+    std: list[Annotated[float, Field(gt=0)]] | None = None
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        means = len(self.mean or [])
+        if means != len(self.std or []) or means not in (0, 1, 3):
+            raise ValueError("mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing")
+        if self.value_range == 255 and self.mean is None:
+            raise ValueError("value_range = 255 goes with the mean and std of such values")
+        if self.random_crop_scale is not None and self.random_crop_scale[0] > self.random_crop_scale[1]:
+            raise ValueError("random_crop_scale is a range of areas, smaller first")
+        if self.resize is not None and self.crop is not None and self.resize < self.crop:
+            raise ValueError(f"resize ({self.resize}) must be at least crop ({self.crop})")
+        if self.random_crop and self.random_crop_scale is not None:
+            raise ValueError("random_crop and random_crop_scale both say how images are cut; leave out one")
+        return self
+
+
+class PseudoTable(Table):
+    """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels."""
+
+    clusters: int = Field(100, ge=2, le=MOST)  # number of clusters of k-means
+    features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
+    # range from which each epoch's batch size is drawn, in multiples of the sampler's m; None: the sampler's own size
+    batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
+
+
+def transform_tables(value: Any) -> list[NamedTable]:
+    """Return the tables of a list of transforms, names alone among them; ConfigError with the place in the list."""
+    adapter = TypeAdapter(Annotated[list[Annotated[NamedTable, _name_alone]], _listed])
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise wrong_setting(error) from None
+
+
+def _with_tables_of_transforms(augment: dict[str, Any]) -> dict[str, Any]:
+    """Return ``[data.augment]`` with all of its transforms as tables."""
+    if "transforms" not in augment:
+        return augment
+    try:
+        tables = transform_tables(augment["transforms"])
+    except ConfigError as error:
+        raise error.inside("transforms") from None
+    return augment | {"transforms": [table.model_dump() for table in tables]}
+
+
+class DataTable(NamedTable):
+    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
+
+    workers: int = Field(0, ge=0, le=MOST)
+    cache: Literal["none", "memory"] = "none"
+    unreadable: Literal["stop", "skip"] = "stop"
+    augment: Annotated[dict[str, Any], AfterValidator(_with_tables_of_transforms)] = {}
+    images: ImagesTable = ImagesTable()
+    # of training images; clusters as [data.pseudo] says; instance: each image is a class of its own
+    labels: Literal["given", "clusters", "instance"] = "given"
+    pseudo: PseudoTable | None = None
+    views: Count = 1  # of each image in a training batch, each augmented by random numbers of its own
+    relation: Annotated[NamedTable, _name_alone] | None = None  # between classes, by their names; see docs/relations.md
+
+    @property
+    def listed(self) -> Literal["pairs", "triplets"] | None:
+        """What a data set lists in place of labels, by its name; None for labels."""
+        kind, _, path = self.name.partition(":")
+        if path and kind == "pairs":
+            return "pairs"
+        return "triplets" if path and kind == "triplets" else None
+
+    @property
+    def labels_without_names(self) -> str:
+        """What the classes are where they are not those of the data, as texts begin: ``"clusters have"``."""
+        return "clusters have" if self.labels == "clusters" else "labels = 'instance' has"
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> Self:
+        if self.labels == "clusters":
+            self.pseudo = self.pseudo or PseudoTable()
+            sizes = self.pseudo.batch_size or [2, 2]
+            if sizes[0] > sizes[1]:
+                raise ConfigError(f"found {sizes}; wanted the smaller first", key="pseudo.batch_size")
+        elif self.pseudo is not None:
+            raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
+        if self.relation is not None and self.relation.name not in RELATIONS:
+            raise ConfigError(unknown("relation", self.relation.name, RELATIONS), key="relation")
+        if self.relation is not None and self.labels != "given":
+            raise ConfigError(
+                f"it follows from the names of classes, which {self.labels_without_names} not", key="relation"
+            )
+        if self.labels == "instance" and self.views < 2:
+            raise ConfigError(
+                f"found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive "
+                "pairs are its views",
+                key="views",
+            )
+        if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
+            raise ValueError("images and augment both say how images are cut; leave out augment.random_crop")
+        return self
+
+
+class CutTable(Table):
+    """``freeze = {until = "BLOCK"}``: freeze the trunk before a block, and train the rest from cached activations."""
+
+    until: Text  # name of the first block that trains, such as "blocks.5"; "head": the head alone trains
+    precision: Literal["float16", "float32"] = "float16"  # of the activations that are kept
+    gigabytes: float = Field(8.0, gt=0)  # the most that they may take
+
+
+_FORMS = ("word", "names", "cut")  # of a freeze, as pydantic places its errors
+
+
+def _kind_of_freeze(value: Any) -> str:
+    """Return which of its three forms a ``freeze`` has."""
+    if isinstance(value, (dict, CutTable)):
+        return "cut"
+    if isinstance(value, list):
+        return "names"
+    return "word"
+
+
+Freeze = Annotated[
+    Annotated[Literal["none", "trunk"], Tag("word")]
+    | Annotated[list[str], Tag("names")]
+    | Annotated[CutTable, Tag("cut")],
+    Discriminator(_kind_of_freeze),
+]
+
+
+def frozen_patterns(freeze: Freeze) -> list[str]:
+    """Return the patterns of the parts of the trunk that ``freeze`` selects; none for a cut."""
+    if isinstance(freeze, list):
+        return freeze
+    return ["*"] if freeze == "trunk" else []
+
+
+def cut_of(freeze: Freeze) -> CutTable | None:
+    """Return the cut of ``freeze``, or None."""
+    return freeze if isinstance(freeze, CutTable) else None
+
+
+class LoraTable(Table):
+    """``[model] lora``: low-rank adapters of linear layers, the only trained part of the trunk (extra peft)."""
+
+    rank: Count = 8
+    targets: list[str]  # ends of the names of layers, such as "qkv", "query"
+
+
+class ModelTable(Table):
+    """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
+
+    trunk: Annotated[NamedTable, _name_alone]
+    embedding_size: Count = 64
+    hidden_sizes: list[Count] = []
+    # "mlp" has a hidden layer of 512, unless hidden_sizes say otherwise; "pca" and "within-class" are whitening, fitted
+    # on the features of training images and not trained; with "none" the features are the embeddings
+    embedder: Literal["linear", "mlp", "pca", "within-class", "none"] = "linear"
+    # of whitening, towards the mean variance; by default 0 for "pca", else 0.6; "auto": chosen on held-out classes
+    shrinkage: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] | None = None
+    start: Literal["random", "within-class"] = "random"  # what the training of a linear embedder starts from
+    refit: Literal["none", "within-class"] = "none"  # what replaces the trained embedder, fitted on trained features
+    norm: Literal["none", "batch", "layer"] = "none"  # of the input of each of the embedder's layers
+    dropout: float = Field(0.0, ge=0, lt=1)  # of the input of each of the embedder's layers
+    # "trunk": features are computed once and kept; a list: patterns of layer names; a table: a cut, whose activations
+    # are computed once and kept
+    freeze: Freeze = "none"
+    views: Count = 1  # kept per training image under freeze = "trunk" or a cut; 1: not augmented; more: augmented
+    lora: LoraTable | None = None
+    freeze_batch_norm: bool = False
+    init: str | None = None  # folder of a run with the initial weights of the networks
+
+    @model_validator(mode="after")
+    def _trunk_has_weights(self) -> Self:
+        """Fill in weights that the trunk's name implies."""
+        library, _, model = self.trunk.name.partition("/")
+        if "weights" in self.trunk.settings:
+            return self
+        if library == "timm" and "." in model:  # as timm names a trained model
+            name, _, tag = self.trunk.name.partition(".")
+            self.trunk = NamedTable.model_validate({**self.trunk.settings, "name": name, "weights": tag})
+        if library == "hf" and os.path.isdir(model):  # a saved model
+            self.trunk = NamedTable.model_validate({**self.trunk.model_dump(), "weights": "DEFAULT"})
+        return self
+
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether the network is a head on vectors, without a trunk for images."""
+        return self.trunk.name == IDENTITY
+
+    @model_validator(mode="after")
+    def _vectors_have_no_trunk(self) -> Self:
+        """Refuse settings of a trunk where there is none; vectors are features that are kept."""
+        if not self.takes_vectors:
+            return self
+        unused = []
+        if self.freeze not in ("none", "trunk"):
+            unused.append("freeze")
+        for key in ("views", "lora", "freeze_batch_norm"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                unused.append(key)
+        if unused:
+            raise ConfigError(
+                "it is of a trunk for images, and vectors go into the embedder as they are", key=unused[0]
+            )
+        self.freeze = "trunk"
+        return self
+
+    @property
+    def trains_embedder(self) -> bool:
+        """Whether training changes the embedder, which is neither fitted in closed form nor left out."""
+        return self.embedder in ("linear", "mlp")
+
+    @property
+    def hidden_layers(self) -> list[int]:
+        """The sizes of the embedder's hidden layers: one of 512 for "mlp", unless ``hidden_sizes`` say otherwise."""
+        if self.embedder == "mlp" and not self.hidden_sizes:
+            return [512]
+        return self.hidden_sizes
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
+        if self.lora is not None and self.freeze != "none":
+            raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
+        if not self.trains_embedder:
+            for key in ("hidden_sizes", "norm", "dropout", "start", "refit"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ConfigError(f"it is of an embedder that is trained, not of {self.embedder!r}", key=key)
+        if self.freeze != "trunk" and self.embedder in FITTED_EMBEDDERS:
+            raise ConfigError(
+                f"{self.embedder!r} goes with freeze = 'trunk', whose features are kept; after training, "
+                "refit = 'within-class'",
+                key="embedder",
+            )
+        self._check_whitening()
+        keeps_features = self.freeze == "trunk" or cut_of(self.freeze) is not None
+        if self.init is not None and keeps_features and not self.takes_vectors:
+            raise ConfigError(
+                "a run's weights are trained further; features are kept of pretrained trunks alone", key="init"
+            )
+        return self
+
+    def _check_whitening(self) -> None:
+        """Refuse a shrinkage without effect, and a layer in closed form in place of other layers than a linear one."""
+        for key in ("start", "refit"):
+            is_linear = self.embedder == "linear" and not self.hidden_sizes and self.norm == "none" and not self.dropout
+            if getattr(self, key) == "within-class" and not is_linear:
+                raise ConfigError("it is of embedder = 'linear' without hidden_sizes, norm and dropout", key=key)
+        if self.refit != "none" and self.freeze == "trunk":
+            raise ConfigError(
+                "the trunk is frozen, so that nothing of the training would be left; wanted "
+                "embedder = 'within-class', which takes no training",
+                key="refit",
+            )
+        if self.start != "random" and self.init is not None:
+            raise ConfigError("the weights of the run that init names would be replaced; leave one out", key="start")
+        is_within = "within-class" in (self.embedder, self.start, self.refit)
+        if self.shrinkage is not None and not is_within and self.embedder != "pca":
+            raise ConfigError(
+                "it is of embedder 'pca' or 'within-class', start or refit; wanted one of them", key="shrinkage"
+            )
+        if self.shrinkage == "auto" and not is_within:
+            raise ConfigError("'auto' holds out classes, which 'pca' does not see; give a number", key="shrinkage")
+
+
+class OptimizerTable(NamedTable):
+    """``[optimizer]``: a torch optimizer with its options."""
+
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    head_lr_factor: float = Field(1.0, gt=0)  # the embedder's learning rate is lr times this
+    scheduled: bool = False  # in [loss.optimizer]: the schedule applies to the loss's own parameters too
+
+    @property
+    def optimizer(self) -> Any:
+        """The class of torch."""
+        import torch
+
+        return getattr(torch.optim, _OPTIMIZERS[self.name])
+
+
+class RegularizerTable(NamedTable):
+    """``[loss.regularizer]``: a regularizer, labeled or not, added to the loss with a weight."""
+
+    weight: float = 1.0
+
+
+class MemoryTable(Table):
+    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from ``start_epoch`` on."""
+
+    size: Count
+    start_epoch: Count = 1
+
+
+class LossTable(NamedTable):
+    """``[loss]``: the loss, its miner, regularizer and memory, and the optimizer of its own parameters."""
+
+    miner: Annotated[NamedTable, _name_alone] | None = None
+    regularizer: Annotated[RegularizerTable, _name_alone] | None = None
+    memory: MemoryTable | None = None
+    relation: Literal["data", "none"] = "data"  # whether loss and miner use [data] relation, or classes
+    optimizer: dict[str, Any] = {}
+
+
+class SamplerTable(NamedTable):
+    """``[sampler]``: composition of batches; an epoch has ``iterations`` of them, or one pass over the sampler."""
+
+    name: str = SHUFFLE
+    batch_size: int = Field(128, ge=2, le=MOST)
+    iterations: Count | None = None
+
+
+class StageTable(Table):
+    """``[[stages]]``: epochs with another loss (and sampler), before the recipe's own."""
+
+    epochs: Count
+    loss: LossTable
+    sampler: SamplerTable | None = None
+    freeze: Freeze = "none"  # in addition to [model] freeze
+    lr_factor: float = Field(1.0, gt=0)  # of the networks' learning rates
+
+
+class ScheduleTable(Table):
+    """``[schedule]``: number of epochs, stages included, warm-up and decay of the learning rate."""
+
+    epochs: Count
+    name: Literal["constant", "multi-step", "cosine"] = "constant"
+    milestones: list[Count] = []
+    gamma: float = Field(0.1, gt=0, le=1)
+    warmup: float = Field(0.0, ge=0)  # epochs, or a part of one, in which the learning rate rises to the schedule's
+
+    @model_validator(mode="after")
+    def _milestones_fit(self) -> Self:
+        if (self.name == "multi-step") != bool(self.milestones):
+            raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
+        if self.warmup > self.epochs:
+            raise ConfigError(f"found {self.warmup:g} epochs, and the run has {self.epochs}", key="warmup")
+        return self
+
+
+class EngineTable(Table):
+    """``[engine]``: computation of a training step."""
+
+    # of the network; the loss is in full precision; float16 skips steps that overflow
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
+    compile: bool = False  # by torch.compile, which takes up to minutes before the first step
+    channels_last: bool | None = None  # memory format of images and convolutions; None: on a CPU, where it is faster
+    deterministic: bool = False  # torch's deterministic operators: on a GPU, a repeated or resumed run is then the same
+    clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
+    checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints inside of an epoch
+
+
+class EvaluationTable(Table):
+    """``[evaluation]``: metrics, and the choice of the tested epoch; docs/recipes.md describes the protocols."""
+
+    recall_at: list[Count] = [1, 2, 4, 8]
+    precision_at: list[Count] = [1]
+    ndcg_at: list[Count] = []
+    clusters_per_class: list[Count] = [1]
+    verification: Count | None = None  # pairs of each kind, same or not, for the verification metrics; None for none
+    lone_queries: Literal["miss", "drop"] = "drop"  # queries whose class has no other image, in recall_at_K
+    protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
+    baselines: bool = True  # test raw pixels and the untrained network too
+    figures: Literal["all", "few"] = "all"  # few: losses, similarities and nearest neighbors, without t-SNE
+    training_images: int = Field(5_000, ge=0, le=MOST)  # tested training images, a sample by class where there are more
+    shortlist: Count | None = None  # number of nearest images that the learned metric re-ranks
+    batch_size: Count = 256  # images per forward pass at most; fewer on a CPU where images are large
+    test_every: int = Field(0, ge=0, le=MOST)  # interval in epochs of tests for a curve, not for selection; 0 for none
+    validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
+    held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
+    fold: Count | None = None  # one of 1 / validation disjoint parts of the classes, the same for every seed
+    validation_trains: bool = False  # whether those classes train too, as in some papers' programs
+    every: Count = 1  # interval in epochs of the candidates for the choice; the last epoch is one
+    select: str | None = None  # metric to choose the epoch by; None tests the last epoch
+    select_on: Literal["validation", "test", "split"] = "validation"  # split: the data set's own validation images
+
+    @model_validator(mode="after")
+    def _selection_has_images(self) -> Self:
+        if self.select_on in ("test", "split"):
+            fits = self.select is not None and self.validation == 0
+        else:
+            fits = (self.select is not None) == (self.validation > 0)
+        if not fits:
+            raise ValueError(
+                "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
+                "out for that) or select_on = 'test' or 'split', for example validation = 0.2, select = 'map_at_r'"
+            )
+        if self.validation_trains and not self.validation:
+            raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
+        if self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)):
+            raise ValueError("fold goes with validation, and counts its parts: 1 to 4 for validation = 0.25")
+        for key in ("recall_at", "precision_at", "clusters_per_class"):
+            if 1 not in getattr(self, key):
+                raise ValueError(f"{key} includes 1, which every run reports")
+        return self
+
+    def check_effects(self) -> None:
+        """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
+        if self.held_out != "drawn" and not self.validation:
+            where = f"evaluation: held_out = {self.held_out!r}"
+            raise ConfigError(f"{where} goes with validation, the share of the training classes")
+        if self.every > 1 and self.select is None:
+            text = "every goes with select, the metric to choose the epoch by; test_every is for curves"
+            raise ConfigError(text, key="evaluation")
+
+    @property
+    def validated_on(self) -> str:
+        """A description of the validation images."""
+        if self.select_on == "split":
+            return "the data set's validation images"
+        if self.validation_trains:
+            return "training classes, which trained too"
+        return "held-out training classes"
+
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics that a run reports."""
+        from pml_ext.evaluation.metrics import metrics_of
+
+        verifies = self.verification is not None
+        metrics = metrics_of(
+            self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at, verification=verifies
+        )
+        names = [metric.name for metric in metrics if metric.in_runs]
+        names += registry.values("metric")
+        for protocol in self.protocols:
+            names += [f"{PROTOCOLS[protocol]}_top_{k}" for k in TOP]
+        return names
+
+
+class PaperTable(BaseModel):
+    """``[paper]``: source of the settings, and the paper's results; other keys are shown as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    table: str = ""  # of a registered paper, "cbml/7", or any text
+    row: str | list[str] | dict[str, str] = []  # the paper's name of the row, or rows; or texts of their heads
+    column: str = ""  # heading of the columns to quote, where it does not follow from the data set
+    note: str = ""  # differences from the paper
+
+
+class TuneTable(Table):
+    """A range of ``[tune]``: the values of a key that ``pml-ext compare --tune`` tries."""
+
+    low: int | float = 0
+    high: int | float = 0
+    log: bool = False  # drawn evenly on a logarithmic scale
+    choices: list[bool | int | float | str] = []  # instead of low and high
+
+    @model_validator(mode="after")
+    def _range_or_choices(self) -> Self:
+        if bool(self.choices) == (self.low < self.high):
+            raise ValueError(f"found low = {self.low}, high = {self.high}; wanted the smaller first, or choices alone")
+        if self.log and self.low <= 0:
+            raise ValueError(f"found low = {self.low} with log = true; wanted more than 0")
+        return self
+
+
+class Recipe(Table):
+    """A validated recipe; each attribute is the table of its name."""
+
+    description: str = ""
+    data: DataTable
+    model: ModelTable
+    loss: LossTable
+    sampler: SamplerTable = SamplerTable()
+    stages: list[StageTable] = []
+    optimizer: OptimizerTable = OptimizerTable()
+    schedule: ScheduleTable
+    engine: EngineTable = EngineTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    track: Annotated[list[Annotated[NamedTable, _name_alone]], _listed] = [NamedTable(name="tensorboard")]
+    paper: PaperTable | None = None
+
+    origin: dict[str, Text] = Field({}, exclude=True)  # of settings, by key or group: paper, program or ours
+    tune: dict[str, TuneTable] = Field({}, exclude=True)
+
+    @model_validator(mode="after")
+    def _origins_and_ranges_fit(self) -> Self:
+        for key in self.origin:
+            self._check_key(f"origin.{key}", key)
+        for key in self.tune:
+            self._check_key(f"tune.{key}", key)
+        return self
+
+    def _check_key(self, place: str, key: str) -> None:
+        """Raise ValueError, with the place, for a key that no table of settings has."""
+        tables = {}
+        for name, field in type(self).model_fields.items():
+            if name not in NO_SETTINGS:
+                tables[name] = field.annotation
+        group, _, inner = key.partition(".")
+        if group not in tables:
+            raise ConfigError(unknown("table", group, tables), key=place)
+        table: Any = tables[group]
+        if not inner or not isinstance(table, type) or not issubclass(table, Table):
+            return
+        name = inner.partition(".")[0]
+        if name and table.model_config["extra"] == "forbid" and name not in table.model_fields:
+            raise ConfigError(f"{unknown(f'key of [{group}]', name, table.model_fields)}", key=place)
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> Self:
+        epochs = self.schedule.epochs
+        stage_epochs = sum(stage.epochs for stage in self.stages)
+        if stage_epochs >= epochs:
+            raise ConfigError(
+                f"found {epochs}; the stages take {stage_epochs} epochs, so it must be more", key="schedule.epochs"
+            )
+        self._check_cuts()
+        if self.data.labels != "given" and self.evaluation.validation:
+            without = f"which {self.data.labels_without_names} not"
+            raise ConfigError(f"it holds out classes by labels, {without}", key="evaluation.validation")
+        if self.evaluation.verification is not None and self.data.relation is not None:
+            raise ConfigError(
+                "it takes pairs of equal classes, which data.relation replaces", key="evaluation.verification"
+            )
+        for stage in self.all_stages():
+            assert stage.sampler is not None
+            self._check_sampler(stage.sampler)
+            if stage.loss.memory is not None:
+                self._check_memory(stage.loss.memory, stage.sampler.batch_size * self.data.views)
+        return self
+
+    def _check_sampler(self, sampler: SamplerTable) -> None:
+        """Raise ValueError for a sampler of several images of a class where each image is a class."""
+        per_class = sampler.settings.get("m", 1)
+        if self.data.labels == "instance" and sampler.name != SHUFFLE and per_class != 1:
+            remedy = "wanted m = 1, or sampler.name = 'shuffle'"
+            raise ConfigError(
+                f"found {per_class!r}, and with labels = 'instance' a class has 1; {remedy}", key="sampler.m"
+            )
+
+    def _check_cuts(self) -> None:
+        """Raise ValueError for views that are not kept, and for cuts that do not fit the stages or the network."""
+        cuts = [cut_of(stage.freeze) for stage in self.stages]
+        has_stage_cut = any(cuts)
+        keeps_views = self.model.freeze == "trunk" or cut_of(self.model.freeze) is not None or has_stage_cut
+        if self.model.views > 1 and not keeps_views:
+            kept = "goes with freeze = 'trunk' or a cut, whose features or activations are kept"
+            raise ConfigError(f"{self.model.views!r} {kept}", key="model.views")
+        too_few = self.data.views > max(1, self.model.views)
+        if keeps_views and not self.model.takes_vectors and too_few:
+            raise ConfigError(
+                f"found {self.data.views}, and a frozen trunk or a cut keeps model.views = "
+                f"{self.model.views} of each image; wanted model.views = {self.data.views} or more, of which a batch "
+                "has different ones",
+                key="data.views",
+            )
+        if not has_stage_cut:
+            return
+        if self.model.freeze != "none" or self.model.lora is not None or self.model.init is not None:
+            raise ConfigError(
+                "a cut of a stage goes without model.freeze, model.lora and model.init", key="stages.freeze"
+            )
+        first_live = cuts.index(None) if None in cuts else len(cuts)
+        if any(cuts[first_live:]):
+            text = "activations are kept of a trunk that has not been trained; stages with a cut come first"
+            raise ConfigError(text, key="stages.freeze")
+
+    def _check_memory(self, memory: MemoryTable, batch: int) -> None:
+        """Raise ValueError for a memory that does not fit the data, the batch or the schedule."""
+        epochs = self.schedule.epochs
+        if self.data.labels == "clusters":
+            raise ConfigError("it keeps labels of past batches, and clusters change with each epoch", key="loss.memory")
+        if memory.size < batch:
+            raise ConfigError(f"found {memory.size}; it holds at least one batch, here {batch}", key="loss.memory.size")
+        if memory.start_epoch > epochs:
+            raise ConfigError(f"found {memory.start_epoch}; the run has {epochs} epochs", key="loss.memory.start_epoch")
+
+    def check_effects(self) -> None:
+        """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
+        self.evaluation.check_effects()
+        schedule = self.schedule
+        if schedule.name != "multi-step" and schedule.gamma != ScheduleTable.model_fields["gamma"].default:
+            raise ConfigError(
+                f"goes with name = 'multi-step', not with {schedule.name!r}; leave it out", key="schedule.gamma"
+            )
+        if not self.model.trains_embedder and self.optimizer.head_lr_factor != 1:
+            text = f"embedder = {self.model.embedder!r} is not trained"
+            raise ConfigError(f"{text}; leave it out", key="optimizer.head_lr_factor")
+
+    def all_stages(self) -> list[StageTable]:
+        """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
+        stages = []
+        epochs = self.schedule.epochs  # that are left for the last stage
+        for stage in self.stages:
+            stages.append(stage.model_copy(update={"sampler": stage.sampler or self.sampler}))
+            epochs -= stage.epochs
+        stages.append(StageTable(epochs=epochs, loss=self.loss, sampler=self.sampler))
+        return stages
+
+    def stages_by_prefix(self) -> Iterator[tuple[str, StageTable]]:
+        """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
+        for number, stage in enumerate(self.all_stages()):
+            if number < len(self.stages):
+                prefix = f"stages.{number}."
+            else:
+                prefix = ""
+            yield prefix, stage
+
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics that a run reports."""
+        from pml_ext.evaluation.metrics import OF_LISTED
+
+        if self.data.listed is not None:
+            return list(OF_LISTED[self.data.listed])
+        return self.evaluation.metric_names()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the recipe as plain tables that TOML can represent, with defaults."""
+        return self.model_dump(exclude_none=True)
+
+
+def wrong_setting(error: ValidationError) -> ConfigError:
+    """Return the first validation problem as an error with the key of its setting."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"] if part not in _FORMS)
+    text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        text = "missing, and without a default"
+    elif problem["type"] != "value_error":
+        text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
+    elif isinstance(found := problem["ctx"]["error"], ConfigError):
+        return ConfigError(*found.args, key=found.key).inside(key)
+    return ConfigError(text, key=key)
+
+
+def problem_of(error: ValidationError) -> str:
+    """Return the first validation problem in one line: its key, then the text."""
+    return str(wrong_setting(error))
+
+
+def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
+    """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
+    tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
+    if tables:
+        return f"no {what} {key!r}; it belongs to {tables}"
+    return unknown(what, key, known)
+
+
+def _tables_with(table: type[BaseModel], key: str, path: str = "") -> Iterator[str]:
+    for name, field in table.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if key in inner.model_fields:
+                yield path + name
+            yield from _tables_with(inner, key, f"{path}{name}.")

@@ -1,0 +1,71 @@
+"""A run's folder: whether its run is finished, its metrics, and which of its files are missing or damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pml_ext.errors import DataError, first_of, shortened
+from ..files import DamagedError, checksums, read_json, read_toml
+from ..files.checksums import SUMS
+from .run_folder import METRICS, RECIPE, REPORT, check_unchanged, how_to_redo
+
+Metrics = dict[str, Any]
+MODEL = "checkpoints/model.pt"
+LAST = "checkpoints/last.pt"
+
+
+def tables_of_run(folder: Path) -> dict[str, Any]:
+    """Return the recipe that a run has written, with ``[run]``; DataError for a damaged one."""
+    check_against_sums(folder, RECIPE)
+    try:
+        return read_toml(folder / RECIPE, "run")
+    except DamagedError as error:
+        text = f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)})"
+        raise DataError(f"{text}; {how_to_redo(folder, RECIPE)}") from None
+
+
+def check_against_sums(folder: Path, name: str) -> None:
+    """Raise DataError if a file differs from its checksum; damaged checksums are written again with the report."""
+    if checksums.read_sums(folder):
+        check_unchanged(folder, name)
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether a folder has a finished run with all of its files; the checksum of the report is written last."""
+    return (folder / METRICS).exists() and REPORT in checksums.read_sums(folder)
+
+
+def read_finished(folder: Path) -> tuple[Metrics, list[str]]:
+    """Return the metrics of a finished run, and the names of its missing and damaged files."""
+    check_against_sums(folder, METRICS)
+    metrics = read_metrics(folder / METRICS)
+    damaged = set()
+    for name in checksums.missing_files(folder):
+        if not name.startswith("checkpoints/"):
+            damaged.add(name)
+    for name in (SUMS, MODEL):
+        if not (folder / name).exists():
+            damaged.add(name)
+    damaged.update(checksums.changed_files(folder))
+    if REPORT not in checksums.read_sums(folder):
+        damaged.add(REPORT)
+    if MODEL in damaged and not (folder / LAST).exists():
+        raise DataError(
+            f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone; "
+            f"delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
+        )
+    return metrics, sorted(damaged)
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read a ``metrics.json``; raise DataError for a damaged one."""
+    try:
+        metrics = read_json(path)
+        missing = [name for name in ("recipe", "seed", "after") if name not in metrics]
+        if missing:
+            raise DamagedError(f"no {first_of(missing, 3)} in it")
+        return metrics  # type: ignore[no-any-return]
+    except DamagedError as error:
+        text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
+        raise DataError(f"{text}; {how_to_redo(path.parent, METRICS)}") from None

@@ -1,0 +1,96 @@
+"""The files of a run's folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pml_ext.errors import DataError
+from ..files import final_path, reading
+from ..files.checksums import SUMS, read_sums, replace_file, sha256_of, write_sums
+
+METRICS = "metrics.json"
+RECIPE = "recipe.toml"
+REPORT = "report.html"
+CHOICE = "choice.json"  # what a tool has chosen to train, before the run writes its recipe
+TRIALS = "trials"  # a folder of a tool's trials, before it has chosen
+NETWORK = "network.json"
+FILES = ("checkpoints", "figures", METRICS, NETWORK, RECIPE, "records", REPORT, "tensorboard")
+# What processes write under temporary names first.
+WRITTEN = (METRICS, NETWORK, RECIPE, REPORT, "checkpoints/*.pt", "figures/*.png", "records/*.csv")
+DERIVED = ("figures/", NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
+
+
+def no_finished_run(folder: Path, missing: str) -> DataError:
+    """Return the error of a folder that lacks a file of a finished run; an unfinished run can be resumed."""
+    command = f"pml-ext train RECIPE --out {shlex.quote(str(folder))}"
+    if (folder / "checkpoints").is_dir():
+        command += " --resume"
+    return DataError(f"{folder}: no finished run (no {missing} in it); type: {command}")
+
+
+def remove_run(folder: Path) -> None:
+    """Remove the files of a run from its folder, which should be locked.
+
+    The recipe comes last: a run whose removal is interrupted is still one to resume.
+    """
+    for name in sorted([*FILES, SUMS], key=RECIPE.__eq__):
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def write_run_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
+    """Write a JSON file of a run, and its checksum."""
+    text = json.dumps(value, indent=2) + "\n"
+    replace_file(folder, name, lambda path: path.write_text(text, "utf-8", newline="\n"))
+
+
+def write_checksums(folder: Path, lost: Collection[str] = ()) -> None:
+    """Write the checksums of a run's files; those of checkpoints and of ``lost`` files stay as they are."""
+    kept = {name for name in read_sums(folder) if name.startswith("checkpoints/")}
+    kept.update(lost)
+    names = []
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if name not in kept and _is_of_a_run(path, name):
+            names.append(name)
+    write_sums(folder, names, kept.__contains__)
+
+
+def _is_of_a_run(path: Path, name: str) -> bool:
+    """Return whether a run has written a file; ``name`` is relative to the run's folder."""
+    if name.partition("/")[0] not in FILES:
+        return False
+    if name.startswith("figures/") and path.suffix != ".png":
+        return False
+    return path.is_file() and final_path(path) is None
+
+
+def check_unchanged(folder: Path, name: str) -> None:
+    """Raise DataError if a run's file differs from its checksum, if it has one."""
+    sums = read_sums(folder)
+    if not sums and (folder / SUMS).exists():
+        raise DataError(f"{folder / SUMS}: damaged; {how_to_redo(folder, SUMS)}")
+    wanted = sums.get(name)
+    with reading(folder / name):
+        differs = wanted is not None and sha256_of(folder / name) != wanted
+    if differs:
+        text = f"{folder / name}: not the file that the run wrote, by {folder / SUMS}"
+        raise DataError(f"{text}; put it back, or {how_to_redo(folder, name)}")
+
+
+def how_to_redo(folder: Path, name: str) -> str:
+    """Return what to do so that a file of a run, missing or damaged, is written again."""
+    again = f"repeat the command that trained it, with --out {shlex.quote(str(folder))} --resume"
+    if name == METRICS:
+        return f"delete it and {again}: the run is tested again"
+    if name in (RECIPE, "checkpoints/model.pt") or not (folder / METRICS).exists():
+        return f"{again}: it is written again"
+    return f"type: pml-ext report {shlex.quote(str(folder))}"

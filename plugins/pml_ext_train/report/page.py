@@ -1,0 +1,65 @@
+"""Pages of results: one HTML file that opens without a network, with figures and tables."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pml_ext.errors import needs_extra, one_line
+from pml_ext.evaluation.metrics import is_known_metric, title_of
+
+with needs_extra("train", "a report"):
+    import jinja2
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+
+class ReportFigure(NamedTuple):
+    """A figure with its title and caption, or the reason why it could not be drawn."""
+
+    title: str
+    png: bytes = b""
+    caption: str = ""
+    problem: str = ""
+    keeps_colors: bool = False  # on a dark page, where other figures are inverted
+
+
+def draw(
+    title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", keeps_colors: bool = False
+) -> ReportFigure:
+    """Draw a figure, or return the error as its problem, after the owner's name; other figures are drawn anyway."""
+    try:
+        buffer = io.BytesIO()
+        figure().savefig(buffer, format="png")
+    except (Exception, SystemExit) as error:  # components draw figures of their own
+        return ReportFigure(title, problem=owner + one_line(error))
+    return ReportFigure(title, buffer.getvalue(), caption, keeps_colors=keeps_colors)
+
+
+class ReportTable(NamedTuple):
+    """A table of the report."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page of this folder's template ``NAME.html.jinja``."""
+    environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, "."), autoescape=True)
+    environment.filters["title_of"] = title_of
+    environment.tests["known_metric"] = is_known_metric
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    return environment.get_template(f"{template}.html.jinja").render(**values)
+
+
+def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
+    """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None and NaN are empty."""
+    text = "" if value is None or math.isnan(value) else f"{100 * value:{sign}.1f}"
+    if bold:
+        return Markup("<b>{}</b>").format(text)
+    return text

@@ -1,0 +1,258 @@
+"""Export of a run's network for other programs: weights, ONNX graph, preprocessing and a model card."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import html
+import io
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from torch import Tensor, nn
+
+from pml_ext.errors import ConfigError, needs_extra, one_line, shortened
+from pml_ext.evaluation.metrics import title_of
+from ..files import DamagedError, check_writable, read_json, write_atomically
+from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
+from pml_ext.lazy import require_packages
+from ..networks.cut import HEAD
+from ..networks.network import By, Network, Preprocessing, VectorInput
+from ..networks.pretrained import is_file, is_pretrained, merged_lora
+from ..recipe import Recipe
+from ..recipe.schema import Freeze, cut_of, frozen_patterns
+from ..records.run_files import read_metrics
+from ..records.run_folder import METRICS
+from .measurements import Measurement, measurements_of, shown_values
+
+WEIGHTS = "model.safetensors"
+ONNX = "model.onnx"
+ABOUT = "preprocess.json"
+CARD = "README.md"
+MOST = 1e-4  # largest accepted absolute difference of an embedding's component
+COMPARED = 100  # noise images on which the graph is compared with the network
+
+
+class Normalized(nn.Module):
+    """Network from transformed images to embeddings of length 1, ``[B, C, S, S]`` to ``[B, D]``."""
+
+    def __init__(self, trunk: nn.Module, embedder: nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.embedder = embedder
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return embeddings, ``[B, D]``."""
+        return nn.functional.normalize(self.embedder(self.trunk(images)))
+
+
+def write_export(
+    folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False, by: By = "embeddings"
+) -> None:
+    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and their checksums.
+
+    ``by`` says what the network gives. Without ``onnx``, the graph of an earlier export is removed. A model card that a
+    user has edited is kept. Raise ConfigError if the folder has files of these names that no export wrote.
+    """
+    with needs_extra("train", "export"):
+        from safetensors.torch import save
+    if onnx:
+        require_packages(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
+    check_writable("-o", folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_folder(folder, (WEIGHTS, ABOUT, *([ONNX] if onnx else [])))
+    seen = network.preprocessing
+    model = recipe.model
+    has_head = not isinstance(network.embedder, nn.Identity)
+    about: dict[str, Any] = {
+        "trunk": {key: _without_folder(value) for key, value in model.trunk.model_dump().items()},
+        "by": by,
+        "embedding_size": network.embedding_size,
+        "hidden_sizes": model.hidden_layers if has_head else None,
+        "norm": model.norm if has_head else None,
+        "features": network.features,
+        **_input_of(seen),
+        "l2_normalize_embeddings": True,
+    }
+    whole = Normalized(merged_lora(network.trunk), network.embedder)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.state_dict().items()}
+    replace_file(folder, WEIGHTS, lambda path: path.write_bytes(save(tensors)))  # save_file hides what failed
+    measured = _measured(run, by)
+    if measured:
+        about["measured"] = {name: each.values for name, each in measured.items()}
+    about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
+    written = [WEIGHTS]
+    if onnx:
+        whole = copy.deepcopy(whole).cpu().eval()
+        with tempfile.TemporaryDirectory() as place:
+            graph = Path(place) / ONNX
+            difference = write_onnx(graph, whole, _noise(seen), input_name=_input_name(seen))
+            replace_file(folder, ONNX, functools.partial(shutil.copyfile, graph))
+        about["onnx"] = {"file": ONNX, "sha256": sha256_of(folder / ONNX), "largest_difference": difference}
+        written.append(ONNX)
+    elif is_unchanged(folder, ONNX):
+        (folder / ONNX).unlink()
+    replace_file(folder, ABOUT, lambda path: path.write_text(json.dumps(about, indent=2) + "\n", "utf-8"))
+    if (folder / CARD).exists() and not is_unchanged(folder, CARD):
+        text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
+        warnings.warn(text, UserWarning, stacklevel=3)
+    else:
+        text = card(run, recipe, about, [*measured.values()])
+        replace_file(folder, CARD, lambda path: path.write_text(text, "utf-8"))
+        written.append(CARD)
+    write_sums(folder, sorted([ABOUT, *written]))
+
+
+def _without_folder(value: Any) -> Any:
+    """Return a setting of a trunk; of a file or a saved model its name alone, since its folder is private."""
+    library, _, place = str(value).partition("/")
+    if is_file(value):
+        return Path(value).name
+    return f"{library}/{Path(place).name}" if Path(place).is_absolute() else value
+
+
+def _measured(run: Path, by: By) -> dict[str, Measurement]:
+    """Return what tools have measured on a run, of the vectors that its export gives."""
+    metrics: dict[str, Any] = {}
+    if (run / METRICS).exists():
+        metrics = read_metrics(run / METRICS)
+    return {name: each for name, each in measurements_of(metrics).items() if each.by == by}
+
+
+def _input_name(seen: Preprocessing | VectorInput) -> str:
+    return "vectors" if isinstance(seen, VectorInput) else "images"
+
+
+def _input_of(seen: Preprocessing | VectorInput) -> dict[str, Any]:
+    """Return the part of ``preprocess.json`` about the network's input."""
+    if isinstance(seen, VectorInput):
+        return seen.model_dump()
+    about = seen.model_dump(exclude={"crop", "resize"})
+    return {**about, "resize": seen.resized_to, "exact_size_is_kept": seen.keeps_exact_size}
+
+
+def _noise(seen: Preprocessing | VectorInput) -> Tensor:
+    """Return inputs of noise, on which a graph is compared with the network."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(seen, VectorInput):
+        return torch.randn(COMPARED, *seen.input_shape, generator=generator)
+    noise = torch.randint(256, (COMPARED, *seen.input_shape), generator=generator, dtype=torch.uint8)
+    _, transform = seen.transforms()
+    return torch.stack([transform(image) for image in noise])
+
+
+def _check_folder(folder: Path, names: Iterable[str]) -> None:
+    """Raise ConfigError if a folder has checksums, or files to replace, that are not of an export."""
+    files_of_export = (WEIGHTS, ONNX, ABOUT, CARD)
+    listed = read_sums(folder)
+    written_by_export = WEIGHTS in listed and listed.keys() <= {*files_of_export}
+    if (folder / SUMS).exists() and not written_by_export:
+        foreign = [SUMS]
+    else:
+        foreign = []
+    if not foreign:
+        recover(folder, files_of_export)
+        for name in names:
+            if (folder / name).exists() and not is_unchanged(folder, name):
+                foreign.append(name)
+    if foreign:
+        files = " and ".join(str(folder / name) for name in foreign)
+        raise ConfigError(f"-o {folder}: no export wrote {files}, or it was changed since; choose another folder")
+
+
+@torch.no_grad()
+def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str = "images") -> float:
+    """Write an ONNX file, with an input of this name and the output ``embeddings``, for batches of any size.
+
+    Return the largest absolute difference of an embedding's component on these images, in batches of one and of seven.
+    Raise ConfigError and delete the file if torch cannot export the network, or if the difference is above 1e-4.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)}}
+    settings: dict[str, Any] = {"input_names": [input_name], "output_names": ["embeddings"], "dynamic_shapes": shapes}
+    settings |= {"dynamo": True, "external_data": False}
+    try:
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):  # torch's messages
+            write_atomically(path, lambda new: torch.onnx.export(network, (images[:2],), str(new), **settings))
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        parts = (images[:1], *torch.split(images, 7))
+        differences = []
+        for part in parts:
+            (embeddings,) = session.run(None, {input_name: part.numpy()})
+            difference = (torch.from_numpy(embeddings) - network(part)).abs().max()
+            differences.append(float(difference))
+        largest = max(differences)
+        if not largest <= MOST:  # NaN too
+            raise ConfigError(
+                f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "
+                f"than {MOST:.0e}; it is not kept. model.safetensors has the weights"
+            )
+    except Exception as error:  # torch's exporters have no common base class of errors
+        path.unlink(missing_ok=True)
+        if isinstance(error, (ConfigError, OSError)):
+            raise
+        raise ConfigError(
+            f"torch {torch.__version__} cannot write this network as ONNX for batches of any size "
+            f"({shortened(one_line(error), 250)}); model.safetensors has the weights"
+        ) from error
+    return largest
+
+
+def card(run: Path, recipe: Recipe, about: Mapping[str, Any], measurements: Sequence[Measurement] = ()) -> str:
+    """Return a model card for the content of ``preprocess.json``: Markdown with YAML metadata, as in model hubs."""
+    measured: dict[str, Any] = {}
+    with contextlib.suppress(OSError, DamagedError):
+        measured = read_json(run / METRICS)
+    text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
+    template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    phases = {"after": "after", "before": "before"}
+    if about["by"] == "features":
+        phases = {"after": "features", "before": "frozen"}
+    values = {key: measured.get(phase) or {} for key, phase in phases.items()}
+    are_of_untrained_trunk = about["by"] == "features" and not _trains_trunk(recipe)
+    values["trained"] = measured.get("best_epoch") != 0 and not are_of_untrained_trunk
+    values["alike"] = "of one class" if recipe.data.listed is None else "that belong together"
+    values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
+    values["description"] = html.escape(recipe.description, quote=False)
+    values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private
+    trunk = recipe.model.trunk.settings
+    weights = trunk["weights"] if is_pretrained(trunk) else None
+    if is_file(weights):
+        values["weights"] = Path(str(weights)).name
+    else:
+        values["weights"] = weights
+    tables = [(each.title, each.text, [*shown_values(each)]) for each in measurements]
+    about = {"onnx": None, **about}
+    return str(template.render(values, about=about, recipe=recipe, title_of=title_of, tables=tables))
+
+
+def _trains_trunk(recipe: Recipe) -> bool:
+    """Return whether a part of the trunk is trained in one of the stages."""
+    if _freezes_trunk(recipe.model.freeze):
+        return False
+    return not all(_freezes_trunk(stage.freeze) for stage in recipe.all_stages())
+
+
+def _freezes_trunk(freeze: Freeze) -> bool:
+    """Return whether a setting freezes the whole trunk."""
+    cut = cut_of(freeze)
+    if cut is not None:
+        return cut.until == HEAD
+    return "*" in frozen_patterns(freeze)
+
+
+def _title(recipe: str) -> str:
+    """Return a recipe's name; for a file, its name without the folder, which is private."""
+    file, dot_toml, variant = recipe.partition(".toml")
+    return Path(file).name + variant if dot_toml else recipe

@@ -1,0 +1,240 @@
+"""The figures of a run's report: losses, curves, similarities, projections, nearest neighbors, training images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pml_ext.errors import needs_extra, one_line
+from pml_ext.evaluation import Evaluation
+from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
+from pml_ext.evaluation.metrics import headline_metric, title_of
+from ..records.database import CURVE, VALIDATION
+from ..records.series import Series, loss_series, metric_series
+from ..report import ReportFigure, draw, figures
+from ..report.fonts import short_name
+from ..training.checkpoint import load
+from ..training.evaluation import nearest
+from ..training.stages import Stages
+from ..training.view import NoLabelsError, View
+from .findings import has_answer, recall_by_class
+from .verdict import is_trained, phase_titles, shown_phases
+
+with needs_extra("train", "a report"):
+    from matplotlib.figure import Figure
+
+
+def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+    """Draw the figures that every run has: losses, curves, similarities, projections; of images, nearest neighbors."""
+    few = view.recipe.evaluation.figures == "few"
+    yield from _loss_figures(view, stages)
+    if not few:
+        yield from _metric_figures(view, metrics)
+    yield _similarity_figure(view)
+    if view.data.listed is not None:  # the others are by class
+        return
+    if not few:
+        title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
+        yield draw(title, lambda: _projections(view, is_trained(metrics)), "Colored by class.")
+    if view.data.has_vectors:  # nothing to look at
+        return
+    if view.queries == "test":
+        searched = "test images"
+    else:
+        searched = "gallery images"
+    if bool(has_answer(view).any()):
+        yield draw(
+            f"Queries and their nearest {searched}",
+            lambda: _gallery(view, nearest(view, view.queries)),
+            "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: "
+            "green (✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
+            keeps_colors=True,
+        )
+    if not few and is_trained(metrics):
+        caption = "Four of each of some classes, augmented as in training."
+        yield draw("Training images as the network saw them", lambda: _batch(view), caption, keeps_colors=True)
+
+
+def _tested_images(view: View) -> str:
+    if view.queries == "test":
+        return f"test {view.data.noun}"
+    return "queries"
+
+
+def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
+    """Draw the loss and its recorded terms over the iterations, if there are records."""
+    terms = []
+    for stage in stages:
+        for module in stage.loss.modules():
+            recorded = getattr(module, "_record_these_stats", [])
+            for name in recorded:
+                if name.endswith(("_loss", "_value")):
+                    terms.append(name)
+    series = loss_series(view.folder, terms)
+    if series:
+        caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
+        yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
+
+
+def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+    """Draw metrics over the epochs, if a run tests between them, and Recall@K before and after training."""
+    table = view.recipe.evaluation
+    tested = _tested_images(view)
+    names = {VALIDATION: table.validated_on, CURVE: tested}
+    panels: dict[str, Series] = {}
+    shown = ["recall_at_1", "map_at_r"] if view.data.listed is None else [headline_metric(metrics["after"])]
+    for metric in dict.fromkeys([*shown, table.select or shown[0]]):
+        panel = {}
+        for name, curve in metric_series(view.folder, metric).items():
+            panel[names[name]] = curve
+        if panel:
+            panels[title_of(metric)] = panel
+    if panels:
+        chosen = "The last epoch is tested."
+        if table.select is not None:
+            if table.select_on == "test":
+                images = f"the {tested} themselves"
+            else:
+                images = f"{table.validated_on} alone"
+            chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
+        yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+    if view.data.listed is not None:
+        return
+
+    title = "Recall@K before and after training"
+    titles = phase_titles(view.data.noun)
+    phases = ["raw", "before", "after", "training"]
+    if not is_trained(metrics):
+        title = "Recall@K"
+        titles = shown_phases(metrics)
+        phases = list(titles)
+    by_phase: dict[str, dict[int, float]] = {}
+    for phase in phases:
+        if phase in metrics:
+            recalls = {}
+            for k in table.recall_at:
+                recalls[k] = metrics[phase][f"recall_at_{k}"]
+            by_phase[titles[phase]] = recalls
+    caption = f"The share of {tested} with another of their class among the K nearest."
+    yield draw(title, lambda: figures.recall_curve(by_phase), caption)
+
+
+def _similarity_figure(view: View) -> ReportFigure:
+    """Draw the similarities of positive and negative pairs, of training and of tested images."""
+    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
+    title = "Similarities of positive and negative pairs"
+    if view.data.listed is not None:
+        parts = {_tested_images(view): _listed_scores(view, view.queries)}
+        if view.data.tested_training is not None:
+            parts = {f"training {view.data.noun}": _listed_scores(view, view.data.tested_training), **parts}
+        caption = f"Of the listed {view.data.unit}; the legends give mean and standard deviation."
+        return draw(title, lambda: figures.listed_distributions(parts), caption)
+    compared = {}
+    if view.data.tested_training is not None:
+        training = view.data.tested_training
+        compared[f"training {view.data.noun}"] = (view.embeddings(training), view.true_labels(training))
+    compared[_tested_images(view)] = (view.embeddings(view.queries), view.true_labels(view.queries))
+    return draw(title, lambda: figures.similarity_distributions(compared), caption)
+
+
+def _listed_scores(view: View, split: str) -> tuple[Any, Any]:
+    """Return the cosine similarities of the positive and of the negative pairs that a split lists."""
+    tuples = view.images(split).tuples
+    assert tuples is not None
+    if tuples.same is None:
+        return scores_of_triplets(view.embeddings(split), tuples)
+    scores = scores_of_pairs(view.embeddings(split), tuples)
+    same = tuples.same.numpy()
+    return scores[same], scores[~same]
+
+
+def _projections(view: View, is_trained: bool) -> Figure:
+    """Draw the embeddings of the tested images before and after training, if there was any, in two dimensions."""
+    labels = view.true_labels(view.queries)
+    if not is_trained:
+        parts = {_tested_images(view): (view.embeddings(view.queries), labels)}
+        return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.data.noun)
+    parts = {}
+    if view.recipe.evaluation.baselines:
+        before = load(view.checkpoint("before"), view.device, view.identity)
+        parts["before training"] = (before["embeddings"], labels)
+    parts["after training"] = (view.embeddings(view.queries), labels)
+    return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.data.noun)
+
+
+def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
+    """Draw the figures of the run's components that have a method ``figures(run)``."""
+    for part in stages.parts():
+        name = type(part).__name__
+        try:
+            for title, figure in dict(view.call(part, "figures") or {}).items():
+                yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
+        except NoLabelsError:  # there is no figure by labels of listed pairs or triplets
+            continue
+        except (Exception, SystemExit) as error:  # raised by a component's code
+            yield ReportFigure(f"Figures of {name}", problem=one_line(error))
+
+
+def _gallery(view: View, result: Evaluation) -> Figure:
+    """Draw eight queries, half of them failures, with the nearest images of a search and their distances."""
+    queries = view.images(view.queries)
+    searched = view.images(view.data.gallery_of(view.queries))
+    rows = []
+    for query in _shown_queries(view, result):
+        label = int(queries.labels[query])
+        row = [(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)]
+        nearest_images = zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True)
+        for index, distance in nearest_images:
+            if index < 0:  # no more images outside of the query's group
+                break
+            other = int(searched.labels[index])
+            caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
+            row.append(figures.answer(searched.image(index), caption, other == label))
+        rows.append(row)
+    return figures.gallery(rows)
+
+
+def _shown_queries(view: View, result: Evaluation) -> list[int]:
+    """Return eight queries at random that have a right answer, four of them with a wrong one, worst classes first."""
+    queries = view.images(view.queries)
+    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
+    order = order[has_answer(view)[order]]
+    wrong = ~result.right[:, :1].any(dim=1)
+    failures: list[int] = order[wrong[order]].tolist()
+    successes: list[int] = order[~wrong[order]].tolist()
+    rank = {name: place for place, name in enumerate(recall_by_class(view))}
+    failures.sort(key=lambda query: rank[str(queries.class_names[queries.labels[query]])])
+    return [*failures[:4], *successes][:8]
+
+
+def _batch(view: View) -> Figure:
+    """Draw four augmented training images of each of six classes, two classes side by side."""
+    images = view.data.training_images
+    generator = np.random.default_rng(view.seed)
+    rows = []
+    with torch.random.fork_rng([]):
+        torch.manual_seed(view.seed)
+        for label in generator.permutation(np.unique(images.labels))[:6].tolist():
+            members = generator.permutation(np.flatnonzero(images.labels == label))[:4].tolist()
+            name = short_name(images.class_names[label])
+            row = []
+            for member in members:
+                image = images[member][0]  # augmented by random numbers
+                row.append((_as_bytes(image), name, figures.GRAY))
+            rows.append(row)
+    pairs_of_rows = []
+    for start in range(0, len(rows), 2):
+        pairs_of_rows.append(list(chain(*rows[start : start + 2])))
+    return figures.gallery(pairs_of_rows)
+
+
+def _as_bytes(image: Tensor) -> Tensor:
+    """Return a network's input as uint8, its minimum black and its maximum white."""
+    low = image.min()
+    high = image.max()
+    return ((image - low) / (high - low).clamp(min=1e-6) * 255).to(torch.uint8)

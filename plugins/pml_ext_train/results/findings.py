@@ -1,0 +1,92 @@
+"""What a run's test has found, for its report: recall of each class, confusions, numbers of images."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pml_ext.evaluation.metrics import class_means
+from ..training.evaluation import clustered, nearest
+from ..training.view import View
+
+
+def queries_of_metrics(view: View) -> dict[str, Any]:
+    """Return what ``metrics.json`` says of the queries of the test.
+
+    ``queries``: over how many each metric is. ``without_answer``: how many queries have no other image of their class
+    in the gallery, and the classes of which no query has. ``blank``: why metrics cannot be given, by name.
+    """
+    found = nearest(view, view.queries)
+    clusters = clustered(view, view.queries)
+    answerable = has_answer(view)
+    labels = view.images(view.queries).labels
+    names = view.images(view.queries).class_names
+    lone = np.setdiff1d(labels, labels[answerable.numpy()])
+    return {
+        "queries": found.counted | clusters.counted,
+        "without_answer": {
+            "queries": int((~answerable).sum()),
+            "classes": [str(names[label]) for label in lone.tolist()],
+        },
+        "blank": found.blank | clusters.blank,
+    }
+
+
+def has_answer(view: View) -> Tensor:
+    """Return whether each query of the test has a right image in its gallery, ``[Q]``, on the CPU."""
+    return nearest(view, view.queries).relevant > 0
+
+
+def recall_by_class(view: View) -> dict[str, float]:
+    """Return Recall@1 of each tested class by its name, the worst first, of queries that have a right answer."""
+    labels = view.true_labels(view.queries).cpu()
+    names = view.images(view.queries).class_names
+    right = nearest(view, view.queries).right[:, :1].any(dim=1).double()
+    found, means = class_means(right, labels, has_answer(view))
+    recalls = {}
+    for place in means.argsort(stable=True).tolist():
+        name = str(names[int(found[place])])
+        recalls[name] = round(float(means[place]), 4)
+    return recalls
+
+
+def confusions(view: View) -> list[tuple[str, str, int]]:
+    """Return the ten most frequent confusions: class of the query, class of its nearest image, count.
+
+    Queries without a right answer are left out.
+    """
+    result = nearest(view, view.queries)
+    queries = view.images(view.queries)
+    searched = view.images(view.data.gallery_of(view.queries))
+    confused: Counter[tuple[int, int]] = Counter()
+    mistaken = has_answer(view) & ~result.right[:, :1].any(dim=1)
+    for query in mistaken.nonzero().flatten().tolist():
+        other = int(result.indices[query, 0])
+        if other < 0:  # the query's own group is its whole gallery
+            continue
+        confused[queries.labels[query], searched.labels[other]] += 1
+    names = queries.class_names
+    most_common = []
+    for (label, other), count in confused.most_common(10):
+        most_common.append((str(names[label]), str(names[other]), count))
+    return most_common
+
+
+def counts(view: View) -> dict[str, dict[str, int]]:
+    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out.
+
+    Listed ``"pairs"`` or ``"triplets"`` are counted in place of classes.
+    """
+    numbers: dict[str, dict[str, int]] = {}
+    for name, images in view.splits.items():
+        numbers[name] = {"images": len(images)}
+        if images.tuples is not None:
+            numbers[name][images.tuples.kind] = len(images.tuples)
+        elif view.data.labeled:
+            numbers[name]["classes"] = len(np.unique(images.labels))
+        if name in view.data.unreadable:
+            numbers[name]["unreadable"] = len(view.data.unreadable[name])
+    return numbers

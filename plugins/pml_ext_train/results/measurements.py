@@ -1,0 +1,90 @@
+"""What a tool measures on a finished run: kept in ``metrics.json``, shown in the report, written by an export.
+
+The layer does not know what it is. A measurement brings its titles and its explanation with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pml_ext.errors import ConfigError, DataError, needs_extra, shortened
+from ..files import locked_folder
+from ..files.checksums import is_unchanged, recover, replace_file
+from ..networks.network import By
+from ..records.run_files import read_metrics
+from ..records.run_folder import METRICS, REPORT, WRITTEN, check_unchanged, write_run_json
+from ..report import ReportTable, render
+
+with needs_extra("train", "measurements of a run"):
+    from pydantic import BaseModel, ValidationError
+
+KEY = "measured"  # in metrics.json
+_SECTION = re.compile(r"<!-- measured -->.*?<!-- end of measured -->", re.DOTALL)
+
+
+class Measurement(BaseModel, frozen=True):
+    """Numbers of a finished run, with what they mean."""
+
+    title: str
+    text: str  # how the numbers were measured, and how they are used; without private paths
+    by: By  # what images are compared by, which an export has to give
+    titles: dict[str, str]  # of the values that the report shows, by their names
+    values: dict[str, float | int | str | None]
+
+
+def add_measurement(folder: Path, name: str, measurement: Measurement) -> None:
+    """Write a measurement into ``metrics.json`` and the report of a finished run, in place of an earlier one.
+
+    A report that was changed by hand is left as it is. Raise DataError if ``metrics.json`` is missing, damaged or
+    changed, and ConfigError if the run is being written.
+    """
+    taken = ConfigError(f"{folder} is being written by another run; {measurement.title!r} is not in its metrics")
+    with locked_folder(folder, taken):
+        recover(folder, WRITTEN)
+        check_unchanged(folder, METRICS)
+        metrics = read_metrics(folder / METRICS)
+        added = {**metrics.get(KEY, {}), name: measurement.model_dump()}
+        metrics = {**metrics, KEY: added}
+        write_run_json(folder, METRICS, metrics)
+        if not is_unchanged(folder, REPORT):
+            return
+        report = (folder / REPORT).read_text("utf-8")
+        section = render("measured", measured=tables_of(metrics)).strip()
+        text = _SECTION.sub(lambda _: section, report)
+        if text != report:
+            replace_file(folder, REPORT, lambda path: path.write_text(text, "utf-8"))
+
+
+def measurements_of(metrics: Mapping[str, Any]) -> dict[str, Measurement]:
+    """Return the measurements in the content of ``metrics.json``, by name; DataError for a damaged one."""
+    found = {}
+    for name, values in metrics.get(KEY, {}).items():
+        try:
+            found[name] = Measurement.model_validate(values)
+        except ValidationError as error:
+            raise DataError(f"{METRICS}: the measurement {name!r} is damaged ({shortened(error, 100)})") from None
+    return found
+
+
+def tables_of(metrics: Mapping[str, Any]) -> list[ReportTable]:
+    """Return the tables of the report for what tools have measured."""
+    tables = []
+    for measurement in measurements_of(metrics).values():
+        rows = [*shown_values(measurement)]
+        tables.append(ReportTable(measurement.title, ["", ""], rows, measurement.text))
+    return tables
+
+
+def shown_values(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    """Yield the titles and values of a measurement that a page shows."""
+    for name, title in measurement.titles.items():
+        yield title, _shown(measurement.values.get(name))
+
+
+def _shown(value: float | int | str | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,362 @@
+"""The report of a run: its figures and tables on one page."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..data import LabeledImages
+from pml_ext.errors import ConfigError, UnknownNameError, needs_extra
+from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
+from pml_ext.evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
+from ..files import DamagedError, read_json, write_atomically, write_text
+from ..recipe import Recipe, is_full, printed, quoted
+from ..recipe.papers import Quoted
+from ..records.run_folder import CHOICE
+from ..report import ReportFigure, ReportTable, percent, render
+from ..report.fonts import short_name
+from ..training.evaluation import nearest
+from ..training.stages import Stages
+from ..training.view import View
+from .figures import figures_of_components, figures_of_run
+from .findings import confusions, counts, recall_by_class
+from .measurements import tables_of
+from .verdict import (
+    better_features,
+    data_of,
+    delivered_phase,
+    gain_of_fine_tuning,
+    headline,
+    is_trained,
+    path_of_data,
+    phase_titles,
+    setback,
+    shown_phases,
+)
+
+with needs_extra("train", "a report"):
+    import tomli_w
+    from markupsafe import Markup
+    from PIL import Image
+
+WORST = 10  # classes in a table
+_PICTURE = 96  # pixels of a picture in a table, twice its displayed size
+
+
+def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
+    if not view.data.labeled:
+        _write_report_without_test(view, metrics)
+        return
+    begun = time.perf_counter()
+    drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
+    for figure in drawn:
+        _write_figure(view, figure, warn)
+    drawing_seconds = time.perf_counter() - begun
+
+    trained_classes = set(view.images("train").labels.tolist())
+    tested_classes = set(view.images(view.queries).labels.tolist())
+    of_test = class_tables(view) if view.data.listed is None else [wrong_tuples_table(view)]
+    ahead = better_features(metrics, view.folder, view.recipe)
+    notes = [setback(view.recipe, metrics)]  # those of features are among the warnings of the metrics
+    by_features = " --by features" if ahead else ""
+    text = render(
+        "report",
+        **_shared_parts(view, metrics),
+        headline=headline_of_listed(view, metrics) or headline(metrics, bool(trained_classes & tested_classes)),
+        notes=[text for text in notes if text],
+        gain=gain_of_fine_tuning(view.recipe, metrics),
+        by_features=by_features,
+        phases={**_seconds_of_trials(view.folder), **metrics["seconds"], "figures": drawing_seconds},
+        tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
+        figures=drawn,
+        appendix=list(paper_tables(view.recipe, metrics)),
+    )
+    write_text(view.folder / "report.html", text)
+
+
+def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
+    """Write the report of a run of data without labels: what it has, and what to do with it."""
+    count = metrics["images"]["train"]["images"]
+    text = render(
+        "report",
+        **_shared_parts(view, metrics),
+        headline=f"{count:,} {view.data.noun} without labels, ready to be searched. Nothing was tested: what is right "
+        "is not known.",
+        notes=[],
+        gain="",
+        by_features="",
+        phases=metrics["seconds"],
+        tables=[],
+        figures=[],
+        appendix=[],
+    )
+    write_text(view.folder / "report.html", text)
+
+
+def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a report has whether or not something was tested."""
+    return {
+        "title": Path(path_of_data(view.recipe)).name or metrics["recipe"],
+        "recipe": view.recipe,
+        "metrics": metrics,
+        "is_trained": is_trained(metrics),
+        "run": shlex.quote(str(view.folder)),
+        "data": data_of(view.recipe),
+        "noun": view.data.noun,
+        "settings": tomli_w.dumps(view.recipe.as_dict()),
+        "measured": tables_of(metrics),
+    }
+
+
+def _seconds_of_trials(folder: Path) -> dict[str, float]:
+    """Return the seconds in which a tool has chosen what to train; nothing if no tool did."""
+    if not (folder / CHOICE).is_file():
+        return {}
+    try:
+        return {"trials": float(read_json(folder / CHOICE)["seconds"])}
+    except (DamagedError, KeyError):  # a run of an earlier version has no time
+        return {}
+
+
+def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None]) -> None:
+    """Write a figure's file; warn of one that could not be drawn, and delete that of an earlier report."""
+    name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
+    place = view.folder / "figures" / f"{name}.png"
+    if figure.problem:
+        warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
+        place.unlink(missing_ok=True)
+    else:
+        write_atomically(place, lambda path: path.write_bytes(figure.png))
+
+
+def _images_table(view: View) -> ReportTable:
+    """Return the numbers of images and classes of each split."""
+    listed = "classes" if view.data.listed is None else view.data.listed.kind
+    rows = []
+    for name, numbers in counts(view).items():
+        rows.append([name, f"{numbers['images']:,}", f"{numbers[listed]:,}"])
+    return ReportTable(view.data.noun.capitalize(), ["split", view.data.noun, listed], rows)
+
+
+def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
+    """Return a sentence on the test of listed pairs or triplets; "" where images have labels."""
+    if view.data.listed is None:
+        return ""
+    name = headline_metric(metrics["after"])
+    if view.data.listed.kind == "pairs":
+        text = "Of two test pairs, one the same and one not, the one that is the same is more similar in"
+        of = "cases"
+    else:
+        text = "The anchor is more similar to the positive than to the negative in"
+        of = "the test triplets"
+    text = f"{text} {percent(metrics['after'][name])} % of {of}"
+    if "raw" not in metrics:
+        return f"{text}."
+    return f"{text}; by {phase_titles(view.data.noun)['raw']} in {percent(metrics['raw'][name])} %."
+
+
+def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
+    """Return one row per metric and one column per phase; the best value on the tested images is bold."""
+    titles = shown_phases(metrics)
+    phases = list(titles)
+    rows = []
+    for name in metrics["after"]:
+        if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
+            continue  # the same
+        rows.append([title_of(name), *_cells(metrics, name, phases)])
+
+    if "frozen" in metrics and is_trained(metrics):  # the trunk is pretrained
+        if view.frozen:
+            titles["after"] = "head"
+        else:
+            titles["after"] = "fine-tuned network"
+        if "trained_head" in metrics:
+            titles["after"] += ", head fitted again"
+    delivered = delivered_phase(metrics)
+    titles[delivered] = Markup("<mark>{}</mark>").format(titles[delivered])
+    columns = ["%", *titles.values()]
+    if view.queries == "query":
+        where = "of the queries"
+    else:
+        where = f"on the test {view.data.noun}"
+    subject = "Retrieval and clustering" if view.data.listed is None else view.data.listed.kind.capitalize()
+    caption = f"{_metrics_caption(view, metrics)} The underlined column is what the run delivers."
+    return ReportTable(f"{subject} {where}", columns, rows, caption)
+
+
+def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:
+    """Return a metric's value in each phase, the best in bold."""
+    tested_phases = [phase for phase in phases if phase != "training"]  # of the same images
+    values = [metrics[phase][name] for phase in tested_phases if name in metrics[phase]]
+    best = min(values) if name in SMALLER_IS_BETTER else max(values)
+    cells = []
+    for phase in phases:
+        value = metrics[phase].get(name)
+        is_best = phase != "training" and value == best
+        cells.append(percent(value, bold=is_best))
+    return cells
+
+
+def _metrics_caption(view: View, metrics: Mapping[str, Any]) -> str:
+    if view.data.listed is not None:
+        caption = f"The listed {view.data.unit} of the test, by cosine similarity."
+        if view.data.listed.kind == "pairs" and view.data.tested_training is not None:
+            caption += " The threshold is the best one on training pairs, chosen anew in each column."
+        return caption
+    if view.queries == "query":
+        caption = "Every query is searched in the gallery by cosine similarity; "
+        caption += "k-means has as many clusters as classes of queries."
+    else:
+        caption = f"Every test {view.data.noun[:-1]} is searched among all others by cosine similarity; "
+        caption += "k-means has as many clusters as classes."
+    caption += _queries_caption(metrics)
+    training = view.data.tested_training
+    if training is None:
+        return caption
+    sampled = ""
+    if training != "train":
+        sampled = f", {len(view.images(training)):,} of them,"
+    return f"{caption} The column of the training {view.data.noun}{sampled} shows how much is lost on new ones."
+
+
+def _queries_caption(metrics: Mapping[str, Any]) -> str:
+    """Return a sentence for each number of queries that metrics are over, if there is more than one."""
+    titles: dict[int, list[str]] = {}
+    for name, number in metrics.get("queries", {}).items():
+        titles.setdefault(number, []).append(title_of(name))
+    if len(titles) < 2:
+        return ""
+    parts = [f"{', '.join(names)} of {number:,} queries" for number, names in titles.items()]
+    return f" Shares are over different numbers: {'; '.join(parts)}."
+
+
+def wrong_tuples_table(view: View) -> ReportTable:
+    """Return the test pairs, or triplets, that are farthest from what the list says."""
+    images = view.images(view.queries)
+    assert images.tuples is not None
+    embeddings = view.embeddings(view.queries)
+    rows: list[list[str]] = []
+    if images.tuples.same is None:
+        known, others = scores_of_triplets(embeddings, images.tuples)
+        for number in np.argsort(known - others, kind="stable")[:WORST].tolist():
+            shown = [_shown(images, item, "") for item in images.tuples.rows[number].tolist()]
+            rows.append([str(len(rows) + 1), *shown, f"{known[number]:.2f}", f"{others[number]:.2f}"])
+        columns = ["", "anchor", "positive", "negative", "similarity to the positive", "to the negative"]
+        return ReportTable("The triplets that are most wrong", columns, rows)
+    scores = scores_of_pairs(embeddings, images.tuples)
+    same = images.tuples.same.numpy()
+    order = np.argsort(scores, kind="stable")
+    least = order[same[order]][: WORST // 2]
+    most = order[~same[order]][::-1][: WORST // 2]
+    for number in [*least.tolist(), *most.tolist()]:
+        shown = [_shown(images, item, "") for item in images.tuples.rows[number].tolist()]
+        rows.append(["the same" if same[number] else "not the same", *shown, f"{scores[number]:.2f}"])
+    return ReportTable("The pairs that are most wrong", ["listed as", "", "", "similarity"], rows)
+
+
+def class_tables(view: View) -> Iterator[ReportTable]:
+    """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
+    by_class = recall_by_class(view)
+    if not by_class:  # no query has a right answer
+        return
+    rows = []
+    for name, value in list(by_class.items())[:WORST]:
+        rows.append([name, percent(value), *_confused_images(view, name)])
+    caption = ""
+    if len(by_class) > WORST:
+        caption = f"The {len(rows)} worst of {len(by_class)} classes; metrics.json has all."
+    yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], rows, caption)
+
+    confused = []
+    for query, other, count in confusions(view):
+        confused.append([f"{query} taken for {other}", str(count)])
+    if confused:
+        yield ReportTable("The most frequent confusions", ["", "times"], confused)
+
+
+def _confused_images(view: View, name: str) -> list[str]:
+    """Return a query of a class and the image that it was taken for, of the most frequent wrong class.
+
+    Images are pictures, vectors are ids.
+    """
+    queries = view.images(view.queries)
+    searched = view.images(view.data.gallery_of(view.queries))
+    result = nearest(view, view.queries)
+    members = []  # queries of the class
+    by_wrong_label: dict[int, list[tuple[int, int]]] = {}  # queries, and their nearest images, of a wrong class
+    for query, label in enumerate(queries.labels.tolist()):
+        if str(queries.class_names[label]) != name:
+            continue
+        members.append(query)
+        other = int(result.indices[query, 0])
+        is_mistaken = other >= 0 and not bool(result.right[query, 0])  # -1: the query has no gallery
+        if is_mistaken:
+            by_wrong_label.setdefault(int(searched.labels[other]), []).append((query, other))
+    if not by_wrong_label:
+        return [_shown(queries, members[0], name), ""]
+    most_frequent = max(by_wrong_label, key=lambda label: len(by_wrong_label[label]))  # the first of several
+    query, other = by_wrong_label[most_frequent][0]
+    wrong_name = str(searched.class_names[most_frequent])
+    taken_for = Markup("{} {}").format(_shown(searched, other, wrong_name), wrong_name)
+    return [_shown(queries, query, name), taken_for]
+
+
+def _shown(images: LabeledImages, index: int, name: str) -> str:
+    """Return the picture of an image of a class, or the id of a vector, for a table."""
+    if images.vector_size is not None:
+        return short_name(images.ids[index])
+    return _picture(images.image(index), name)
+
+
+def _picture(image: Tensor, name: str) -> Markup:
+    """Return a small picture of an image, uint8 ``[C, H, W]``, for a table."""
+    shown = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())
+    shown.thumbnail((_PICTURE, _PICTURE))
+    buffer = io.BytesIO()
+    shown.save(buffer, "PNG")
+    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return Markup('<img class="keeps-colors" alt="{}" src="{}">').format(name, source)
+
+
+def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """Return the recipe's ``[paper]``, and the values of the paper's table beside the run's."""
+    if recipe.paper is None:
+        return
+    place = None
+    values: list[Quoted] = []
+    with contextlib.suppress(ConfigError, UnknownNameError):  # the paper's file has changed since the run
+        values = quoted(recipe.paper, recipe.data.name)
+        place = printed(recipe.paper.table)
+    entries = recipe.paper.model_dump()
+    if place is not None:
+        paper, table = place
+        entries["row"] = ""
+        entries["column"] = ""
+        entries["table"] = f"{recipe.paper.table}: {table.title}"
+        entries["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
+        entries["note"] = ". ".join(filter(None, (recipe.paper.note, table.note)))
+    rows = [[key, str(value)] for key, value in entries.items() if value]
+    yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
+    if not values:
+        return
+
+    rows = []
+    for value in values:
+        name = f"{value.row}, {value.heading}, {value.column}"
+        measured = metrics.get(value.phase, {}).get(value.metric)
+        rows.append([name, percent(value.value), percent(measured)])
+    caption = ""
+    if not is_full(recipe.paper.table, recipe.data.name):
+        caption = f"The paper's are of its own data, this run's of {recipe.data.name}."
+    yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)

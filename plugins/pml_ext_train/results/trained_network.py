@@ -1,0 +1,172 @@
+"""A finished run, loaded from its folder: the trained network, its learned metric, and their export."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pml_ext.errors import ConfigError, DataError, needs_extra, one_line, shortened
+from ..files import DamagedError, check_writable, read_json, read_toml, reading
+from ..files.checksums import read_sums, sha256_of
+from ..networks.network import By, Network, Preprocessing, VectorInput
+from ..networks.trunks import builtin_trunk
+from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
+from ..records.run_folder import METRICS, NETWORK, RECIPE, check_unchanged, how_to_redo, no_finished_run
+from ..training import checkpoint
+
+with needs_extra("train", "a run"):
+    from pydantic import BaseModel, Field, ValidationError
+
+if TYPE_CHECKING:  # takes seconds to import, which a query saves
+    from pml_ext.pml import BaseDistance
+
+WEIGHTS = "checkpoints/model.pt"
+
+
+class _Description(BaseModel):
+    """The part of ``network.json`` beside the input: size of the trunk's features, labels and names of classes."""
+
+    features: int = Field(ge=1)
+    classes: list[int]
+    class_names: list[str] = Field(default_factory=list)
+
+
+class NetworkDescription(Preprocessing, _Description):
+    """The content of ``network.json`` of a network for images."""
+
+
+class HeadDescription(VectorInput, _Description):
+    """The content of ``network.json`` of a head on vectors."""
+
+
+class LoadedRun:
+    """A trained network with the preprocessing of its run.
+
+    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder = folder
+        self.device = torch.device(device)
+        self._check_files()
+        self.recipe = self._read_recipe()
+        self._description = self._read_description()
+        with reading(folder / WEIGHTS):
+            digest = sha256_of(folder / WEIGHTS)
+        for name in (RECIPE, NETWORK):
+            check_unchanged(folder, name)
+        self._digest = digest
+        self.identity = digest[:16]
+        """The start of the SHA-256 of ``model.pt``."""
+        if read_sums(folder).get(WEIGHTS) != digest:  # damaged, or without a checksum: loading tells
+            _ = self.network
+
+    @functools.cached_property
+    def network(self) -> Network:
+        """The trained network, built on first use: a query of an indexed image needs none."""
+        with reading(self.folder / WEIGHTS):
+            digest = sha256_of(self.folder / WEIGHTS)
+        if digest != self._digest:
+            raise DataError(f"{self.folder / WEIGHTS}: changed since the run was loaded; load it again")
+        state = checkpoint.load(self.folder / WEIGHTS, self.device, digest=digest)
+        self._loss_state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
+        return self._build_network(state)
+
+    def _check_files(self) -> None:
+        """Raise DataError if the folder lacks a file of a finished run."""
+        for name in (RECIPE, NETWORK, WEIGHTS):
+            if (self.folder / name).is_file():
+                continue
+            if (self.folder / METRICS).is_file():
+                raise DataError(f"{self.folder / name} is gone; {how_to_redo(self.folder, name)}")
+            raise no_finished_run(self.folder, name)
+
+    def _read_recipe(self) -> Recipe:
+        """Read the recipe; import plugins, which takes a second, only if a plugin provides the trunk."""
+        try:
+            tables = read_toml(self.folder / RECIPE, "run")
+        except DamagedError as error:
+            raise self._damaged(RECIPE, error) from None
+        tables.pop("run")
+        try:
+            recipe = Recipe.model_validate(tables)
+        except ValidationError:
+            return self._checked_recipe()
+        if builtin_trunk(recipe.model.trunk.name) is None:
+            return self._checked_recipe()
+        return recipe
+
+    def _checked_recipe(self) -> Recipe:
+        return load_recipe(str(self.folder / RECIPE))
+
+    def _read_description(self) -> NetworkDescription | HeadDescription:
+        schema = HeadDescription if self.recipe.model.takes_vectors else NetworkDescription
+        try:
+            return schema.model_validate(read_json(self.folder / NETWORK))
+        except (DamagedError, ValidationError) as error:
+            raise self._damaged(NETWORK, error) from None
+
+    def _build_network(self, state: dict[str, Any]) -> Network:
+        """Return the network with the weights of a checkpoint, in evaluation mode."""
+        try:
+            network = build_network(self.recipe.model, self._description, self._description.features, trained=True)
+        except ConfigError as error:
+            self._checked_recipe()  # raises the recipe's own error, if it has one
+            raise self._damaged(NETWORK, error) from None
+        with checkpoint.errors_with_path(self.folder / WEIGHTS, state):
+            network.trunk.load_state_dict(state["trunk"])
+            network.embedder.load_state_dict(state["embedder"])
+        return network.to(self.device).eval()
+
+    def _damaged(self, name: str, error: Exception) -> DataError:
+        reason = f"empty, cut or of another run ({shortened(one_line(error), 200)})"
+        return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
+
+    @property
+    def trunk(self) -> torch.nn.Module:
+        """The trunk of the network."""
+        return self.network.trunk
+
+    @property
+    def embedder(self) -> torch.nn.Module:
+        """The embedder of the network."""
+        return self.network.embedder
+
+    @functools.cached_property
+    def metric(self) -> BaseDistance | None:
+        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
+        from pml_ext.evaluation import learned_metric
+
+        _ = self.network  # whose checkpoint has the loss's state
+        recipe = self._checked_recipe()
+        context = loss_context(recipe, self._description.classes, self._description.class_names)
+        loss, _ = build_loss(recipe.loss, context)
+        with checkpoint.errors_with_path(self.folder / WEIGHTS, self._loss_state):
+            loss.load_state_dict(self._loss_state["loss"])
+        metric: BaseDistance | None = learned_metric(loss.modules())
+        if metric is not None:
+            metric.to(self.device).eval()
+        return metric
+
+    def _network_by(self, by: By) -> Network:
+        """Return the network whose outputs images are compared by: the whole one, or the one without its head."""
+        if by == "features":
+            return self.network.without_head()
+        return self.network
+
+    def export(self, out: str | Path, onnx: bool = False, by: By = "embeddings") -> Path:
+        """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
+
+        ``by="features"`` leaves out the head: the exported network gives the trunk's features. ``onnx`` adds
+        ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if its embeddings
+        differ from the network's by more than 1e-4 on 100 noise images.
+        """
+        from .export import write_export
+
+        place = Path(out)
+        check_writable("-o", place)
+        write_export(place, self.folder, self.recipe, self._network_by(by), onnx, by)
+        return place

@@ -1,0 +1,80 @@
+"""Training of a cut trunk: its last blocks learn from activations of the frozen first part, which are computed once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from pml_ext.errors import ConfigError, counted
+from ..networks.cut import activation_shape, frozen_stem
+from ..networks.network import Preprocessing
+from ..recipe.schema import CutTable
+
+GIGABYTE = 10**9
+Precision = Literal["float16", "float32"]
+DTYPES: dict[Precision, type[np.floating[Any]]] = {"float16": np.float16, "float32": np.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class TrunkCut:
+    """The two parts of a trunk that is cut, and what is kept between them."""
+
+    table: CutTable
+    stem: nn.Module  # frozen: images [B, C, S, S] to activations [B, *shape]
+    rest: nn.Module  # trained: activations to features [B, F]
+    shape: torch.Size
+
+    @property
+    def bytes_per_image(self) -> int:
+        """The size of the activations of one view of an image."""
+        return self.bytes_in(self.table.precision)
+
+    def bytes_in(self, precision: Precision) -> int:
+        """Return the size of the activations of one view of an image in a precision."""
+        return math.prod(self.shape) * np.dtype(DTYPES[precision]).itemsize
+
+
+def cut_trunk(trunk: nn.Module, table: CutTable, preprocessing: Preprocessing, device: torch.device) -> TrunkCut:
+    """Cut a trunk as a recipe says, and freeze its first part; ConfigError for a trunk that cannot be cut there."""
+    parts = frozen_stem(trunk, table.until)
+    shape = activation_shape(parts.stem, preprocessing.channels, preprocessing.image_size, device)
+    return TrunkCut(table, parts.stem, parts.rest, shape)
+
+
+def size_of(cut: TrunkCut, images: int, views: int, others: int = 0) -> int:
+    """Return the bytes of the activations of ``images`` training images in so many views, and of ``others``."""
+    return (images * views + others) * cut.bytes_per_image
+
+
+def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callable[[str], None]) -> None:
+    """Tell the size of the activations of ``images`` training images and ``others``; ConfigError above the bound."""
+    size = size_of(cut, images, views, others)
+    kept = f"the activations before {cut.table.until} take {in_units(size)}"
+    each = f"{in_units(cut.bytes_per_image)} in {cut.table.precision}"
+    how = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
+    if others:
+        how += f", and {others:,} images to validate"
+    if size > cut.table.gigabytes * GIGABYTE:
+        ways = ["a later block", "fewer model.views"]
+        if cut.table.precision != "float16":
+            ways.append("model.freeze.precision = 'float16'")
+        ways.append(f"model.freeze.gigabytes = {math.ceil(size / GIGABYTE)}")
+        ways.append("model.freeze = ['NAME', ...], which trains from images")
+        raise ConfigError(
+            f"model.freeze: {kept} ({how}); wanted at most gigabytes = {cut.table.gigabytes:g}: {', or '.join(ways)}"
+        )
+    tell(f"{kept} ({how})")
+
+
+def in_units(size: float) -> str:
+    """Return a number of bytes as text: 22 KB, 1.4 GB."""
+    for unit, name in ((GIGABYTE, "GB"), (10**6, "MB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 1000:.3g} KB"

@@ -1,0 +1,218 @@
+"""Batches of an epoch: the part that a process trains on, the seed of each image's augmentation, and their images."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, Dataset
+
+from pml_ext.distributed import from_rank_0, num_processes, rank
+from pml_ext.distributed.processes import share_of
+from pml_ext.errors import TrainingError
+from ..networks.modes import preserved_modes
+from pml_ext.pairwise import ListedTuples
+from .loader import Item, WorkerDataset, data_loader
+
+Batches = list[list[Item]]
+Indices = tuple[Tensor, ...]  # the indices_tuple of a batch
+
+
+class Batch(NamedTuple):
+    """A batch to train on: images, features or vectors with labels, or with the indices of listed tuples."""
+
+    images: Tensor
+    labels: Tensor | None = None
+    indices_tuple: Indices | None = None
+
+
+class Pass(NamedTuple):
+    """What a forward pass of a batch of a test has: features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``."""
+
+    images: Tensor | None  # None where features or activations are kept
+    features: Tensor
+    embeddings: Tensor
+    labels: Tensor
+
+
+def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
+    """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own.
+
+    Of listed pairs or triplets, return their numbers. TrainingError for fewer batches, or numbers that are no indices.
+    """
+    if _listed(sampler) is not None:
+        return [batch.tuples for batch in islice(sampler, iterations)]
+    if isinstance(sampler, BatchSampler):
+        batches = sampler
+    else:
+        batches = BatchSampler(sampler, batch_size, drop_last=True)
+    drawn = [_indices(sampler, batch) for batch in islice(batches, iterations)]
+    if len(drawn) < iterations:
+        found = f"a pass of {type(sampler).__name__} gave {len(drawn)} batches of {batch_size} images"
+        raise TrainingError(f"{found}, wanted {iterations}; give as many as len() says, or make iterations smaller")
+    return drawn
+
+
+def _indices(sampler: Any, batch: Iterable[Any]) -> list[int]:
+    """Return a batch as integers; TrainingError for numbers that are no indices, which would be cut or counted back."""
+    try:
+        indices = list(map(operator.index, batch))
+    except TypeError as error:
+        raise TrainingError(f"{type(sampler).__name__} must give indices of images; {error}") from error
+    if min(indices, default=0) < 0:
+        raise TrainingError(f"{type(sampler).__name__} must give indices of images, from 0; it gave {min(indices)}")
+    return indices
+
+
+def _listed(sampler: Any) -> ListedTuples | None:
+    """Return the tuples that a sampler of listed pairs or triplets draws; None for a sampler of images."""
+    tuples = getattr(sampler, "tuples", None)
+    return tuples if isinstance(tuples, ListedTuples) else None
+
+
+def draw_for_all(
+    sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int, views: int = 1
+) -> tuple[Batches, list[Indices] | None]:
+    """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks.
+
+    Of listed pairs or triplets, return each joined batch's ``indices_tuple`` too; else None.
+    """
+    if rank() == 0:
+        drawn = draw(sampler, batch_size, iterations)
+    else:
+        drawn = None
+    if rank() > 0:
+        torch.manual_seed(hash((seed, epoch, rank())))
+    joined = from_rank_0(drawn)
+    indices = None
+    tuples = _listed(sampler)
+    if tuples is not None:
+        of_tuples = [tuples.batch(numbers) for numbers in joined]
+        joined = [batch.items for batch in of_tuples]
+        indices = [batch.indices_tuple for batch in of_tuples]
+    _check_sizes(joined, num_processes(), views)
+    return epoch_batches(joined, seed, epoch, rank(), num_processes(), views), indices
+
+
+def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
+    """Raise TrainingError for a batch of which some process gets no image."""
+    fewest = min(map(len, joined), default=processes) * views
+    if fewest < processes:
+        raise TrainingError(
+            f"a batch of {fewest} images has none for some of {processes} processes; wanted sampler.batch_size of "
+            f"{processes} or more"
+        )
+
+
+def with_indices(reading: Iterable[Batch], indices: Sequence[Indices] | None, device: torch.device) -> Iterator[Batch]:
+    """Yield batches as they are read, or, with ``indices``, with an ``indices_tuple`` in place of their labels."""
+    if indices is None:
+        yield from reading
+        return
+    for batch, indices_tuple in zip(reading, indices, strict=True):
+        yield Batch(batch.images, indices_tuple=tuple(index.to(device) for index in indices_tuple))
+
+
+def epoch_batches(
+    joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1, views: int = 1
+) -> Batches:
+    """Return an epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
+
+    Each image is there ``views`` times, one after the other. The augmentation of an image depends on the seed, the
+    epoch, the place in it and the view only, not on the number of processes or workers. The seeds of the views of an
+    image are consecutive numbers, so that of K views that a cache keeps they select different ones.
+    """
+    generator = np.random.default_rng((seed, epoch))
+    seeds = generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist()
+    batches = []
+    first = 0  # of the batch's seeds
+    for images in joined:
+        whole: list[Item] = []
+        for image, first_seed in zip(images, seeds[first : first + len(images)], strict=True):
+            for view in range(views):
+                whole.append((image, first_seed + view))
+        first += len(images)
+        batches.append(whole[share_of(len(whole), rank, processes)])
+    return batches
+
+
+def indices_of(batch: list[Item]) -> Tensor:
+    """Return the images of a batch, ``[B]``, int64."""
+    return torch.tensor([index for index, _ in batch], dtype=torch.int64)
+
+
+class BatchReader:
+    """Reader of the batches of epochs, by worker processes that live as long as the reader."""
+
+    def __init__(
+        self,
+        images: Dataset[tuple[Tensor, int]],
+        workers: int,
+        device: torch.device,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self._device = device
+        self._memory_format = memory_format
+        self._now: Batches = []  # the batches that the loader reads next
+        self.images = WorkerDataset(images, workers)
+        self.naming_images = self.images.naming_images
+        self._loader = data_loader(
+            self.images, workers, device, batch_sampler=self._now, persistent_workers=workers > 0
+        )
+
+    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
+        """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
+
+        ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator, as
+        a loader made for the epoch draws it. Take the batches inside of :meth:`naming_images`.
+        """
+        self._loader.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        self._now[:] = batches
+        pinned = self._loader.pin_memory
+
+        def on_device(number: int, images: Tensor, own: Tensor) -> Batch:
+            if labels is not None:
+                own = torch.from_numpy(labels[indices_of(batches[number]).numpy()])
+            images = images.to(self._device, non_blocking=pinned, memory_format=self._memory_format)
+            return Batch(self.images.finish(images), own.to(self._device, non_blocking=pinned))
+
+        return (on_device(number, *batch) for number, batch in enumerate(self._loader))
+
+    def close(self) -> None:
+        """Terminate the workers."""
+        del self._loader
+
+
+@torch.no_grad()
+def embed_batches(
+    trunk: nn.Module,
+    embedder: nn.Module,
+    images: Dataset[tuple[Tensor, int]],
+    device: torch.device,
+    batch_size: int = 256,
+    workers: int = 0,
+    batches: Batches | None = None,
+) -> Iterator[Pass]:
+    """Yield the forward passes of all images, or of batches, on the device.
+
+    Both modules are in evaluation mode for each batch, and as they were when the pass ends.
+    """
+    dataset = WorkerDataset(images, workers)
+    if batches is None:
+        loader = data_loader(dataset, workers, device, batch_size=batch_size)
+    else:
+        loader = data_loader(dataset, workers, device, batch_sampler=batches)
+    with preserved_modes(trunk, embedder), dataset.naming_images():
+        for batch, labels in loader:
+            trunk.eval()
+            embedder.eval()
+            batch = dataset.finish(batch.to(device, non_blocking=loader.pin_memory))
+            features = trunk(batch)
+            labels = labels.to(device, non_blocking=loader.pin_memory)
+            yield Pass(batch, features, embedder(features), labels)

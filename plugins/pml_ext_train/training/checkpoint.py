@@ -1,0 +1,199 @@
+"""Checkpoints of a run; reading them executes no code, and ``torch.load(path, weights_only=True)`` reads them.
+
+``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
+epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's test embeddings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import io
+import pickle
+import platform
+import random
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pml_ext import __version__
+from pml_ext.errors import DataError, PluginWarning, shortened
+from ..files import DamagedError, reading
+from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
+from pml_ext.pairwise.generators import generator_states, set_generator_states
+from .plain import from_plain, to_plain
+
+_PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; keep the old one until the new is complete."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # by its path, torch says of a full disk: unexpected pos 704 vs 598
+            torch.save(to_plain({**state, "versions": versions()}), file)
+
+    replace_file(path.parent.parent, f"{path.parent.name}/{path.name}", write)
+
+
+def save_last(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``last.pt``; the old one becomes ``previous.pt``, unless it is damaged and would replace a good one."""
+    if path.is_file():
+        _keep_as_previous(path)
+    save(path, state)
+
+
+def _keep_as_previous(path: Path) -> None:
+    """Copy ``last.pt`` to ``previous.pt`` if it is intact: by its checksum or, without one, if it can be loaded."""
+    folder = path.parent.parent
+    wanted = read_sums(folder).get(f"{path.parent.name}/{path.name}")
+    copy = functools.partial(shutil.copyfile, path)
+    with contextlib.suppress(DamagedError, DataError):  # a damaged one must not replace a good one
+        if wanted is None:
+            load(path)
+        replace_file(folder, f"{path.parent.name}/previous.pt", copy, expected=wanted)
+
+
+def load(
+    path: Path, device: torch.device | str = "cpu", of: str | None = None, digest: str | None = None
+) -> dict[str, Any]:
+    """Read a checkpoint without executing code that it may contain.
+
+    ``of`` is the ``identity`` of the run that asks; None takes a checkpoint of any run. ``digest`` is the file's
+    SHA-256, where the caller has it. DataError for a file that is missing, damaged or of another run.
+    """
+    if not path.is_file():
+        raise _refused(path, "no such checkpoint")
+    wanted = read_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+    with reading(path):
+        differs = wanted is not None and (digest or sha256_of(path)) != wanted
+    if differs:
+        raise _refused(path, f"the file is damaged (its checksum is not that in {SUMS})")
+    try:
+        state = from_plain(torch.load(path, map_location=device, weights_only=True))
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except PermissionError:
+        with reading(path):
+            raise
+    except pickle.UnpicklingError as error:
+        reason = (
+            "it cannot be read here (UnpicklingError): another version of pml_ext or torch wrote it, or it is damaged"
+        )
+        raise _refused(path, reason, "go on with the versions that wrote it; if it is damaged, ") from error
+    except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
+        raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
+    if not isinstance(state, dict) or (of is not None and state.get("of") != of):
+        raise _refused(path, "it is of another run, of another recipe or seed")
+    return state  # type: ignore[no-any-return]
+
+
+def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the state of ``last.pt``, or ``previous.pt`` if damaged (None if neither exists), and a warning."""
+    previous = path.with_name("previous.pt")
+    if not path.exists() and not previous.exists():
+        return None, ""
+    try:
+        return load(path, device, of), ""
+    except DataError as error:
+        with contextlib.suppress(DataError):
+            state = load(previous, device, of)
+            reason = str(error).partition("; ")[0]
+            resumed = f"the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
+            return state, f"{reason}; {resumed}"
+        raise
+
+
+@contextlib.contextmanager
+def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
+    """Add a checkpoint's path, and the versions that wrote it, to errors of loading its state into networks."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        old = state.get("versions", {})
+        now = versions()
+        changed = []
+        for key in old:
+            if old[key] != now.get(key):
+                changed.append(f"{key} {old[key]} (now {now.get(key)})")
+        if changed:
+            written = f" (written by {', '.join(changed)})"
+        else:
+            written = ""
+        reason = f"{type(error).__name__}: {shortened(error, 200)}"
+        raise _refused(path, f"it does not fit the run's recipe ({reason}){written}") from error
+
+
+def _refused(path: Path, reason: str, advice: str = "") -> DataError:
+    """Return the error of a checkpoint; ``advice`` stands before what can be done without the file."""
+    remedies = {
+        "model.pt": "train with --resume: it is made again from last.pt",
+        "before.pt": "the report leaves out its figure",
+        "within.pt": "the epoch begins again",
+    }
+    anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
+    return DataError(f"{path}: {reason}; {advice}{remedies.get(path.name, anew)}")
+
+
+def sampler_state(sampler: Any) -> Any:
+    """Return a sampler's ``state_dict()``, or a copy of its attributes; one that cannot be saved is left out."""
+    if hasattr(sampler, "state_dict"):
+        return sampler.state_dict()
+    state = {}
+    for name, value in vars(sampler).items():
+        file = io.BytesIO()
+        try:
+            torch.save(to_plain(value), file)
+            file.seek(0)
+            state[name] = from_plain(torch.load(file, weights_only=True))
+        except Exception:  # of any kind, as pickling raises them
+            _warn_of(f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(value).__name__})")
+    return state
+
+
+@functools.cache  # once
+def _warn_of(text: str) -> None:
+    more = "a state_dict() and load_state_dict() of its own would keep it"
+    warnings.warn(f"{text}; {more}", PluginWarning, stacklevel=3)
+
+
+def set_sampler_state(sampler: Any, state: Any) -> None:
+    """Restore a state of :func:`sampler_state`."""
+    getattr(sampler, "load_state_dict", vars(sampler).update)(state)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of the generators of torch, numpy and Python."""
+    return {"torch": generator_states(), "numpy": np.random.get_state(), "python": random.getstate()}
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore a state of :func:`random_state`."""
+    set_generator_states(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python, this package and the libraries that results depend on."""
+    known = {"python": platform.python_version(), "pml-ext": __version__}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            known[package] = importlib.metadata.version(package)
+    return known

@@ -1,0 +1,116 @@
+"""When a run writes its checkpoints, and how it goes on from them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pml_ext.distributed import from_ranks, max_over_ranks, wait_for_all_ranks
+from pml_ext.errors import DataError
+from ..records.recorder import Records
+from . import checkpoint, signals
+from .run import Run
+from .state import model_state, restore, state_of
+
+
+class Checkpointer:
+    """The checkpoints of a run: ``last`` after an epoch, ``within`` an epoch, ``best`` on validation, ``model``.
+
+    Attributes:
+        unfinished: the state of the epoch in which a resumed run was interrupted; None if it was between two epochs.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._last = run.checkpoint("last")
+        self._within = run.checkpoint("within")
+        self._saved = time.monotonic()
+        self.unfinished: dict[str, Any] | None = None
+
+    def resume(self) -> bool:
+        """Restore the end of the last epoch; return False where no checkpoint has it."""
+        state, warning = checkpoint.load_to_resume(self._last, self._run.device, self._run.identity)
+        if state is None:
+            return False
+        self._run.data.check_listing(self._run.folder, state["listing"])
+        restore(self._run, self._last, state)
+        self._run.warn(warning)
+        return True
+
+    def find_unfinished_epoch(self) -> None:
+        """Read the checkpoint within the next epoch, if there is one; a damaged one is a warning."""
+        if not self._within.exists():
+            return
+        try:
+            state = checkpoint.load(self._within, self._run.device, self._run.identity)
+        except DataError as error:
+            self._run.warn(str(error))
+            return
+        if state["epoch"] == self._run.epoch + 1:
+            self._run.data.check_listing(self._run.folder, state["listing"])
+            self.unfinished = state
+
+    def finished_losses(self) -> list[float]:
+        """Return the losses of the iterations that the unfinished epoch has behind it."""
+        if self.unfinished is None:
+            return []
+        return list(self.unfinished["losses"])
+
+    def unfinished_labels(self) -> NDArray[np.int64] | None:
+        """Return the pseudo-labels of the unfinished epoch; None if there are none."""
+        if self.unfinished is None:
+            return None
+        labels: NDArray[np.int64] | None = self.unfinished["pseudo_labels"]
+        return labels
+
+    def enter_epoch(self) -> None:
+        """Restore the state within an unfinished epoch, after its batches are drawn; start the clock."""
+        self._saved = time.monotonic()
+        if self.unfinished is not None:
+            restore(self._run, self._within, self.unfinished)
+        self.unfinished = None
+
+    def between_iterations(self, records: Records | None, losses: list[float]) -> None:
+        """Write a checkpoint when one is due; stop the run if one of its processes received a signal."""
+        signal_number = max_over_ranks(signals.received() or 0)
+        checkpoint_is_due = max_over_ranks(int(records is not None and self._is_due())) == 1
+        if signal_number or checkpoint_is_due:
+            ranks = from_ranks(checkpoint.random_state())
+            if records is not None:
+                records.save()
+                checkpoint.save(self._within, state_of(self._run) | {"losses": losses, "ranks": ranks})
+            self._saved = time.monotonic()
+            wait_for_all_ranks()  # until it is written
+        if signal_number:
+            where = f"in epoch {self._run.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
+            raise signals.stopped(signal_number, where)
+
+    def _is_due(self) -> bool:
+        minutes = self._run.recipe.engine.checkpoint_minutes
+        return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
+
+    def save_epoch(self) -> None:
+        """Write the state at the end of an epoch."""
+        checkpoint.save_last(self._last, state_of(self._run))
+        self._within.unlink(missing_ok=True)
+
+    def save_best(self) -> None:
+        """Write the weights that are the best on validation so far; a frozen trunk stays as it was."""
+        checkpoint.save(self._run.checkpoint("best"), model_state(self._run, trunk=not self._run.frozen))
+
+    def save_model(self) -> None:
+        """Write the weights of the trained network."""
+        checkpoint.save(self._run.checkpoint("model"), model_state(self._run))
+
+    def save_untrained(self) -> None:
+        """Write the test embeddings of the untrained network, for a figure of the report."""
+        embeddings = self._run.embeddings(self._run.queries).cpu()
+        checkpoint.save(self._run.checkpoint("before"), {"embeddings": embeddings, "of": self._run.identity})
+
+    def forget_epoch(self) -> None:
+        """Delete the checkpoint within an epoch that is over."""
+        if self.unfinished is None:
+            self._within.unlink(missing_ok=True)

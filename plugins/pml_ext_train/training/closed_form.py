@@ -1,0 +1,94 @@
+"""Heads in closed form: the embedder of a run that is fitted, not trained, or fitted before or after training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from pml_ext.errors import ConfigError
+from ..networks.embedders import fit_whitened_pca
+from pml_ext.whitening import TotalWhitening, WithinClassWhitening
+from .view import View
+
+SHRINKAGE = 0.6  # of whitening, unless the recipe says otherwise
+Shrinkage = float | Literal["auto"]
+
+
+def fit_embedder(view: View) -> None:
+    """Fit the embedder to the trunk's features of training images, where the recipe says so; nothing is random.
+
+    It is principal components or whitening, which is not trained, or what the training of a linear layer starts from.
+    """
+    model = view.recipe.model
+    _check_size(view)
+    if model.refit == "within-class":  # told before the training, not after it
+        made_up = torch.randn(len(view.images("train")), 2, generator=torch.Generator().manual_seed(0))
+        _whitened_within_classes(view, made_up.to(view.device), size=None)
+    if model.embedder == "pca" and not model.shrinkage:
+        fit_whitened_pca(view.untrained_features("train"), cast(nn.Linear, view.embedder))
+    elif model.embedder == "pca":
+        whitening = TotalWhitening(float(model.shrinkage or 0), model.embedding_size)
+        _replace_embedder(view, whitening.fit(view.untrained_features("train")))
+    elif "within-class" in (model.embedder, model.start):
+        refit(view, view.untrained_features("train"))
+
+
+def _check_size(view: View) -> None:
+    """Raise ConfigError for whitening with more outputs than there are features."""
+    model = view.recipe.model
+    size = model.embedding_size
+    whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
+    if whitens and size > view.network.features:
+        raise ConfigError(
+            f"model.embedding_size: found {size}, but the trunk gives {view.network.features} features, and whitening "
+            "has no more outputs than these"
+        )
+
+
+def refit(view: View, features: Tensor) -> None:
+    """Replace the embedder by whitening within the training classes, of the features of the training images."""
+    _replace_embedder(view, _whitened_within_classes(view, features, view.recipe.model.embedding_size))
+
+
+def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> nn.Linear:
+    """Return the layer of the recipe's shrinkage; ConfigError for data that have no two items of a class."""
+    model = view.recipe.model
+    shrinkage: Shrinkage = SHRINKAGE if model.shrinkage is None else model.shrinkage
+    try:
+        return fit_within_classes(view, features, shrinkage, size)
+    except ValueError as error:
+        raise ConfigError(f"[model] within-class: {error}") from None
+
+
+def fit_within_classes(view: View, features: Tensor, shrinkage: Shrinkage, size: int | None = None) -> nn.Linear:
+    """Return whitening within the classes, the positive pairs or the relation of the training images.
+
+    ValueError for data without any, and for images that are classes of their own or of clusters.
+    """
+    if view.recipe.data.labels != "given":
+        found = view.recipe.data.labels
+        raise ValueError(f"training images have no classes (data.labels = {found!r}); wanted labels, or embedder 'pca'")
+    tuples = view.images("train").tuples
+    if tuples is not None:
+        rows = tuples.rows if tuples.same is None else tuples.rows[tuples.same]
+        return WithinClassWhitening(shrinkage, size).fit(features, pairs=rows[:, :2])
+    return WithinClassWhitening(shrinkage, size, view.relation).fit(features, view.true_labels("train"))
+
+
+def whitened(view: View, features: Mapping[str, Tensor], training: Tensor) -> dict[str, Tensor] | None:
+    """Return the features of splits, whitened within the training classes; None without such classes."""
+    try:
+        layer = fit_within_classes(view, training, SHRINKAGE)
+    except ValueError:  # the baseline does not exist for these data
+        return None
+    with torch.no_grad():
+        return {part: layer(rows) for part, rows in features.items()}
+
+
+def _replace_embedder(view: View, layer: nn.Linear) -> None:
+    state: dict[str, Any] = layer.state_dict()
+    view.embedder.load_state_dict(state)
+    view.changed()

@@ -1,0 +1,83 @@
+"""Collapse of embeddings to one point."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pml_ext.evaluation.listed import tuple_metrics
+from pml_ext.pairwise import ListedTuples
+from .batches import indices_of
+from .epoch import Epoch
+
+COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
+RESOLUTION = 1e-6  # a search in float32 cannot distinguish closer cosine similarities
+QUERIES_FOR_COLLAPSE = 256
+
+
+def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
+    """Warn if the ``embeddings`` of an epoch's last batch have collapsed, and those of the epoch before had not."""
+    run = epoch.run
+    indices = indices_of(epoch.batches[-1])
+    if run.data.listed is not None:
+        similarity = collapse_of_listed(embeddings, run.data.listed.among(indices, len(run.data.training_images)))
+    elif run.pseudo_labels is None:
+        similarity = collapse(embeddings, run.data.training_images.labels[indices])
+    else:
+        similarity = collapse(embeddings, run.pseudo_labels[indices])
+    if similarity is not None and not run.history.collapsed:
+        run.warn(
+            f"epoch {run.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
+            f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
+        )
+    run.history.collapsed = similarity is not None
+
+
+def collapse(embeddings: Tensor, labels: Any) -> float | None:
+    """Return the mean cosine similarity of different images if embeddings ``[N, D]`` have collapsed to one point.
+
+    It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
+    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse.
+    """
+    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
+    similarity = _mean_similarity(points)
+    if not similarity > COLLAPSED:  # NaN is not a collapse
+        return None
+    count = len(points)
+    classes = torch.as_tensor(labels).cpu()
+    rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
+    values = (points[rows] @ points.T).scatter_(1, rows[:, None], -torch.inf)
+    nearest = values >= values.amax(dim=1, keepdim=True) - RESOLUTION
+    same = (classes[rows][:, None] == classes).scatter_(1, rows[:, None], False)
+    chance = float(same.double().mean()) * count / (count - 1)
+    right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
+    has_collapsed = chance == 0 or right < (1 + chance) / 2
+    return similarity if has_collapsed else None
+
+
+def collapse_of_listed(embeddings: Tensor, tuples: ListedTuples) -> float | None:
+    """Return :func:`collapse` of embeddings ``[N, D]`` with listed pairs or triplets.
+
+    Chance is half of the triplets in the right order, or half of all two pairs of both kinds.
+    """
+    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))
+    similarity = _mean_similarity(points)
+    if not similarity > COLLAPSED:
+        return None
+    has_order = tuples.same is None or 0 < int(tuples.same.sum()) < len(tuples)
+    if not len(tuples) or not has_order:
+        return similarity
+    metrics = tuple_metrics(points, tuples)
+    right = metrics.get("triplet_accuracy", metrics.get("verification_roc_auc", 0.0))
+    return similarity if right < 0.75 else None
+
+
+def _mean_similarity(points: Tensor) -> float:
+    """Return the mean cosine similarity of different points of length 1; NaN for fewer than two."""
+    count = len(points)
+    if count < 2:
+        return math.nan
+    return float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))

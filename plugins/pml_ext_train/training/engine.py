@@ -1,0 +1,350 @@
+"""A training step and an epoch of steps, in plain PyTorch.
+
+A step does what a step of PML 2.9's ``MetricLossOnly`` does, in its order and to the last digit. It adds precision,
+compilation, clipping, a check of the loss and every gradient before anything changes, and waits for the device once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pml_ext.distributed import max_over_ranks, num_processes
+from pml_ext.distributed.devices import autocast, check_precision, read_numbers
+from pml_ext.errors import TrainingError
+from pml_ext.losses import MicroBatched, unwrapped
+from ..networks.modes import is_batch_norm
+from pml_ext.pairwise import to_full_precision
+from ..recipe.schema import EngineTable
+from .batches import Batch
+
+MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
+
+
+class NotFiniteError(TrainingError):
+    """The loss, an embedding or a gradient is NaN or infinite; the step was not applied."""
+
+
+@dataclass
+class Objective:
+    """The loss that is minimized, with its miner and the optimizers."""
+
+    loss: nn.Module  # called as loss(embeddings, labels, indices_tuple); returns one value
+    optimizers: Mapping[str, torch.optim.Optimizer]  # of trunk, embedder and loss, in the order in which they step
+    miner: nn.Module | None = None  # called as miner(embeddings, labels) for the indices_tuple
+    schedulers: Sequence[Any] = ()  # stepped at the end of every epoch
+    recorded: Callable[[], Sequence[Any]] = field(default=tuple)  # values to record, once the loss is computed
+    warm_up: Callable[[], AbstractContextManager[None]] = nullcontext  # around each update, see training/warmup.py
+
+
+@dataclass(frozen=True)
+class Step:
+    """The result of a training step."""
+
+    loss: float
+    embeddings: Tensor  # of its batch, [B, D], float32 or float64, without gradient
+    recorded: list[Any]  # values that the objective records of the step, as Python numbers
+    skipped: bool = False  # a value was not finite, so no parameter changed
+
+
+class NonFinite(NamedTuple):
+    """The name of a tensor that is NaN or infinite, and such a value of it."""
+
+    name: str
+    value: float
+
+
+class Engine:
+    """Trainer of a network of a trunk and an embedder, whose gradients are averaged over the processes.
+
+    The modules that are passed are those to save, test and load: compiled or wrapped ones share their parameters. With
+    ``freeze_batch_norm`` the trunk's batch norms keep their statistics. With ``skip_nonfinite`` a step whose loss,
+    embeddings or gradients are NaN or infinite is left out, rather than an error; at most 30 one after the other.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        embedder: nn.Module,
+        device: torch.device,
+        settings: EngineTable | None = None,
+        freeze_batch_norm: bool = False,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
+        self._skips = skip_nonfinite
+        self._undo = _nothing
+        self.settings = settings or EngineTable()
+        self.device = device
+        self._freeze_batch_norm = freeze_batch_norm
+        check_precision(device, self.settings.precision)
+        self.networks = {"trunk": trunk, "embedder": embedder}
+        self._parts = self._trained_parts()
+        self._trainable = _trainable(trunk)  # when the parts were wrapped
+        self._scaler: torch.amp.GradScaler | None = None
+        if self.settings.precision == "float16":
+            self._scaler = torch.amp.GradScaler(device.type)
+        self._overflows = 0  # consecutive skipped steps
+
+    def _trained_parts(self) -> list[nn.Module]:
+        """Return the modules that a step calls, compiled and wrapped as the settings say."""
+        parts: list[Any] = list(self.networks.values())
+        if self.settings.compile:
+            parts = [torch.compile(part) for part in parts]
+        if self.settings.micro_batch is not None:
+            parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
+        return [data_parallel(module) for module in parts]
+
+    def use_trunk(self, trunk: nn.Module) -> None:
+        """Train a module in place of the trunk from now on: the trunk itself, or the rest of one that is cut.
+
+        Several processes wait for the gradients of all parameters that were trainable when the trunk was wrapped, so it
+        is wrapped again after others were frozen.
+        """
+        trainable = _trainable(trunk)
+        if trunk is not self.networks["trunk"] or trainable != self._trainable:
+            self.networks["trunk"] = trunk
+            self._parts = self._trained_parts()
+            self._trainable = trainable
+
+    def epoch(self, batches: Iterable[Batch], objective: Objective) -> Iterator[Step]:
+        """Train on batches and yield every step after it was taken; the epoch ends with the last step.
+
+        NotFiniteError if the loss, an embedding or a gradient is NaN or infinite, TrainingError for a loss that is not
+        one value, or depends on no parameter.
+        """
+        for module in (*self._parts, objective.loss):
+            module.train()
+        if self._freeze_batch_norm:
+            for module in self.networks["trunk"].modules():
+                if is_batch_norm(module):
+                    module.eval()
+        for module in self.frozen:
+            module.eval()
+        parameters: dict[str, nn.Parameter] = {}
+        for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss))):
+            parameters |= module.named_parameters(prefix=name)
+        reads_ahead = self.device.type != "cpu"  # the next batch is read while the device works
+        reading = iter(batches)
+        batch = next(reading, None)
+        while batch is not None:
+            if self._skips:
+                self._undo = self._make_undo(objective, len(batch.images))
+            for parameter in parameters.values():
+                parameter.grad = None
+            pending = self._forward_and_backward(batch, objective)
+            batch = None
+            if reads_ahead:
+                batch = next(reading, None)
+            with objective.warm_up():
+                step = self._update(*pending, objective, parameters)
+            yield step
+            if not reads_ahead:
+                batch = next(reading, None)
+        for scheduler in objective.schedulers:
+            scheduler.step()
+
+    def _forward_and_backward(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
+        with autocast(self.device, self.settings.precision):
+            embeddings = batch.images
+            for module in self._parts:
+                embeddings = module(embeddings)
+        embeddings = to_full_precision(embeddings)
+        indices_tuple = batch.indices_tuple
+        if objective.miner is not None:
+            indices_tuple = objective.miner(embeddings, batch.labels)
+        loss = objective.loss(embeddings, batch.labels, indices_tuple)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            given = f"a {type(loss).__name__}"
+            if isinstance(loss, Tensor):
+                given = f"a tensor of shape {list(loss.shape)}"
+            raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
+        if not loss.requires_grad:
+            raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
+        self._check_that_the_trunk_learns()
+        return loss.detach(), embeddings.detach()
+
+    def _check_that_the_trunk_learns(self) -> None:
+        """Raise TrainingError if the trunk has parameters to train, and none of them got a gradient."""
+        trunk = self.networks["trunk"]
+        is_trained = False
+        for parameter in trunk.parameters():
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is not None:  # mostly the first, so that a step does not look at all of them
+                return
+            is_trained = True
+        if is_trained:
+            raise TrainingError(
+                f"no parameter of the trunk, {type(trunk).__name__}, gets a gradient; look for detach(), "
+                "torch.no_grad() and .data in it, or freeze it: --set model.freeze=trunk"
+            )
+
+    def _update(
+        self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
+    ) -> Step:
+        """Take the step of a loss, whose gradients are there, or skip it where a value is not finite."""
+        optimizers = objective.optimizers.values()
+        if self._scaler is not None:
+            for optimizer in optimizers:
+                self._scaler.unscale_(optimizer)
+        gradients: dict[str, Tensor] = {}
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                gradients[f"gradient of {name}"] = stored_values(parameter.grad)
+
+        norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
+        value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
+        nonfinite = _nonfinite_of_step(value, total, embeddings, gradients)
+        if self._skips:
+            some_rank_is_nonfinite = max_over_ranks(int(nonfinite is not None)) == 1
+            if some_rank_is_nonfinite and nonfinite is None:
+                nonfinite = NonFinite("loss of another process", math.nan)
+
+        if nonfinite is None:
+            self._step(optimizers)
+        else:
+            self._skip(nonfinite)
+        if self._scaler is not None:
+            self._scaler.update()
+        return Step(value, embeddings, recorded, skipped=nonfinite is not None)
+
+    def _step(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Clip the gradients, if asked, and change the parameters."""
+        self._overflows = 0
+        if self.settings.clip_gradient is not None:
+            trained = nn.ModuleDict(self.networks).parameters()
+            nn.utils.clip_grad_norm_(trained, self.settings.clip_gradient)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def _skip(self, nonfinite: NonFinite) -> None:
+        """Skip a non-finite step if float16 gradients overflowed or ``skip_nonfinite`` is set; else raise."""
+        name, value = nonfinite
+        self._overflows += 1
+        if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
+            raise NotFiniteError(f"the {name} became {value}")
+        if self._overflows > MOST_SKIPPED:
+            text = f"the {name} became {value} in {self._overflows} iterations one after the other"
+            if not self._skips:
+                text += "; wanted engine.precision = 'bfloat16', which has a wider range than float16"
+            raise NotFiniteError(text)
+        self._undo()
+
+    def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
+        """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
+        buffers = []  # each with its values before the step
+        for network in self.networks.values():
+            for buffer in network.buffers():
+                buffers.append((buffer, buffer.clone()))
+        loss = unwrapped(objective.loss)
+        entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
+        undo_queues = {}  # of the loss's memories, by their names
+        for name, module in loss.named_modules():
+            if hasattr(module, "snapshot"):
+                undo_queues[name] = module.snapshot(entering)
+        parameters = {name for name, _ in loss.named_parameters()}
+        state = {}
+        for name, value in loss.state_dict().items():
+            owner = name.rpartition(".")[0]
+            if name not in parameters and owner not in undo_queues:
+                state[name] = copy.deepcopy(value)
+
+        def undo() -> None:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            loss.load_state_dict(state, strict=False)
+            for undo_queue in undo_queues.values():
+                undo_queue()
+
+        return undo
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale of float16 and the number of consecutive skipped steps."""
+        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        return {"scaler": scaler, "overflows": self._overflows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of an engine with the same precision."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        self._overflows = state["overflows"]
+
+
+def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
+    """Return a module with gradients averaged over the processes; unchanged for one process or no parameters."""
+    if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    return nn.parallel.DistributedDataParallel(module, **settings)
+
+
+def _trainable(module: nn.Module) -> list[bool]:
+    """Return whether each parameter of a module gets a gradient."""
+    return [parameter.requires_grad for parameter in module.parameters()]
+
+
+def _nothing() -> None: ...
+
+
+def _nonfinite_of_step(
+    loss: float, sum_of_norms: float, embeddings: Tensor, gradients: dict[str, Tensor]
+) -> NonFinite | None:
+    """Return what is not finite in a step: its embeddings, the loss, or the first such gradient; None if all are.
+
+    A norm overflows above 1e19, where every value may still be finite: the values decide.
+    """
+    if not math.isfinite(loss):
+        return first_nonfinite({"embeddings": embeddings}) or NonFinite("loss", loss)
+    if not math.isfinite(sum_of_norms):
+        return first_nonfinite({"embeddings": embeddings} | gradients)
+    return None
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
+    """Return name and value of the first tensor, of any layout on one device, that is not finite; None if all are."""
+    filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
+    if not filled:
+        return None
+    # maximum absolute value of each: NaN stays NaN, and squares, which could overflow, are avoided
+    greatest = torch.stack(torch._foreach_norm(list(filled.values()), math.inf)).tolist()
+    for name, value in zip(filled, greatest, strict=True):
+        if not math.isfinite(value):
+            return NonFinite(name, value)
+    return None
+
+
+def stored_values(tensor: Tensor) -> Tensor:
+    """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
+    tensor = tensor.detach()
+    if tensor.is_sparse:
+        return tensor.coalesce().values()
+    return tensor
+
+
+def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> NonFinite | None:
+    """Return name and value of the first parameter that is not finite, or buffer that makes NaN of every image.
+
+    A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
+    """
+    parameters = dict[str, Tensor]()
+    buffers = dict[str, Tensor]()
+    for group, module in {**networks, "loss": loss}.items():
+        for name, parameter in module.named_parameters():
+            parameters[f"weight {group}.{name}"] = parameter
+        if group == "loss":
+            continue
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_mean"):
+                buffers[f"{group}.{name}"] = buffer
+            elif buffer.is_floating_point():
+                buffers[f"{group}.{name}"] = buffer.nan_to_num(math.nan, 0.0, 0.0)
+    return first_nonfinite(parameters) or first_nonfinite(buffers)

@@ -1,0 +1,290 @@
+"""Evaluation of a run: metrics of its splits, and the nearest images of queries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..data import raw_pixels
+from pml_ext.errors import DataError
+from pml_ext.evaluation.blank import explained
+from pml_ext.evaluation.calculator import Evaluation, RetrievalAccuracyCalculator
+from pml_ext.evaluation.listed import scores_of_pairs, tuple_metrics
+from pml_ext.evaluation.metrics import metrics_of, title_of
+from pml_ext.evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from pml_ext.evaluation.of_plugins import needs_clusters, plugin_metrics
+from pml_ext.evaluation.verification import best_threshold
+from ..networks.embedders import whitened_components
+from ..networks.pretrained import is_pretrained
+from pml_ext.pml import BaseDistance
+from ..recipe import trains_pretrained_trunk
+from pml_ext.relations import Relation
+from .closed_form import whitened
+from .protocols import classified
+from .stages import Stages
+from .view import View
+
+NEIGHBORS = 8  # kept of a search, for the report
+
+Metrics = dict[str, float]
+
+
+def metrics_before(view: View) -> dict[str, Metrics]:
+    """Return the metrics of raw pixels or vectors and of the untrained network, from one pass over the tested images.
+
+    A pretrained or frozen trunk adds those of its features, of their whitened principal components, and of the features
+    whitened within the training classes; vectors are features.
+    """
+    parts = _compared_splits(view, view.queries)
+    if view.data.has_vectors:
+        vectors = {part: view.embedded(part, features=True)["features"] for part in parts}
+        return _metrics_by_phase(view, {"raw": vectors, **_in_closed_form(view, vectors)})
+    has_features = view.frozen or is_pretrained(view.recipe.model.trunk.settings)
+    points: dict[str, dict[str, Tensor]] = {"raw": {}}
+    features = {}
+    for part in parts:
+        held = view.embedded(part, also=raw_pixels, features=has_features)
+        points["raw"][part] = held["also"]
+        if has_features:
+            features[part] = held["features"].float()
+    if has_features:
+        points |= {"frozen": features, **_in_closed_form(view, features)}
+    return _metrics_by_phase(view, points)
+
+
+def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Metrics]:
+    """Return the metrics of points of the tested splits, by phase, and those of the untrained network."""
+    split = view.queries
+    metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
+    metrics["before"] = evaluate_split(view, split)
+    return metrics
+
+
+def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:
+    """Return metrics of retrieval and of clusters of points ``[N, D]`` of each split, by cosine similarity."""
+    normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
+    if view.data.listed is not None:
+        return _of_listed(view, split, normalized)
+    retrieval = _retrieval(view, split, normalized)
+    return retrieval.accuracies | _clustering(view, split, normalized[split]).accuracies
+
+
+def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the features of splits by phase: whitened principal components, and whitened within classes.
+
+    Both are fitted on the training images; data without classes or positive pairs have the first alone.
+    """
+    training = view.untrained_features("train")
+    layer = whitened_components(training, view.recipe.model.embedding_size)
+    points = {"pca": {part: layer(rows) for part, rows in features.items()}}
+    within = whitened(view, features, training)
+    if within is not None:
+        points["within_class"] = within
+    return points
+
+
+def tested_features(view: View) -> dict[str, Tensor]:
+    """Return the features of the splits that a test compares, in one pass with their embeddings, which are kept."""
+    features = {}
+    for part in _compared_splits(view, view.queries):
+        features[part] = view.embedded(part, features=True)["features"].float()
+    return features
+
+
+def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | None = None) -> dict[str, Metrics]:
+    """Return the metrics of the trained network on test and training images, and those of a learned metric.
+
+    A pretrained trunk that was trained, and a head that was fitted again, add those of the features before the head,
+    :func:`tested_features`, unless they are given.
+    """
+    split = view.queries
+    if features is None and trains_pretrained_trunk(view.recipe):
+        features = tested_features(view)
+    metrics = {"after": evaluate_split(view, split)}
+    if features:
+        metrics["features"] = _metrics_of_points(view, split, features)
+    if view.data.tested_training is not None:
+        metrics["training"] = evaluate_split(view, view.data.tested_training, clustering=False)
+    metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
+    if metric is not None and view.data.listed is not None:
+        points = {part: view.embeddings(part) for part in _compared_splits(view, split)}
+        metrics["learned_metric"] = _of_listed(view, split, points, metric)
+    elif metric is not None:
+        searched = view.data.gallery_of(split)
+        points = {part: view.embeddings(part) for part in (split, searched)}
+        result = _retrieval(view, split, points, neighbors_under(metric), keep=0)
+        metrics["learned_metric"] = result.accuracies
+        shortlist = view.recipe.evaluation.shortlist
+        if shortlist:
+            # one more than the recipe says, where the query itself is among its own nearest
+            count = shortlist + 1 if searched == split else shortlist
+            result = _retrieval(view, split, points, reranked_under(metric, count), keep=0)
+            metrics["shortlist"] = result.accuracies
+    return metrics
+
+
+def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
+    """Return the metrics of a split by cosine similarity, with ``clustering`` those of clusters and protocols too.
+
+    TrainingError for embeddings that are not finite.
+    """
+    if view.data.listed is not None:
+        points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
+        return view.once(("listed", split), lambda: _of_listed(view, split, points))
+    metrics = dict(nearest(view, split).accuracies)
+    if clustering:
+        metrics |= clustered(view, split).accuracies
+        metrics |= view.once(("classified", split), lambda: classified(view, split))
+    return metrics
+
+
+def _compared_splits(view: View, split: str) -> list[str]:
+    """Return the splits that a test of one compares: its gallery, or training pairs, which give the threshold."""
+    parts = [split, view.data.gallery_of(split)]
+    if view.data.listed is not None and view.data.listed.kind == "pairs" and view.data.tested_training is not None:
+        parts.append(view.data.tested_training)
+    return list(dict.fromkeys(parts))
+
+
+def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: BaseDistance | None = None) -> Metrics:
+    """Return the metrics of the listed pairs or triplets of a split; the threshold is that of training pairs."""
+    tuples = view.images(split).tuples
+    assert tuples is not None
+    threshold = None
+    training = view.data.tested_training
+    try:
+        if tuples.kind == "pairs" and training is not None:
+            trained = view.images(training).tuples
+            assert trained is not None
+            scores = scores_of_pairs(points[training], trained, distance)
+            threshold = best_threshold(scores, trained.same)
+        return tuple_metrics(points[split], tuples, threshold, distance)
+    except ValueError as error:
+        raise DataError(f"the {tuples.kind} of {split} cannot be tested: {error}") from None
+
+
+def nearest(view: View, split: str) -> Evaluation:
+    """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
+    points = {split: view.normalized_embeddings(split)}
+    gallery = view.data.gallery_of(split)
+    if gallery != split:
+        points[gallery] = view.normalized_embeddings(gallery)
+    return view.once(("nearest", split), lambda: _retrieval(view, split, points))
+
+
+def clustered(view: View, split: str) -> Evaluation:
+    """Return metrics of clusters; computed once."""
+    points = view.normalized_embeddings(split)
+    return view.once(("clusters", split), lambda: _clustering(view, split, points))
+
+
+def _retrieval(
+    view: View,
+    split: str,
+    points: Mapping[str, Tensor],
+    search: NearestNeighbors | None = None,
+    keep: int = NEIGHBORS,
+) -> Evaluation:
+    """Return metrics of retrieval by their names in ``metrics.json``, those of plugins last."""
+    names = _names_by_accuracy(view, of_clusters=False)
+    calculator = _calculator(view, names, view.relation, search)
+    gallery = None
+    gallery_labels = None
+    searched = view.data.gallery_of(split)
+    if searched != split:
+        gallery = points[searched]
+        gallery_labels = view.true_labels(searched)
+    labels = view.true_labels(split)
+    groups = _groups(view, split)
+    try:
+        result = calculator.evaluate(
+            points[split], labels, gallery, gallery_labels, keep=keep, on_failure=view.warn, **groups
+        )
+    except ValueError as error:
+        if view.recipe.evaluation.verification is None and not groups:
+            raise
+        raise DataError(f"the images of {split} cannot be tested: {error}") from None
+    return _named(view, split, result, names)
+
+
+def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
+    """Return metrics of clusters of points ``[N, D]`` by their names in ``metrics.json``, those of plugins last."""
+    names = _names_by_accuracy(view, of_clusters=True)
+    calculator = _calculator(view, names)  # by classes, which a relation's labels may not be
+    result = calculator.evaluate(points, view.true_labels(split), on_failure=view.warn)
+    return _named(view, split, result, names)
+
+
+def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
+    """Return the metrics of a run, those of clusters or the others: ``{name in the calculator: in metrics.json}``."""
+    table = view.recipe.evaluation
+    levels = () if view.relation is None else view.relation.levels
+    known = metrics_of(
+        table.recall_at,
+        table.precision_at,
+        table.clusters_per_class,
+        table.ndcg_at,
+        levels,
+        table.verification is not None,
+    )
+    names = {}
+    for metric in known:
+        if metric.in_runs and bool(metric.clusters) == of_clusters:
+            names[metric.accuracy] = metric.name
+    for name, function in plugin_metrics().items():
+        if needs_clusters(function) == of_clusters:
+            names[name] = name
+    return names
+
+
+def _calculator(
+    view: View, names: Iterable[str], relation: Relation | None = None, search: NearestNeighbors | None = None
+) -> RetrievalAccuracyCalculator:
+    """Return a calculator of metrics as the recipe sets it."""
+    table = view.recipe.evaluation
+    return RetrievalAccuracyCalculator(
+        names,
+        k="max_bin_count",
+        device=view.device,
+        knn_func=search,
+        recall_at=table.recall_at,
+        precision_at=table.precision_at,
+        lone_queries=table.lone_queries,
+        clusters_per_class=table.clusters_per_class,
+        relation=relation,
+        ndcg_at=table.ndcg_at,
+        verification=table.verification,
+    )
+
+
+def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str]) -> Evaluation:
+    """Return an evaluation by other names, without metrics of plugins that failed; warn of those that are blank."""
+    accuracies = {}
+    counted = {}
+    blank = {}
+    for accuracy, name in names.items():
+        if accuracy in result.accuracies:
+            accuracies[name] = float(result.accuracies[accuracy])
+        if accuracy in result.counted:
+            counted[name] = result.counted[accuracy]
+        if accuracy in result.blank:
+            blank[name] = result.blank[accuracy]
+    for text in explained({title_of(name): reason for name, reason in blank.items()}):
+        view.warn(f"the test of {split}: {text}")
+    return dataclasses.replace(result, accuracies=accuracies, counted=counted, blank=blank)
+
+
+def _groups(view: View, split: str) -> dict[str, Any]:
+    """Return the groups of a split's queries, and of their gallery, as the calculator takes them; none without."""
+    queries = view.images(split)
+    searched = view.images(view.data.gallery_of(split))
+    if queries.groups is None or searched.groups is None:
+        return {}
+    if not (queries.groups != "").any() and not (searched.groups != "").any():
+        return {}
+    if searched is queries:
+        return {"query_groups": queries.groups}
+    return {"query_groups": queries.groups, "reference_groups": searched.groups}

@@ -1,0 +1,125 @@
+"""Vectors on the disk: a file of float32 or float16 rows, and a table of the keys that they belong to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pml_ext.errors import DataError, UnwritableError, one_line
+from ..files import locked_folder, writing
+from ..files.stat import FileStat
+
+Vectors = NDArray[np.floating[Any]]
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, size INTEGER, time INTEGER, row INTEGER, crc INTEGER) "
+    "WITHOUT ROWID"
+)
+_WAIT = 600.0  # seconds for another process's transaction
+
+
+class FeatureStore:
+    """Vectors of one size, ``[N, F]``, in a folder, by key; a key has the size and time of a file.
+
+    Rows are appended and never changed, so that readers may map the file. Several processes may append.
+    """
+
+    def __init__(self, folder: Path, size: int, dtype: type[np.floating[Any]] = np.float32) -> None:
+        self.folder = folder
+        self.dtype = np.dtype(dtype)
+        self._size = size
+        self._database = folder / "keys.sqlite"
+        self._file = folder / f"vectors.f{8 * self.dtype.itemsize}"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs from computing the same vectors inside the block; they wait."""
+        with locked_folder(self.folder):
+            yield
+
+    def find(self, stats: Mapping[bytes, FileStat]) -> tuple[dict[bytes, int], int]:
+        """Return the row of each key whose size and time are unchanged, and the number of damaged rows left out."""
+        rows: dict[bytes, int] = {}
+        damaged = 0
+        if not self._database.exists():
+            return rows, damaged
+        vectors = self.vectors()
+        with self._transaction() as connection:
+            for key, stat in stats.items():
+                query = "SELECT row, crc FROM rows WHERE key = ? AND size = ? AND time = ?"
+                found = connection.execute(query, (key, *stat)).fetchone()
+                if found is None:
+                    continue
+                row, crc = found
+                if row < len(vectors) and zlib.crc32(vectors[row].tobytes()) == crc:
+                    rows[key] = row
+                else:
+                    damaged += 1
+        return rows, damaged
+
+    def append(self, keys: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
+        """Write vectors ``[N, F]``, and return the row of each key; overwrite what a killed process has left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        vectors = np.ascontiguousarray(vectors, dtype=self.dtype)
+        with self._transaction() as connection:
+            connection.execute(_TABLE)
+            (first,) = connection.execute("SELECT COALESCE(MAX(row) + 1, 0) FROM rows").fetchone()
+            self._write(first, vectors)
+            entries = []
+            for number, (key, stat) in enumerate(zip(keys, stats, strict=True)):
+                entries.append((key, *stat, first + number, zlib.crc32(vectors[number].tobytes())))
+            connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?)", entries)
+        return {key: first + number for number, key in enumerate(keys)}
+
+    def _write(self, first: int, vectors: Vectors) -> None:
+        with writing(self._file), open(self._file, "r+b" if self._file.exists() else "w+b") as file:
+            file.seek(first * self._size * vectors.itemsize)
+            file.write(vectors.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def vectors(self) -> Vectors:
+        """Map the whole rows of the file, ``[M, F]``; M is 0 without a file."""
+        count = 0
+        if self._file.exists():
+            count = self._file.stat().st_size // (self.dtype.itemsize * self._size)
+        if count == 0:
+            return np.empty((0, self._size), dtype=self.dtype)
+        # copy-on-write, since torch warns of arrays that are read-only
+        return np.asarray(np.memmap(self._file, self.dtype, "c", shape=(count, self._size)))
+
+    def clear(self) -> None:
+        """Delete the vectors of a damaged store."""
+        self._database.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run a block in one transaction that writes.
+
+        DataError for a damaged database; UnwritableError for an intact one that is locked, read-only or on a full disk.
+        """
+        try:
+            with contextlib.closing(sqlite3.connect(self._database, timeout=_WAIT, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                except BaseException:
+                    connection.execute("ROLLBACK")
+                    raise
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+            if isinstance(error, sqlite3.OperationalError) and name != "SQLITE_ERROR":  # that is of a missing table
+                text = f"{self._database}: cannot be written now ({one_line(error)})"
+                raise UnwritableError(f"{text}; what was written before stays") from error
+            text = f"{self._database}: damaged ({one_line(error)})"
+            raise DataError(f"{text}; delete {self.folder}, and it is computed again") from error

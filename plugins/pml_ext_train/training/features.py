@@ -1,0 +1,283 @@
+"""Features of a frozen trunk, or activations of its first part: computed once for each image, and shared by runs.
+
+A store belongs to one trunk with its weights, one preprocessing and one augmentation, whose digest is the name of
+its folder, ``features/DIGEST`` in the user's cache. A feature belongs to a file, with its size and time of change, or
+to the pixels of an image in memory; to its box; and to a view, each of which is augmented by random numbers of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data import LabeledImages, cache_folder
+from pml_ext.distributed import from_rank_0, num_processes, rank
+from pml_ext.distributed.processes import gather_objects, share_of
+from pml_ext.errors import ConfigError, DataError, UnwritableError, one_line
+from ..files.stat import FileStat
+from .batches import embed_batches
+from .feature_keys import file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest
+from .feature_store import FeatureStore, Vectors
+
+_PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
+
+
+class Features:
+    """Features of a split, ``[N, F]``, or activations, ``[N, *shape]``, mapped from a file: indexing reads rows."""
+
+    def __init__(self, vectors: Tensor, numbers: Tensor, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+        self._vectors = vectors
+        self._numbers = numbers
+
+    @classmethod
+    def of_vectors(cls, vectors: Tensor) -> Features:
+        """Return vectors ``[N, F]`` of a data set, which no trunk computes."""
+        return cls(vectors, torch.arange(len(vectors)), vectors.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        vectors = self._vectors[self._numbers[rows]]
+        return vectors.view(*vectors.shape[:-1], *self.shape)
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """The rest of a trunk, from kept activations to features, and the cache that keeps these."""
+
+    module: nn.Module
+    cache: FeatureCache
+
+
+class FeatureCache:
+    """The features ``[F]`` of images under a frozen trunk, or activations of any shape, on the disk.
+
+    ``about`` is all else that features depend on, as JSON has it. A process that is killed loses the features of one
+    batch. ``tell`` is called with a line before images go through the trunk.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        shape: int | Sequence[int],
+        about: Any,
+        device: torch.device,
+        batch_size: int,
+        workers: int = 0,
+        tell: Callable[[str], None] = lambda text: None,
+        dtype: type[np.floating[Any]] = np.float32,
+    ) -> None:
+        self._trunk = trunk
+        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._device = device
+        self._tell = tell
+        self._batch_size = batch_size
+        self._workers = workers
+        self._dtype = dtype
+        self.store = self._store_in(_writable_folder(trunk_digest(trunk, about)))
+
+    def _store_in(self, folder: Path) -> FeatureStore:
+        return FeatureStore(folder, math.prod(self._shape), self._dtype)
+
+    def of(self, images: LabeledImages, view: int = 0, remainder: Remainder | None = None) -> Features:
+        """Return the features of transformed images; compute those that the store lacks.
+
+        With a ``remainder``, what is computed passes through it, too, and its cache keeps the results.
+        Several processes compute a part each; another run waits and takes what the first has computed. Where the store
+        cannot be written, one process computes all of them into a temporary one, with a warning. DataError for a
+        feature that is NaN or infinite.
+        """
+        self._share_store()
+        keys = keys_of(images, view)
+        try:
+            return self._features_of(images, keys, remainder)
+        except UnwritableError as error:
+            if num_processes() > 1:  # the others wait for this process, or have features in the store
+                raise
+            temporary = _temporary_folder(self.store.folder.name)
+            if self.store.folder == temporary:
+                raise
+            _warn_not_kept(error)
+            self.store = self._store_in(temporary)
+            return self._features_of(images, keys)
+
+    def _share_store(self) -> None:
+        """Take the store of rank 0 in every process, since they exchange the numbers of its rows.
+
+        ConfigError if one of them cannot see it: a folder of the same name may be on another machine.
+        """
+        if num_processes() == 1:
+            return
+        with contextlib.ExitStack() as stack:
+            name = None
+            if rank() == 0:
+                file = stack.enter_context(tempfile.NamedTemporaryFile(dir=self.store.folder, prefix=".seen-"))
+                name = file.name
+            seen = Path(from_rank_0(name))
+            seen_by_rank = gather_objects(seen.exists())
+        if not all(seen_by_rank):
+            raise ConfigError(
+                f"model.freeze: process {seen_by_rank.index(False)} does not see {seen.parent}, the store of process "
+                "0; wanted a folder that all of them share: XDG_CACHE_HOME=FOLDER"
+            )
+        self.store = self._store_in(seen.parent)
+
+    def _features_of(
+        self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None = None
+    ) -> Features:
+        """Return the features of images with these keys."""
+        with self.store.locked() if rank() == 0 else contextlib.nullcontext():
+            numbers = self._numbers(images, keys, remainder)
+            vectors = torch.from_numpy(self.store.vectors())
+        return Features(vectors, torch.tensor([numbers[key] for key in keys]), self._shape)
+
+    def _numbers(self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None) -> dict[bytes, int]:
+        """Return the row in the store of each key, once those that it lacks are computed, by each process a part."""
+        paths = images.paths or itertools.repeat(None)
+        stats = dict(zip(keys, map(stat_of, paths), strict=False))
+        found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
+        missing = _first_places(keys, found)
+        if missing and rank() == 0:
+            self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
+        mine = missing[share_of(len(missing), rank(), num_processes())]
+        for part in gather_objects(self._computed(images, mine, keys, stats, remainder)):
+            found |= part
+        return found
+
+    def _found(self, stats: dict[bytes, FileStat]) -> dict[bytes, int]:
+        """Return the rows of the features that the store has; begin a damaged store anew."""
+        try:
+            rows, damaged = self.store.find(stats)
+        except DataError as error:
+            warnings.warn(f"features are computed again: {error}", UserWarning, stacklevel=2)
+            self.store.clear()
+            return {}
+        if damaged:
+            warnings.warn(f"{self.store.folder}: features of {damaged} images were damaged", UserWarning, stacklevel=2)
+        return rows
+
+    def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
+        """Return the features of the unchanged files in the store, by index in the list."""
+        keys = [key_of(file_bytes(path)) for path in paths]
+        stats = {key: stat_of(path) for key, path in zip(keys, paths, strict=True)}
+        found, _ = self.store.find(stats)
+        vectors = self.store.vectors()
+        return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
+
+    def keep(self, paths: Sequence[Path], stats: Sequence[FileStat], features: Tensor) -> None:
+        """Write the features of files, ``[N, F]``, without those that are NaN or infinite.
+
+        ``stats`` are sizes and times from before the files were read: one that is replaced in between is read again.
+        """
+        rows = features.float().cpu().numpy()
+        finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
+        if finite:
+            keys = [key_of(file_bytes(paths[place])) for place in finite]
+            self.store.append(keys, [stats[place] for place in finite], rows[finite])
+
+    def add(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
+        """Write features that were computed with something else, ``[B, F]``, unless one is NaN or infinite.
+
+        Where the store cannot be written, they are computed again when they are asked for.
+        """
+        rows = self._rows(features)
+        if np.isfinite(rows).all():
+            with contextlib.suppress(UnwritableError):
+                self.store.append(keys, stats, rows)
+
+    def _rows(self, features: Tensor) -> Vectors:
+        """Return the rows to write, ``[B, F]``, in the precision of the store."""
+        rows: Vectors = features.float().flatten(1).cpu().numpy()
+        with np.errstate(over="ignore"):  # becomes infinite, which is an error
+            return rows.astype(self.store.dtype, copy=False)
+
+    def _computed(
+        self,
+        images: LabeledImages,
+        indices: Sequence[int],
+        keys: Sequence[bytes],
+        files: dict[bytes, FileStat],
+        remainder: Remainder | None,
+    ) -> dict[bytes, int]:
+        """Compute features and write them batch by batch; return the numbers of their vectors."""
+        numbers: dict[bytes, int] = {}
+        if not indices:
+            return numbers
+        batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
+        seeded = []
+        for batch in batches:
+            seeded.append([(index, seed_of(keys[index])) for index in batch])
+        rest = nn.Identity() if remainder is None else remainder.module
+        embedding = embed_batches(self._trunk, rest, images, self._device, workers=self._workers, batches=seeded)
+        for batch, each in zip(batches, embedding, strict=True):
+            rows = self._rows(each.features)
+            bad = np.flatnonzero(~np.isfinite(rows).all(1))
+            if len(bad):
+                if images.paths:
+                    where = images.images[batch[bad[0]]]
+                else:
+                    where = f"image {batch[bad[0]]}"
+                text = f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first"
+                if self.store.dtype == np.float16:
+                    text += "; values above 65,504 do not fit: --set model.freeze.precision=float32"
+                raise DataError(text)
+            keys_of_batch = [keys[index] for index in batch]
+            files_of_batch = [files[key] for key in keys_of_batch]
+            numbers |= self.store.append(keys_of_batch, files_of_batch, rows)
+            if remainder is not None:
+                remainder.cache.add(keys_of_batch, files_of_batch, each.embeddings)
+        return numbers
+
+
+def _writable_folder(name: str) -> Path:
+    """Return a folder of the user's cache; with a warning a temporary one of this process if that cannot be written."""
+    try:
+        folder = cache_folder("features") / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:  # permissions say nothing of a read-only or full disk
+            file.write(_PROBE)
+        return folder
+    except OSError as error:  # UnwritableError is one
+        _warn_not_kept(error)
+        return _temporary_folder(name)
+
+
+def _warn_not_kept(error: OSError) -> None:
+    text = f"features are not kept for other runs: {one_line(error)}; XDG_CACHE_HOME=FOLDER names a writable folder"
+    warnings.warn(text, UserWarning, stacklevel=4)
+
+
+@functools.cache
+def _temporary_folder(name: str) -> Path:
+    """Return a temporary folder that ends with this process."""
+    parent = tempfile.TemporaryDirectory(prefix="pml-ext-features-")
+    atexit.register(parent.cleanup)
+    folder = Path(parent.name) / name
+    folder.mkdir()
+    return folder
+
+
+def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int]:
+    """Return the first place of each key that is not found: equal images share one feature vector."""
+    seen = set(found)
+    places = []
+    for place, key in enumerate(keys):
+        if key not in seen:
+            seen.add(key)
+            places.append(place)
+    return places

@@ -1,0 +1,44 @@
+"""The weights that a run begins with: of another run, or of an embedder in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from pml_ext.errors import ConfigError, shortened
+from ..records.run_folder import RECIPE
+from . import checkpoint
+from .closed_form import fit_embedder
+from .run import Run
+
+
+def initialize_weights(run: Run) -> None:
+    """Load the weights of another run, and fit an embedder in closed form, where the recipe says so."""
+    model = run.recipe.model
+    if model.init is not None:
+        start_from(run, Path(model.init))
+    fit_embedder(run)
+
+
+def start_from(run: Run, folder: Path) -> None:
+    """Load the weights of another run: the trunk's, and the embedder's if its shapes match."""
+    path = folder / "checkpoints" / "model.pt"
+    if not path.is_file():
+        raise ConfigError(f"model.init: {folder} is no finished run (no {path}); wanted the folder of one")
+    state = checkpoint.load(path, run.device)
+    try:
+        run.trunk.load_state_dict(state["trunk"])
+    except RuntimeError as error:
+        text = f"model.init: the trunk of {folder} is another one ({shortened(error, 160)})"
+        raise ConfigError(f"{text}; take that run's [model] trunk and image size, in {folder / RECIPE}") from None
+    if _shapes(state["embedder"]) == _shapes(run.embedder.state_dict()):
+        run.embedder.load_state_dict(state["embedder"])
+    else:
+        run.warn(f"model.init: the embedder of {folder} has other sizes; it begins from random")
+    run.changed()
+
+
+def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state.items()}

@@ -1,0 +1,101 @@
+"""Features of the splits of a run, and activations before a cut, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..data import LabeledImages
+from pml_ext.distributed import num_processes
+from .activations import DTYPES, Precision, TrunkCut
+from .features import FeatureCache, Features, Remainder
+from .run_context import Built
+
+
+class _Key(NamedTuple):
+    """What kept features are of."""
+
+    cut: TrunkCut | None
+    split: str
+    view: int
+    precision: Precision | None  # of activations before a cut
+
+
+class KeptFeatures:
+    """The features of a run's splits under its trunk, and the activations of its first part.
+
+    ``batch_size`` is the number of images in a forward pass; ``tell`` gets a line before images go through the trunk.
+    """
+
+    def __init__(self, built: Built, batch_size: int, tell: Callable[[str], None]) -> None:
+        self._built = built
+        self._batch_size = batch_size
+        self._tell = tell
+        self._features: dict[_Key, Features] = {}
+        # of a cut and its precision, of plain images or (True) augmented ones
+        self._caches: dict[tuple[TrunkCut | None, Precision | None, bool], FeatureCache] = {}
+
+    def features(self, split: str, view: int = 0) -> Features:
+        """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images.
+
+        Vectors are features already.
+        """
+        data = self._built.data
+        if data.has_vectors:
+            return Features.of_vectors(data.images(split).vectors)
+        return self._cached(None, split, view)
+
+    def activations(self, cut: TrunkCut, split: str, view: int = 0, precision: Precision | None = None) -> Features:
+        """Return the activations of a split before a cut, ``[N, *shape]``, as :meth:`features`.
+
+        They have the ``precision`` of the cut, unless another is wanted.
+        """
+        return self._cached(cut, split, view, precision or cut.table.precision)
+
+    def features_now(self, split: str) -> Features:
+        """Return a split's features under a trunk that is to be trained, as it is now; they are kept for other runs."""
+        return self._new_cache(None, None, "").of(self._built.data.images(split))
+
+    def compute_both(self, cut: TrunkCut, split: str) -> None:
+        """Compute the activations of a split, and in the same pass its features under the trunk as it is now.
+
+        A single process does so; several leave the features to :meth:`features_now`.
+        """
+        remainder = None
+        if num_processes() == 1:
+            remainder = Remainder(cut.rest, self._new_cache(None, None, ""))
+        self._cached(cut, split, 0, cut.table.precision, remainder)
+
+    def _cached(
+        self,
+        cut: TrunkCut | None,
+        split: str,
+        view: int,
+        precision: Precision | None = None,
+        remainder: Remainder | None = None,
+    ) -> Features:
+        key = _Key(cut, split, view, precision)
+        if key not in self._features:
+            data = self._built.data
+            images = data.training_images if view else data.images(split)
+            cache = self._cache_for(cut, precision, images, is_augmented=bool(view))
+            self._features[key] = cache.of(images, view, remainder)
+        return self._features[key]
+
+    def _cache_for(
+        self, cut: TrunkCut | None, precision: Precision | None, images: LabeledImages, is_augmented: bool
+    ) -> FeatureCache:
+        """Return the cache of features, or of activations before a cut, of plain or of augmented images."""
+        key = (cut, precision, is_augmented)
+        if key not in self._caches:
+            self._caches[key] = self._new_cache(cut, precision, repr(images.transform) if is_augmented else "")
+        return self._caches[key]
+
+    def _new_cache(self, cut: TrunkCut | None, precision: Precision | None, augmentation: str) -> FeatureCache:
+        built = self._built
+        about: list[Any] = [built.data.preprocessing.model_dump(), augmentation]
+        shared = (built.device, self._batch_size, built.recipe.data.workers, self._tell)
+        if cut is None or precision is None:
+            return FeatureCache(built.network.trunk, built.network.features, about, *shared)
+        about.append(precision)
+        return FeatureCache(cut.stem, cut.shape, about, *shared, dtype=DTYPES[precision])

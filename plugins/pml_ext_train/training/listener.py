@@ -1,0 +1,49 @@
+"""Listeners: observers of a run, such as the progress bar of the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from pml_ext.errors import TrainingWarning
+
+
+class Listener(Protocol):
+    """The observer of a run."""
+
+    def step(self, text: str) -> None:
+        """Receive a line about a step that begins, for example ``"testing"``, or an epoch that has ended."""
+
+    def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
+        """Receive the number of finished iterations of an epoch, and the loss of the last one."""
+
+    def warn(self, text: str) -> None:
+        """Receive a warning; the run continues."""
+
+
+class Silence:
+    """A listener that does nothing."""
+
+    def step(self, *_: object) -> None:
+        """Do nothing."""
+
+    iteration = warn = step
+
+
+@contextlib.contextmanager
+def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
+    """Pass the texts of :class:`TrainingWarning` to ``warn`` inside the block; show other warnings as always."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, TrainingWarning):
+                warn(str(message))
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.showwarning = show
+        warnings.filterwarnings("always", category=TrainingWarning)
+        yield

@@ -1,0 +1,182 @@
+"""The reading of images by worker processes, which pass on the number of the image that they read."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from pml_ext import registry
+from ..data import LabeledImages
+from pml_ext.distributed.processes import end_with_the_parent
+from pml_ext.errors import DataError, PmlExtError, one_line, shortened
+from .signals import ENDING
+from .workers import STARTED, worker_context
+
+Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
+
+
+def data_loader(images: WorkerDataset, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
+    """Return a loader whose workers leave signals to their run, and which draws nothing from torch's generator."""
+    settings |= {"worker_init_fn": init_worker, "generator": torch.Generator()}
+    if workers > 0:
+        settings["multiprocessing_context"] = worker_context()
+    return _Loader(images, num_workers=workers, pin_memory=device.type in ("cuda", "xpu"), **settings)
+
+
+class _Loader(DataLoader[Any]):
+    """A data loader that says what to do about images which cannot be passed to workers."""
+
+    def __iter__(self) -> Any:
+        if self.num_workers == 0:
+            return super().__iter__()
+        others = multiprocessing.active_children()
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")
+                return super().__iter__()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            images = type(self.dataset._images).__name__  # type: ignore[attr-defined]
+            raise DataError(
+                f"{images}: these images or their transform cannot be passed to data-loader workers, since they are "
+                f"not picklable ({one_line(error)}). Define functions and classes at the top of a module and open "
+                "files on first use, or read without workers: data.workers = 0"
+            ) from error
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            remedy = (
+                "make it larger, by docker run --shm-size in a container, or read without workers: data.workers = 0"
+            )
+            raise DataError(f"images in memory do not fit into /dev/shm ({one_line(error)}); {remedy}") from error
+        finally:
+            STARTED.update(child for child in multiprocessing.active_children() if child not in others)
+
+
+def init_worker(worker: int) -> None:
+    """Start a worker that ignores a scheduler's signals, since its run ends it; a second SIGTERM ends it too."""
+    get_worker_info().dataset.reading[worker, 0] = os.getpid()  # type: ignore[union-attr]
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
+    gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+
+
+class WorkerDataset(Dataset[tuple[Tensor, int]]):
+    """Images ``(image, label)`` with a table of the image that each worker reads.
+
+    An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Workers
+    read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest to a batch.
+    """
+
+    def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
+        self.finish: Callable[[Tensor], Tensor] = nn.Identity()
+        if workers > 0 and isinstance(images, LabeledImages):
+            images, self.finish = images.for_workers()
+        self._images = images
+        # per worker: its process id, and the index of the image that it reads
+        self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return len(self._images)  # type: ignore[arg-type]
+
+    def __getitem__(self, item: int | Item) -> tuple[Tensor, int]:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int | Item]) -> list[tuple[Tensor, int]]:
+        """Return a whole batch, called by torch's data loader."""
+        worker = get_worker_info()
+        state = torch.get_rng_state()
+        read = []
+        try:
+            for item in items:
+                if isinstance(item, tuple):
+                    index, seed = item
+                else:
+                    index = item
+                    seed = None
+                if worker is not None:
+                    self.reading[worker.id, 1] = index
+                if seed is not None:
+                    torch.default_generator.manual_seed(seed)
+                read.append(self._read(index))
+            return read
+        finally:
+            torch.set_rng_state(state)
+
+    def _read(self, index: int) -> tuple[Tensor, int]:
+        """Return an image and its label; DataError, with the image's number, if the data set's own code fails."""
+        try:
+            return self._images[index]
+        except PmlExtError:
+            raise
+        except (Exception, SystemExit) as error:
+            origin = registry.origin_of(error)
+            where = "" if origin is None else f", in {origin.place}"
+            raise DataError(f"{self._name(index)} cannot be read: {one_line(error)}{where}") from error
+
+    def _name(self, index: int) -> str:
+        """Return the path of an image, or its number where it has none."""
+        paths = getattr(self._images, "paths", None)
+        if paths is None or index >= len(paths):
+            return f"image {index}"
+        return str(paths[index])
+
+    @contextlib.contextmanager
+    def naming_images(self) -> Iterator[None]:
+        """Turn torch's error about a worker that died into a DataError with the image that it read."""
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:  # a batch of a worker that is ending
+            dead = self._ended_workers()
+            if not dead:
+                raise
+            raise self._worker_died(dead, error) from error
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            processes = {int(number) for number in re.findall(r"\d+", str(error))}
+            raise self._worker_died(processes, error) from error
+
+    def _ended_workers(self) -> set[int]:
+        """Return the process ids of the workers that have ended, or end within five seconds."""
+        started = {process for process, _ in self.reading.tolist() if process >= 0}
+        ended = set[int]()
+        for _ in range(50):
+            ended = started - {child.pid for child in multiprocessing.active_children()}
+            if ended:
+                break
+            time.sleep(0.1)
+        return ended
+
+    def _worker_died(self, dead: set[int], error: Exception) -> DataError:
+        """Return the error that names the images of dead workers."""
+        images = []
+        for process, image in self.reading.tolist():
+            if process in dead and image >= 0:
+                images.append(self._name(image))
+        if images:
+            text = f"while it read {', '.join(images)}"
+            remedy = "If memory ran out, lower data.workers; else mend or remove the file"
+        else:
+            text = "before it read an image"
+            remedy = (
+                "Each worker imports the program's script again: let its work stand below "
+                "'if __name__ == \"__main__\":', or read without workers: data.workers = 0"
+            )
+        reason = str(error) or type(error).__name__
+        return DataError(f"a data-loader worker died {text} ({shortened(reason, 200)}). {remedy}")

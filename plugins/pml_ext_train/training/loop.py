@@ -1,0 +1,178 @@
+"""The story of a run: prepare, test, train epoch after epoch, test again, report."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from pml_ext.distributed import from_rank_0, wait_for_all_ranks
+from pml_ext.distributed.devices import deterministic_algorithms
+from pml_ext.errors import StoppedError
+from ..records.recorder import Records
+from ..records.run_folder import NETWORK, REPORT, write_run_json
+from ..records.trackers import import_tracker
+from . import signals
+from .checkpointing import Checkpointer
+from .checks import check_validation, warn_of_small_batches
+from .collapse import warn_of_collapse
+from .epoch import begin_epoch
+from .initial_weights import initialize_weights
+from .listener import forward_warnings
+from .outcome import check_weights, stopping_for_nonfinite
+from .pseudo_labels import relabel
+from .recording import open_records
+from .run import Run
+from .validation import test_before, validate
+from .zero_loss import check_zero_loss, warn_of_zero_loss
+
+Metrics = dict[str, Any]
+
+
+def train_run(
+    run: Run,
+    finish: Callable[[Run, Records], Metrics],
+    resume: bool = False,
+    after_validation: Callable[[int, float], None] | None = None,
+) -> Metrics:
+    """Train, test and write everything; return the contents of ``metrics.json``.
+
+    ``after_validation`` gets each validated epoch and the best value so far. ``finish`` tests the trained network and
+    writes the results.
+
+    Raise TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
+    checkpoint that is damaged or does not match the run, MissingExtraError for a tracker that is not installed, and
+    StoppedError if a signal ends the run.
+    """
+    for table in run.recipe.track:
+        import_tracker(table.name)
+    check_validation(run)
+    with deterministic_algorithms(run.recipe.engine.deterministic):
+        run.inputs.compute(run.stages)
+        warn_of_small_batches(run)
+        checkpointer = prepare(run, resume)
+        records = open_records(run, len(checkpointer.finished_losses()))  # None on all ranks but 0
+        return train_epochs(run, records, checkpointer, after_validation, finish)
+
+
+def train_epochs(
+    run: Run,
+    records: Records | None,
+    checkpointer: Checkpointer,
+    after_validation: Callable[[int, float], None] | None,
+    finish: Callable[[Run, Records], Metrics],
+) -> Metrics:
+    """Train the epochs that are left, and test; return the contents of ``metrics.json``, on all ranks."""
+    status = "failed"
+    metrics: Metrics = {}
+    try:
+        if run.epoch < run.epochs:
+            run.inputs.compute_views()  # not inside of an epoch, which a signal would not interrupt
+        while run.epoch < run.epochs:
+            run.epoch += 1
+            with signals.deferred():
+                train_and_validate(run, records, checkpointer, after_validation)
+            signals.check(f"after epoch {run.epoch}, whose checkpoint is written")
+        if records is not None:
+            metrics = finish(run, records)
+        metrics = from_rank_0(metrics)
+        status = "finished"
+        return metrics
+    except StoppedError:
+        status = "stopped"
+        raise
+    finally:
+        run.inputs.close()
+        if records is not None:
+            records.finish(status, metrics, run.folder / REPORT)
+
+
+# Before the first epoch
+
+
+def prepare(run: Run, resume: bool) -> Checkpointer:
+    """Restore the state of a resumed run, or begin a new one; return what writes its checkpoints.
+
+    A new run tests the untrained network, and prepares the components.
+    """
+    _ = run.engine  # raises its errors before the tests
+    checkpointer = Checkpointer(run)
+    restored = resume and checkpointer.resume()
+    if not restored:
+        run.cut = run.inputs.cut_of(run.stages[0])
+        initialize_weights(run)
+        test_before(run, checkpointer)
+        relabel(run, run.stages[0])
+        run.call_parts("prepare")
+    if resume:
+        checkpointer.find_unfinished_epoch()
+    wait_for_all_ranks()  # until all have read the checkpoints, of which rank 0 deletes one
+    if run.rank == 0:
+        checkpointer.forget_epoch()
+        write_run_json(run.folder, NETWORK, run.data.network_json(run.network.features))
+    return checkpointer
+
+
+# An epoch
+
+
+def train_and_validate(
+    run: Run,
+    records: Records | None,
+    checkpointer: Checkpointer,
+    after_validation: Callable[[int, float], None] | None,
+) -> None:
+    """Train an epoch; rank 0 then validates, writes the checkpoint, and reports loss and speed."""
+    iterations_before = len(checkpointer.finished_losses())  # of this epoch, before the run was interrupted
+    started = time.perf_counter()
+    losses = train_epoch(run, records, checkpointer)
+    seconds = time.perf_counter() - started
+    run.history.train_seconds += seconds
+    if records is None:
+        return
+    validate(run, records, checkpointer)
+    checkpointer.save_epoch()
+    if after_validation is not None and run.history.best["epoch"] is not None:
+        after_validation(run.epoch, run.history.best["value"])
+    iterations = len(losses) - iterations_before
+    tell_speed(run, losses, iterations, seconds, time.perf_counter() - started)
+
+
+def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -> list[float]:
+    """Train one epoch and return its losses, those before an interruption included.
+
+    TrainingError for values that are NaN or infinite, and for losses that stay 0.
+    """
+    epoch = begin_epoch(run, checkpointer, recorded=records is not None)
+    with stopping_for_nonfinite(epoch), forward_warnings(run.warn), epoch.reader.naming_images():
+        for step in epoch.steps():
+            warn_of_zero_loss(epoch)
+            if records is not None:
+                records.add(epoch.iteration, epoch.recorded.rows(step))
+            run.listener.iteration(run.epoch, len(epoch.losses), len(epoch.batches), step.loss)
+            if not epoch.is_over:
+                checkpointer.between_iterations(records, epoch.losses)
+    check_weights(epoch)
+    check_zero_loss(epoch)
+    warn_of_collapse(epoch, step.embeddings)
+    return epoch.losses
+
+
+def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:
+    """Report the mean loss of an epoch, images per second, and the time that is left of its stage.
+
+    Steps of the next stage may take another time, for example where more of the trunk is trained.
+    """
+    stage = run.stages.of(run.epoch)
+    left = run.stages.iterations_until(min(stage.last, run.epochs)) - run.stages.iterations_until(run.epoch)
+    time_left = f"{timedelta(seconds=round(left / iterations * seconds_with_tests))} left"
+    if stage.last < run.epochs:
+        time_left += f" of stage {run.stages.index(stage) + 1}"
+    rate = iterations * stage.batch_size / seconds
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    mean = np.mean(finite or [math.nan])
+    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.data.unit}/s, {time_left}")

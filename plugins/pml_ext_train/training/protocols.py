@@ -1,0 +1,73 @@
+"""Protocols of classification: accuracies by the means of classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pml_ext.errors import DataError
+from pml_ext.evaluation.classification import nearest_class_mean, related_means
+from pml_ext.evaluation.metrics import class_means
+from ..recipe.schema import PROTOCOLS, TOP
+from .view import View
+
+Metrics = dict[str, float]
+
+
+def classified(view: View, split: str) -> Metrics:
+    """Return the metrics of the recipe's protocols of classification."""
+    found: dict[str, Metrics] = {}
+    protocols = view.recipe.evaluation.protocols
+    if "nearest-class-mean" in protocols:
+        found["nearest-class-mean"] = _nearest_class_mean(view, split)
+    if "zero-shot" in protocols:
+        found["zero-shot"] = _zero_shot(view, split)
+    metrics = {}
+    for name, values in found.items():
+        for top, value in values.items():
+            metrics[f"{PROTOCOLS[name]}_{top}"] = value
+    return metrics
+
+
+def _nearest_class_mean(view: View, split: str) -> Metrics:
+    """Return accuracies by the means of the gallery's classes, or of half of the tested images."""
+    points = view.normalized_embeddings(split)
+    labels = view.true_labels(split)
+    searched = view.data.gallery_of(split)
+    if searched != split:
+        means = class_means(view.normalized_embeddings(searched), view.true_labels(searched))
+        return nearest_class_mean(points, labels, *means, TOP)
+    first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
+    if bool(first.all()):
+        text = "'nearest-class-mean' wants a class with two test images; leave it out"
+        raise DataError(f"evaluation.protocols: {text}")
+    means = class_means(points[first], labels[first])
+    return nearest_class_mean(points[~first], labels[~first], *means, TOP)
+
+
+def _zero_shot(view: View, split: str) -> Metrics:
+    """Return accuracies by means that classes never seen get from related training classes."""
+    assert view.data.parents is not None
+    seen, means = class_means(view.normalized_embeddings("train"), view.true_labels("train"))
+    train_names = view.images("train").class_names
+    known_means = {}
+    for label, mean in zip(seen.tolist(), means, strict=True):
+        known_means[train_names[label]] = mean
+    labels = view.true_labels(split)
+    new = torch.unique(labels)
+    names = view.images(split).class_names
+    new_names = [names[label] for label in new.tolist()]
+    new_means = related_means(new_names, known_means, view.data.parents)
+    return nearest_class_mean(view.normalized_embeddings(split), labels, new, new_means, TOP)
+
+
+def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Return a mask ``[N]`` of half of the images of every class, rounded up, drawn at random."""
+    chosen = np.zeros(len(labels), dtype=bool)
+    generator = np.random.default_rng(seed)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        half = (len(members) + 1) // 2
+        chosen[members[:half]] = True
+    return chosen

@@ -1,0 +1,67 @@
+"""Labels of training images without those of the data: clusters (Kan et al., 2022, Sec. 4.6), or their numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from ..data import LabeledImages
+from pml_ext.distributed import from_rank_0
+from pml_ext.errors import ConfigError
+from pml_ext.evaluation import kmeans
+from ..recipe.schema import PseudoTable
+from .run import Run
+from .samplers import build_sampler, sized, with_clusters
+from .stages import Stage
+
+Labels = NDArray[np.int64]
+
+
+def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
+    """Cluster the training images before an epoch, if clusters are the labels, and draw its batches from them.
+
+    ``kept`` are the labels of an epoch that a resumed run goes on with. Epoch 1 has the labels from before training.
+    With ``labels = "instance"`` an image's number is its label.
+    """
+    if run.recipe.data.labels == "instance":
+        run.pseudo_labels = np.arange(len(run.data.training_images))
+    table = run.recipe.data.pseudo
+    if table is None:
+        return
+    epoch = max(1, run.epoch)
+    labels = kept
+    if labels is None and run.epoch == 1:
+        labels = run.history.pseudo_labels
+    if labels is None:
+        run.listener.step(f"clustering the training images before epoch {epoch}")
+        labels = clusters_of(run, table)
+    run.pseudo_labels = labels
+    run.history.pseudo_labels = labels
+    set_sampler(stage, table, with_clusters(run.data.training_images, table, labels), run.seed, epoch)
+
+
+def clusters_of(run: Run, table: PseudoTable) -> Labels:
+    """Return the cluster of every training image, ``[N]``, the same in every process."""
+    labels = None
+    if run.rank == 0:
+        points = nn.functional.normalize(run.embeddings("train", table.features))
+        labels = kmeans(points, table.clusters).cpu().numpy().astype(np.int64)
+    return from_rank_0(labels)  # type: ignore[no-any-return]
+
+
+def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
+    """Give a stage the sampler of an epoch for images with clusters as labels, and a randomly drawn batch size."""
+    generator = np.random.default_rng((seed, epoch))
+    table = stage.table.sampler
+    assert table is not None
+    if pseudo.batch_size is not None:
+        low, high = pseudo.batch_size
+        table = sized(table, int(generator.integers(low, high + 1)), stage.iterations)
+    try:
+        stage.sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
+    except ConfigError as error:
+        found = f"k-means found {len(np.unique(images.labels))} of {pseudo.clusters} clusters"
+        remedy = "take fewer, or smaller batches, unless the network has collapsed"
+        raise ConfigError(f"data.pseudo: before epoch {epoch} {found}; {remedy} ({error})") from None
+    stage.batch_size = table.batch_size

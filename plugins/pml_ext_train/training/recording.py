@@ -1,0 +1,35 @@
+"""What a run records, and where: record-keeper's tables and the recipe's trackers."""
+
+from __future__ import annotations
+
+import functools
+
+from pml_ext import registry
+from ..recipe import flat
+from ..records.recorder import Records
+from ..records.trackers import build_tracker
+from .run import Run
+
+
+def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
+    """Return the records of a run and its trackers, which go on after the last checkpoint; None but on rank 0.
+
+    ``finished_iterations`` are those of an unfinished epoch.
+    """
+    if run.rank > 0:
+        return None
+    iteration = run.stages.iterations_until(run.epoch) + finished_iterations
+    settings = flat(run.recipe.as_dict())
+    trackers = []
+    for table in run.recipe.track:
+        factory = functools.partial(build_tracker, table, run.folder, settings, iteration, run.epoch)
+        trackers.append((_title(table.name), factory))
+    return Records(run.folder, iteration, run.epoch, run.warn, trackers)
+
+
+def _title(name: str) -> str:
+    """Return the name of a tracker with its plugin, if that is not of this distribution."""
+    plugin, _ = registry.find("tracker", name)
+    if registry.ships(plugin):
+        return name
+    return f"{name} of the plugin {plugin!r}"

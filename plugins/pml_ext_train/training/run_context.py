@@ -1,0 +1,89 @@
+"""What a recipe describes, built: its data, the relation of their labels, and the network on its device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..data import DataSplits
+from pml_ext.distributed import num_processes, synchronize_batch_norm
+from ..networks.memory_format import use_channels_last
+from ..networks.network import Network, VectorInput
+from ..recipe import Recipe, build_network, build_relation
+from pml_ext.relations import Relation
+from . import checkpoint
+from .run_data import RunData, load_run_data
+
+
+@dataclass(frozen=True)
+class Built:
+    """A recipe's data and network, on a device; :func:`build` returns them."""
+
+    recipe: Recipe
+    seed: int
+    device: torch.device
+    data: RunData
+    relation: Relation | None  # of labels, if the recipe names one
+    network: Network
+    memory_format: torch.memory_format  # of images
+
+    @property
+    def identity(self) -> str:
+        """A digest of the recipe and the seed, in all checkpoints; a run may get more epochs, and other trackers."""
+        tables = self.recipe.as_dict()
+        del tables["schedule"]["epochs"]
+        del tables["track"]
+        text = json.dumps([tables, self.seed], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def build(
+    recipe: Recipe,
+    seed: int = 0,
+    device: str = "cpu",
+    root: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    splits: DataSplits | None = None,
+) -> Built:
+    """Seed all generators, load the data, and build the network.
+
+    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step.
+    ``splits`` are taken in place of the data set's, for example parts of them.
+    """
+    place = torch.device(device)
+    checkpoint.seed_all(seed)
+    data = load_run_data(recipe, seed, root, tell, splits)
+    relation = build_relation(recipe.data, data.training_images.class_names)
+    network = build_network(recipe.model, data.preprocessing)
+    if num_processes() > 1:
+        network.trunk = synchronize_batch_norm(network.trunk, place)
+        network.embedder = synchronize_batch_norm(network.embedder, place)
+    network.to(place)
+    return Built(
+        recipe=recipe,
+        seed=seed,
+        device=place,
+        data=data,
+        relation=None if relation is None else relation.to(place),
+        network=network,
+        memory_format=_choose_memory_format(recipe, data, network, place),
+    )
+
+
+def _choose_memory_format(recipe: Recipe, data: RunData, network: Network, device: torch.device) -> torch.memory_format:
+    """Return the memory format of images; convert the trunk to the same."""
+    wanted = recipe.engine.channels_last
+    preprocessing = data.preprocessing
+    if isinstance(preprocessing, VectorInput):
+        return torch.contiguous_format
+    if wanted is None and device.type == "cpu":
+        return use_channels_last(network.trunk, preprocessing.channels, preprocessing.image_size)
+    if not wanted:
+        return torch.contiguous_format
+    network.trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return torch.channels_last

@@ -1,0 +1,280 @@
+"""The images or vectors of a run: its splits with their transforms, what was left out, and a digest for checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, left_out_text, prepare
+from ..data.images import Transform
+from ..data.splits import classes_of_two
+from pml_ext.distributed import rank_0_first
+from pml_ext.errors import ConfigError, DataError, counted
+from pml_ext.evaluation import some_of_each_class
+from ..networks.network import Preprocessing, VectorInput
+from pml_ext.pairwise import ListedTuples
+from ..recipe import Recipe, augmentation_of, build_dataset, preprocessing_of, vector_input_of
+
+SAMPLE = "train_sample"  # the split of the training images that are tested, if not all are tested
+Tell = Callable[[str], None]
+Listing = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The images, or vectors, of a run; :func:`load_run_data` returns them."""
+
+    name: str  # of the data set
+    splits: dict[str, LabeledImages]  # without augmentation
+    training_images: LabeledImages  # the split "train", augmented
+    preprocessing: Preprocessing | VectorInput
+    tested_training: str | None  # the split of the training images that are tested
+    listing: Listing  # numbers and digests by split, in all checkpoints
+    unreadable: dict[str, dict[str, str]]  # by split: paths that could not be read, and why
+    parents: Mapping[str, Sequence[str]] | None  # of each class and each ancestor, by name
+    note: str  # a warning about the data
+    labeled: bool = True  # whether there are labels, and splits to test
+
+    @property
+    def queries(self) -> str:
+        """The split whose images are searched for in a test, ``"query"`` or ``"test"``."""
+        return "query" if "query" in self.splits else "test"
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether the data set has vectors, not images."""
+        return isinstance(self.preprocessing, VectorInput)
+
+    @property
+    def listed(self) -> ListedTuples | None:
+        """The listed pairs or triplets that train, in place of labels; None where images have labels."""
+        return self.splits["train"].tuples
+
+    @property
+    def noun(self) -> str:
+        """What the data set has, ``"images"`` or ``"vectors"``, for texts."""
+        return "vectors" if self.has_vectors else "images"
+
+    @property
+    def unit(self) -> str:
+        """What a batch has, ``"images"``, ``"vectors"``, ``"pairs"`` or ``"triplets"``, for texts."""
+        return self.noun if self.listed is None else self.listed.kind
+
+    @property
+    def unreadable_text(self) -> str:
+        """A warning that names the files that were left out; "" without any."""
+        return left_out_text(self.unreadable)
+
+    def images(self, split: str) -> LabeledImages:
+        """Return the images of a split, without augmentation; ValueError if the run has no such split."""
+        if split not in self.splits:
+            raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
+        return self.splits[split]
+
+    def gallery_of(self, split: str) -> str:
+        """Return the split that a split's images search: ``"gallery"`` for queries, else the split itself."""
+        return "gallery" if split == "query" else split
+
+    def network_json(self, features: int) -> dict[str, Any]:
+        """Return the content of ``network.json``: preprocessing, length of the features, and training classes."""
+        has_classes = self.labeled and self.listed is None
+        classes = np.unique(self.training_images.labels).tolist() if has_classes else []
+        names = self.training_images.class_names
+        return {
+            **self.preprocessing.model_dump(),
+            "features": features,
+            "classes": classes,
+            "class_names": [names[label] for label in classes],
+        }
+
+    def check_listing(self, folder: Path, before: Listing) -> None:
+        """Raise DataError if the images differ from those of a folder's run, by the ``listing`` of a checkpoint."""
+        if before == self.listing:
+            return
+        changes = []
+        for name in {**before, **self.listing}:
+            old = before.get(name)
+            new = self.listing.get(name)
+            if old == new:
+                continue
+            old_text = _counted_listing(old)
+            new_text = _counted_listing(new)
+            if old_text == new_text:
+                others = "vectors" if self.has_vectors else "files"
+                changes.append(f"{name} has other {others} or labels")
+            else:
+                changes.append(f"{name} had {old_text}, now {new_text}")
+        raise DataError(
+            f"{folder}: the {self.noun} are not those of this run: {'; '.join(changes)}; put them back, name "
+            "their folder with --data, or type another --out to begin a new run"
+        )
+
+
+def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, given: DataSplits | None = None) -> RunData:
+    """Build the data set of a recipe and its splits; rank 0 goes first, since it may download the data.
+
+    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step. ``given``
+    splits are taken in place of those of the data set.
+    """
+    with rank_0_first():
+        if given is None:
+            given = build_dataset(recipe.data, root)
+        if "zero-shot" in recipe.evaluation.protocols and not given.parents:
+            missing = f"'zero-shot' wants classes with parents, which {recipe.data.name} does not have here"
+            raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
+        splits = {"train": given.train, **given.tested()}
+        note = given.note
+        if given.validation is not None:
+            if recipe.evaluation.select_on == "split":
+                splits["validation"] = given.validation
+            else:
+                advice = "--set evaluation.select=map_at_r --set evaluation.select_on=split chooses the epoch by them"
+                unused = f"{len(given.validation)} of {recipe.data.name} are for validation, and not used: {advice}"
+                note = "; ".join(filter(None, [note, unused]))
+        preprocessing, pipeline = _preprocessing(recipe, given)
+        unreadable: dict[str, dict[str, str]] = {}
+        augmented = None
+        if pipeline is not None:
+            assert isinstance(preprocessing, Preprocessing)
+            augmented = _transform(recipe, splits, preprocessing, pipeline, unreadable, tell)
+        listing = {name: listing_of(images) for name, images in splits.items()}
+    tested_training = _divide_training_images(recipe, splits, seed)
+    data = RunData(
+        name=recipe.data.name,
+        splits=splits,
+        training_images=splits["train"].with_transform(augmented),
+        preprocessing=preprocessing,
+        tested_training=tested_training,
+        listing=listing,
+        unreadable=unreadable,
+        parents=given.parents,
+        note=note,
+        labeled=given.labeled,
+    )
+    if "nearest-class-mean" in recipe.evaluation.protocols:
+        _check_class_means(data)
+    return data
+
+
+def _preprocessing(recipe: Recipe, given: DataSplits) -> tuple[Preprocessing | VectorInput, Pipeline | None]:
+    """Return the preprocessing of images, and how training images are cut; vectors have no pipeline."""
+    if recipe.model.takes_vectors:
+        return vector_input_of(recipe, given), None
+    return preprocessing_of(recipe, given)
+
+
+def _transform(
+    recipe: Recipe,
+    splits: dict[str, LabeledImages],
+    preprocessing: Preprocessing,
+    pipeline: Pipeline,
+    unreadable: dict[str, dict[str, str]],
+    tell: Tell,
+) -> Transform:
+    """Give the images of all splits their transform, cached as the recipe says; return that of training images.
+
+    Images that cannot be read are left out of their split, and noted in ``unreadable``.
+    """
+    table = recipe.data
+    augmented, plain = preprocessing.transforms(pipeline, **augmentation_of(table, preprocessing))
+    skips = table.unreadable == "skip"
+    for name, images in splits.items():
+        steps = augmented if name == "train" else plain
+        readable, skipped = prepare(images, steps, table.cache, skips, table.workers, _naming(name, tell))
+        splits[name] = readable.with_transform(plain)
+        if skipped:
+            unreadable[name] = skipped
+    return augmented
+
+
+def _naming(split: str, tell: Tell) -> Tell:
+    """Return ``tell`` with the name of a split before each text."""
+    return lambda text: tell(f"{split}: {text}")
+
+
+def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], seed: int) -> str | None:
+    """Make the splits of training, validation, and tested training images; return the name of the last."""
+    train = splits.pop("train")  # then the tested splits stay in front
+    evaluation = recipe.evaluation
+    if evaluation.select_on == "split" and "validation" not in splits:
+        raise ConfigError(
+            f"evaluation.select_on: found 'split', and {recipe.data.name} has no validation images of its "
+            "own; wanted validation = 0.2 and select_on = 'validation'"
+        )
+    if evaluation.validation:
+        rest, held_out = hold_out_classes(train, evaluation.validation, seed, evaluation.held_out, evaluation.fold)
+        splits["validation"] = held_out
+        if not evaluation.validation_trains:
+            train = rest
+    splits["train"] = train
+    if not evaluation.training_images:
+        return None
+    if evaluation.training_images >= len(train):
+        return "train"
+    if train.tuples is None:
+        sample = some_of_each_class(train.labels, evaluation.training_images, seed)
+        splits[SAMPLE] = train.subset(sample)
+    else:
+        splits[SAMPLE] = train.sample_of_tuples(evaluation.training_images, seed)
+    return SAMPLE
+
+
+def _check_class_means(data: RunData) -> None:
+    """Raise DataError unless tested images have others of their classes, whose means they are compared with."""
+    labels = data.splits[data.queries].labels
+    gallery = data.splits[data.gallery_of(data.queries)]
+    if data.queries == "query":
+        without_mean = np.setdiff1d(labels, gallery.labels)
+    elif classes_of_two(labels) == 0:
+        without_mean = np.unique(labels)
+    else:
+        without_mean = labels[:0]
+    if len(without_mean):
+        name = gallery.class_names[without_mean[0]]
+        wanted = f"'nearest-class-mean' wants another image of {name} to test with, and there is none"
+        raise DataError(f"evaluation.protocols: {wanted}; leave it out")
+
+
+def listing_of(images: LabeledImages) -> dict[str, Any]:
+    """Return the number of images and of classes, and a digest of labels, class names, boxes, groups and the data.
+
+    The digest is of all vectors, and of the paths of image files, which are not read. Paths are relative to the deepest
+    folder that has all of them, so that data may move.
+    """
+    digest = hashlib.sha256(json.dumps(images.class_names, default=str).encode())
+    digest.update(images.labels.tobytes())
+    if images.boxes is not None:
+        digest.update(images.boxes.tobytes())
+    if images.groups is not None:
+        digest.update(json.dumps(images.groups.tolist()).encode())
+    if images.ids is not None:
+        digest.update(json.dumps(images.ids.tolist()).encode())
+        digest.update(images.vectors.contiguous().numpy().data)
+    listing: dict[str, Any] = {"images": len(images), "classes": len(np.unique(images.labels))}
+    if images.tuples is not None:
+        digest.update(images.tuples.rows.numpy().tobytes())
+        if images.tuples.same is not None:
+            digest.update(images.tuples.same.numpy().tobytes())
+        listing["tuples"] = f"{len(images.tuples)} {images.tuples.kind}"
+    paths = [os.fspath(path) for path in images.paths or ()]
+    start = os.path.commonprefix(paths).rfind(os.sep) + 1  # noqa: RUF071 - cut at a folder here
+    for path in paths:
+        digest.update(os.fsencode(path[start:]) + b"\0")
+    return listing | {"digest": digest.hexdigest()[:16]}
+
+
+def _counted_listing(listing: Mapping[str, Any] | None) -> str:
+    if listing is None:
+        return "no images"
+    images = counted(listing["images"], "image")
+    if "tuples" in listing:
+        return f"{images} in {listing['tuples']}"
+    classes = "1 class" if listing["classes"] == 1 else f"{listing['classes']} classes"
+    return f"{images} of {classes}"

@@ -1,0 +1,129 @@
+"""The samplers of a run's stages: from images, from listed tuples, and from clusters that are not known yet."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pml_ext import pml, registry
+from ..data import LabeledImages
+from pml_ext.errors import ConfigError, PmlExtError, RecipeWarning, shortened
+from pml_ext.pairwise import ListedTuples
+from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable
+from pml_ext.registry import BuildContext
+from pml_ext.samplers import TupleSampler
+
+Labels = NDArray[np.int64]
+
+
+def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relation: Any = None) -> tuple[Any, int]:
+    """Return a sampler and the number of batches per epoch; ConfigError if the images are too few for them.
+
+    Listed pairs or triplets are drawn whole, and ``batch_size`` is the number of them.
+    """
+    if images.tuples is not None:
+        return _sampler_of_tuples(table, images.tuples, seed)
+    iterations = table.iterations or max(1, len(images) // table.batch_size)
+    if table.name == SHUFFLE:
+        return _shuffled(table, images, iterations), iterations
+    classes = len(np.unique(images.labels))
+    try:
+        pml.check_sampler(registry.get(table.name, "sampler").cls, table.settings, table.batch_size, classes)
+    except ValueError as error:
+        raise ConfigError(f"sampler: {error}") from None
+    context: BuildContext = {
+        "labels": np.asarray(images.labels),
+        "batch_size": table.batch_size,
+        "length_before_new_iter": iterations * table.batch_size,
+        "seed": seed,
+    }
+    if relation is not None:
+        context["relation"] = relation
+    try:
+        sampler = registry.build(table.name, "sampler", context, **table.settings)
+    except PmlExtError:
+        raise
+    except Exception as error:  # constructors may raise anything
+        text = f"refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
+        raise ConfigError(shortened(f"sampler: {table.name} {text}: {error}")) from None
+
+    batches = len(sampler)
+    if not isinstance(sampler, torch.utils.data.BatchSampler):
+        batches //= table.batch_size
+    if batches < (table.iterations or 1):
+        text = f"a pass of {table.name} gives {batches} batches of {table.batch_size}; make iterations smaller"
+        raise ConfigError(f"sampler: iterations = {table.iterations or 1}, but {text}, or batch_size")
+    return sampler, table.iterations or batches
+
+
+def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
+    """Return ``[sampler]`` with a batch of all classes where they are too few for a larger one, and warn of it."""
+    if images.tuples is not None or table.name == SHUFFLE:
+        return table
+    classes = len(np.unique(images.labels))
+    most = pml.most_of_batch(registry.get(table.name, "sampler").cls, table.settings, classes)
+    if most is None or table.batch_size <= most:
+        return table
+    text = f"{classes} classes x m = {table.settings['m']} make batches of {most}"
+    warnings.warn(f"sampler.batch_size: {text}, not of {table.batch_size}", RecipeWarning, stacklevel=2)
+    return table.model_copy(update={"batch_size": most})
+
+
+def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:
+    """Return a sampler of all images in random order; ConfigError if they are too few."""
+    if iterations * table.batch_size > len(images):
+        text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
+        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+    return torch.utils.data.RandomSampler(range(len(images)))
+
+
+def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> tuple[TupleSampler, int]:
+    """Return a sampler of listed pairs or triplets; ConfigError if they are too few."""
+    iterations = table.iterations or max(1, len(tuples) // table.batch_size)
+    if iterations * table.batch_size > len(tuples):
+        text = f"{iterations} batches of {table.batch_size} need more than the {len(tuples)} training {tuples.kind}"
+        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+    return TupleSampler(tuples, table.batch_size, seed), iterations
+
+
+def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:
+    """Return images with clusters as labels."""
+    return images.replace(labels=labels, class_names=[f"cluster {number}" for number in range(table.clusters)])
+
+
+def with_instances(images: LabeledImages) -> LabeledImages:
+    """Return images each of which is a class of its own."""
+    names = [f"image {number}" for number in range(len(images))]
+    return images.replace(labels=np.arange(len(images)), class_names=names)
+
+
+def sampler_before_clusters(
+    table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
+) -> tuple[Any, int]:
+    """Return :func:`build_sampler` for clusters of equal size, before training has computed any.
+
+    Of several batch sizes, every one is tried, so that one that does not fit is an error at once; the last is returned.
+    """
+    if pseudo.clusters > len(images):
+        raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
+    equal_clusters = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
+    if pseudo.batch_size is None:
+        return build_sampler(table, equal_clusters, seed)
+    iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
+    samplers = []
+    for size in pseudo.batch_size:
+        samplers.append(build_sampler(sized(table, size, iterations), equal_clusters, seed))
+    return samplers[-1]
+
+
+def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
+    """Return ``[sampler]`` with another batch size, a multiple of the images per class where that is a setting."""
+    per_class = table.settings.get("m", 1)
+    if isinstance(per_class, int) and per_class > 0:
+        classes = max(1, size // per_class)
+        size = classes * per_class
+    return table.model_copy(update={"batch_size": size, "iterations": iterations})

@@ -1,0 +1,155 @@
+"""Signals that end a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP, which schedulers and terminals send.
+
+Where work would be lost, the first one ends the run once a checkpoint is written; a second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+from pml_ext.errors import StoppedError
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+# Variables of processes to which another one passes signals on that they may have had themselves: of torchrun, and of
+# comparisons with several jobs.
+PASSED_ON = "PML_EXT_SIGNALS_ARE_PASSED_ON"
+_PASSED_ON = ("TORCHELASTIC_RUN_ID", PASSED_ON)
+_TWICE = 1.0  # seconds in which the same signal may come twice
+
+_AGAIN = 0.01  # seconds after which a signal is sent again
+
+
+class _SignalState:
+    process = 0  # id of the listening process; 0 if no process listens
+    is_deferred = False  # whether a first signal is only recorded
+    received: int | None = None
+    at = 0.0
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Let signals end a run, as this module says, inside the block; in other threads than the main one, do nothing."""
+    if threading.current_thread() is not threading.main_thread() or _SignalState.process == os.getpid():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
+    hook = sys.unraisablehook
+    sys.unraisablehook = functools.partial(_send_again, hook)
+    _SignalState.process = os.getpid()
+    _SignalState.is_deferred = False
+    _SignalState.received = None
+    try:
+        for number in ENDING:
+            if before[number] is not signal.SIG_IGN:  # as nohup wants it
+                signal.signal(number, _receive)
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None was not set by Python
+                signal.signal(number, handler)
+        sys.unraisablehook = hook
+        _SignalState.process = 0
+
+
+def _receive(number: int, _frame: FrameType | None) -> None:
+    if os.getpid() != _SignalState.process:  # a worker of a data loader, which its reader ends
+        return
+    if _SignalState.received is not None:
+        is_passed_on = any(name in os.environ for name in _PASSED_ON)
+        if is_passed_on and time.monotonic() - _SignalState.at < _TWICE:
+            return
+        for each in ENDING:  # a third one ends the process whatever it does
+            signal.signal(each, signal.SIG_DFL)
+        raise stopped(_SignalState.received, "at once; what the last checkpoint does not have is lost")
+    _SignalState.received = number
+    _SignalState.at = time.monotonic()
+    if not _SignalState.is_deferred:
+        raise stopped(number)
+    if os.environ.get("RANK", "0") == "0":
+        name = signal.Signals(number).name
+        text = f"pml-ext: {name}: ends once the iteration is done and a checkpoint written; once more ends at once\n"
+        with contextlib.suppress(OSError):  # a full disk, or a reader that is gone
+            os.write(2, text.encode())
+
+
+def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -> None:
+    """Send a signal again whose StoppedError Python has dropped, as in a callback; ``report`` all other errors."""
+    error = dropped.exc_value
+    if not isinstance(error, StoppedError):
+        report(dropped)
+        return
+    _SignalState.received = None
+    threading.Timer(_AGAIN, _send, (error.signal,)).start()
+
+
+def _send(number: int) -> None:
+    """Send a signal to this process."""
+    if os.name == "posix":
+        os.kill(os.getpid(), number)  # interrupts the main thread, where signal.raise_signal would not
+    else:
+        signal.raise_signal(number)  # on Windows, os.kill ends the process at once
+
+
+def deferred() -> AbstractContextManager[None]:
+    """Return a context in which a first signal is only recorded; see :func:`received`."""
+    return _handling(is_deferred=True)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Let a signal end the run at once inside the block; one that was recorded before ends it now."""
+    check()
+    with _handling(is_deferred=False):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(is_deferred: bool) -> Iterator[None]:
+    before = _SignalState.is_deferred
+    _SignalState.is_deferred = is_deferred
+    try:
+        yield
+    finally:
+        _SignalState.is_deferred = before
+
+
+@contextlib.contextmanager
+def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
+    """Handle signals inside the block, and yield the function :func:`received`.
+
+    The first signal ends the work at once by a StoppedError; with ``wait``, it is only recorded.
+    """
+    handling = deferred() if wait else at_once()
+    with listening(), handling:
+        yield received
+
+
+def received() -> int | None:
+    """Return the recorded signal; None if there was no signal, or outside a listening block."""
+    if _SignalState.process == os.getpid():
+        return _SignalState.received
+    return None
+
+
+def check(where: str = "") -> None:
+    """End the run by a :class:`StoppedError` if a signal was noted; ``where`` the run is, for the text."""
+    if (number := received()) is not None:
+        raise stopped(number, where)
+
+
+def stopped(number: int, where: str = "") -> StoppedError:
+    """Return the error that ends a run for a signal; ``where`` the run is, for the text."""
+    text = f"stopped by {signal.Signals(number).name}"
+    if where:
+        text += f" {where}"
+    return StoppedError(number, text)

@@ -1,0 +1,145 @@
+"""The stages of a training, each with its own loss, miner and sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..data import LabeledImages
+from pml_ext.distributed import DistributedLoss, DistributedMiner, num_processes
+from ..recipe import Recipe, build_loss, loss_context
+from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
+from ..recipe.losses import check_class_weights
+from ..recipe.schema import StageTable
+from pml_ext.registry import BuildContext
+from .engine import data_parallel
+from .optimizers import build_loss_optimizer
+from .samplers import build_sampler, fitting, sampler_before_clusters
+
+
+@dataclass
+class Stage:
+    """A part of the training with its own loss, miner and sampler."""
+
+    table: StageTable
+    first: int  # epoch, from 1
+    last: int
+    loss: nn.Module
+    miner: nn.Module | None
+    sampler: Any
+    batch_size: int  # over all processes
+    iterations: int  # per epoch
+    optimizer: torch.optim.Optimizer | None  # of the loss's own parameters
+    scheduler: Any  # of that optimizer's learning rate
+    trained: nn.Module  # the loss over all processes
+    mining: nn.Module | None  # the miner over all processes
+
+    def parts(self) -> list[Any]:
+        """Return all modules of the loss and the miner, and the sampler, whose hooks the run calls."""
+        parts: list[Any] = list(self.loss.modules())
+        if self.miner is not None:
+            parts.extend(self.miner.modules())
+        if isinstance(self.sampler, nn.Module):
+            parts.extend(self.sampler.modules())
+        else:
+            parts.append(self.sampler)
+        return parts
+
+    def parts_with(self, method: str) -> list[Any]:
+        """Return those of :meth:`parts` that have a method."""
+        return [part for part in self.parts() if callable(getattr(part, method, None))]
+
+
+class Stages(list[Stage]):
+    """The stages of a run, in their order."""
+
+    def of(self, epoch: int) -> Stage:
+        """Return the stage of an epoch."""
+        return next(stage for stage in self if stage.first <= epoch <= stage.last)
+
+    def iterations_until(self, epoch: int) -> int:
+        """Return the number of iterations up to the end of an epoch."""
+        total = 0
+        for stage in self:
+            epochs = max(0, min(epoch, stage.last) - stage.first + 1)
+            total += stage.iterations * epochs
+        return total
+
+    def parts(self) -> list[Any]:
+        """Return the parts of all stages, each once."""
+        parts: dict[int, Any] = {}
+        for stage in self:
+            for part in stage.parts():
+                parts[id(part)] = part
+        return list(parts.values())
+
+
+def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
+    """Return the stages of a recipe, the recipe's own loss in the last; ConfigError as of :func:`build_sampler`."""
+    if images.tuples is not None:
+        check_listed(recipe, images.tuples.kind)
+    context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
+    stages = Stages()
+    first = 1
+    for prefix, table in recipe.stages_by_prefix():
+        stages.append(_build_stage(recipe, prefix, table, context, images, device, seed, first))
+        first += table.epochs
+    return stages
+
+
+def _build_stage(
+    recipe: Recipe,
+    prefix: str,
+    table: StageTable,
+    context: BuildContext,
+    images: LabeledImages,
+    device: torch.device,
+    seed: int,
+    first: int,
+) -> Stage:
+    """Return a stage that begins with the epoch ``first``; ``prefix`` is that of its keys, for errors."""
+    assert table.sampler is not None
+    loss, miner = build_loss(table.loss, context, f"{prefix}loss")
+    if images.tuples is not None:
+        check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
+        check_conflicts(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples)
+    pseudo = recipe.data.pseudo
+    if pseudo is None:
+        classes = len(np.unique(images.labels))
+        check_class_weights(loss, [classes, int(images.labels.max()) + 1], classes)
+    loss = loss.to(device)
+    if miner is not None:
+        miner = miner.to(device)
+    if pseudo is None:
+        table = table.model_copy(update={"sampler": fitting(table.sampler, images)})
+        assert table.sampler is not None
+        sampler, iterations = build_sampler(table.sampler, images, seed, context.get("relation"))
+    else:
+        sampler, iterations = sampler_before_clusters(table.sampler, pseudo, images, seed)
+
+    optimizer, scheduler = build_loss_optimizer(recipe, prefix, table.loss, loss, first)
+    joins_processes = num_processes() > 1
+    trained = DistributedLoss(loss) if joins_processes else loss
+    # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
+    trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
+    mining = miner
+    if miner is not None and joins_processes:
+        mining = DistributedMiner(miner)
+    return Stage(
+        table=table,
+        first=first,
+        last=first + table.epochs - 1,
+        loss=loss,
+        miner=miner,
+        sampler=sampler,
+        batch_size=table.sampler.batch_size,
+        iterations=iterations,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        trained=trained,
+        mining=mining,
+    )

@@ -1,0 +1,125 @@
+"""What checkpoints hold of a run: the weights of its networks and losses, and all else that training changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pml_ext.errors import ConfigError
+from ..records.history import RunHistory
+from . import checkpoint
+from .optimizers import extend_schedule
+from .run import Run
+from .view import View
+
+
+def model_state(run: Run, trunk: bool = True) -> dict[str, Any]:
+    """Return the weights of the networks and of all stages' losses (for example a learned metric)."""
+    losses = [stage.loss.state_dict() for stage in run.stages]
+    state: dict[str, Any] = {}
+    if trunk:
+        state["trunk"] = run.trunk.state_dict()
+    state["embedder"] = run.embedder.state_dict()
+    state["loss"] = losses[-1]
+    state["earlier_losses"] = losses[:-1]
+    state["epoch"] = run.epoch
+    return state | _origin(run)
+
+
+def load_networks(view: View, name: str) -> dict[str, Any]:
+    """Load the weights of trunk and embedder from a checkpoint of :func:`model_state`, and return the checkpoint."""
+    path = view.checkpoint(name)
+    state = checkpoint.load(path, view.device, view.identity)
+    view.data.check_listing(view.folder, state["listing"])
+    with checkpoint.errors_with_path(path, state):
+        if "trunk" in state:
+            view.trunk.load_state_dict(state["trunk"])
+        view.embedder.load_state_dict(state["embedder"])
+    view.changed()
+    return state
+
+
+def load_model(run: Run, name: str) -> dict[str, Any]:
+    """Load the weights of networks and losses from a checkpoint of :func:`model_state`, and return the checkpoint."""
+    state = load_networks(run, name)
+    losses = [*state["earlier_losses"], state["loss"]]
+    with checkpoint.errors_with_path(run.checkpoint(name), state):
+        for stage, loss in zip(run.stages, losses, strict=True):
+            stage.loss.load_state_dict(loss)
+    return state
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """Return all that training has changed, for a checkpoint."""
+    parts = {}
+    for name, part in _parts(run).items():
+        parts[name] = part.state_dict()
+    return {
+        "epoch": run.epoch,
+        "processes": run.processes,
+        **_origin(run),
+        **vars(run.history),
+        "parts": parts,
+        "samplers": [checkpoint.sampler_state(stage.sampler) for stage in run.stages],
+        "random": checkpoint.random_state(),
+    }
+
+
+def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
+    """Load a :func:`state_of`; ``path`` is the checkpoint's, for errors."""
+    before = state["processes"]
+    if before != run.processes:
+        text = f"{run.folder} holds a run of {before} processes, not {run.processes}"
+        raise ConfigError(f"{text}; resume it with torchrun --nproc-per-node {before} -m pml_ext train ...")
+    with checkpoint.errors_with_path(path, state):
+        for name, part in _parts(run).items():
+            _restore_part(run, name, part, state)
+        for stage, sampler in zip(run.stages, state["samplers"], strict=True):
+            checkpoint.set_sampler_state(stage.sampler, sampler)
+        if "ranks" in state:
+            random = state["ranks"][run.rank]
+        else:
+            random = state["random"]
+        checkpoint.set_random_state(random)
+        kept = {name: state[name] for name in vars(run.history) if name in state}
+        run.history = RunHistory(**kept)
+    run.epoch = state["epoch"]
+    run.changed()
+
+
+def _restore_part(run: Run, name: str, part: Any, state: Mapping[str, Any]) -> None:
+    """Load the state of one object; a cosine schedule keeps the number of epochs that it has now."""
+    epochs = getattr(part, "T_max", None)
+    part.load_state_dict(state["parts"][name])
+    if epochs is None or epochs == part.T_max:
+        return
+    factor = 1.0
+    if name in ("trunk_optimizer schedule", "embedder_optimizer schedule"):
+        factor = run.stages.of(max(1, state["epoch"])).table.lr_factor
+    extend_schedule(part, epochs, factor)
+
+
+def _parts(run: Run) -> dict[str, Any]:
+    """Return all objects whose state training changes, by name; samplers are saved separately."""
+    parts: dict[str, Any]
+    if run.frozen:
+        parts = {}
+    else:
+        parts = {"trunk": run.trunk}
+    parts["embedder"] = run.embedder
+    parts["engine"] = run.engine
+    parts |= run.optimizers
+    for name, schedule in run.schedules.items():
+        parts[f"{name} schedule"] = schedule
+    for number, stage in enumerate(run.stages, start=1):
+        for name in ("loss", "miner", "optimizer", "scheduler"):
+            part = getattr(stage, name)
+            if part is not None:
+                parts[f"stage {number} {name}"] = part
+    return parts
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    """Return what a checkpoint of this run must have in common with the run that reads it."""
+    return {"of": run.identity, "listing": run.data.listing}

@@ -1,0 +1,234 @@
+"""A run's network on its data, as components may use it: labels, and embeddings that are computed once."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data import LabeledImages
+from pml_ext.distributed import num_processes, rank
+from pml_ext.errors import DataError, PluginWarning, TrainingError
+from ..networks.modes import preserved_modes
+from pml_ext.run_view import RunView
+from .activations import GIGABYTE, TrunkCut, size_of
+from .batches import Pass, embed_batches
+from .engine import first_nonfinite
+from .feature_reader import with_features
+from .features import Features
+from .kept_features import KeptFeatures
+from .run_context import Built
+
+_FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
+_CPU_BATCH = 16  # least number of images in a forward pass of a test on a CPU
+_CPU_VALUES = 10_000_000  # values of their pixels
+T = TypeVar("T")
+Layer = Literal["embedder", "trunk"]
+
+
+class NoLabelsError(DataError):
+    """The data are listed pairs or triplets, whose images have no labels."""
+
+
+class View:
+    """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings.
+
+    It looks at what :func:`~.built.build` has built. ``tell`` gets a line before a long step.
+    """
+
+    def __init__(self, built: Built, folder: Path, tell: Callable[[str], None] = lambda text: None) -> None:
+        self.recipe = built.recipe
+        self.folder = folder
+        self.seed = built.seed
+        self.device = built.device
+        self.rank = rank()
+        self.processes = num_processes()
+        self.epoch = 0
+        self.identity = built.identity  # in all checkpoints of the run
+        self.data = built.data
+        self.splits = self.data.splits
+        self.queries = self.data.queries
+        self.pseudo_labels: NDArray[np.int64] | None = None  # of the training images, in place of the data's
+        self.relation = built.relation
+        self.network = built.network
+        self.trunk = self.network.trunk
+        self.embedder = self.network.embedder
+        self.memory_format = built.memory_format
+        self.frozen = self.recipe.model.freeze == "trunk"  # then features are computed once, or given as vectors
+        self.cut: TrunkCut | None = None  # of the stage that trains, where it trains from cached activations
+        self.tell = tell
+        self.kept = KeptFeatures(built, self._batch_size, tell)
+        self._results: dict[Any, Any] = {}  # computed with the network's current weights
+
+    @property
+    def _batch_size(self) -> int:
+        """Images in a forward pass of a test: few on a CPU, where larger batches take memory and save no time."""
+        most = self.recipe.evaluation.batch_size
+        if self.device.type != "cpu":
+            return most
+        values = math.prod(self.data.preprocessing.input_shape)
+        return min(most, max(_CPU_BATCH, _CPU_VALUES // values))
+
+    def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[Pass]:
+        """Yield a split's passes as :func:`embed_batches`; without images where the features are kept.
+
+        With ``pixels`` there are always images.
+        """
+        kept, rest = self._kept_inputs(split)
+        if kept is None:
+            return self._passes_of_images(split, self.trunk, self.embedder)
+        if pixels:
+            passes = self._passes_of_images(split, nn.Identity(), nn.Identity())
+            batches = ((each.images, each.labels) for each in passes)
+            return with_features(batches, kept, rest, self.embedder)
+        labels = self.batches_of_labels(split, _FEATURES_BATCH if self.frozen else None)
+        return with_features(labels, kept, rest, self.embedder)
+
+    def _kept_inputs(self, split: str) -> tuple[Features | None, nn.Module]:
+        """Return a split's features, or its activations before a cut, and what makes features of them; None without.
+
+        Activations of tested images are in float32, so that their tests are those of the images.
+        """
+        if self.frozen:
+            return self.kept.features(split), nn.Identity()
+        if self.cut is not None and split == "validation":
+            return self.kept.activations(self.cut, split), self.cut.rest
+        if self.cut is not None and split in self._kept_tests(self.cut):
+            return self.kept.activations(self.cut, split, precision="float32"), self.cut.rest
+        return None, self.trunk
+
+    def _kept_tests(self, cut: TrunkCut) -> set[str]:
+        """Return the splits that are tested more than once, and whose activations may be kept beside the others'."""
+        table = self.recipe.evaluation
+        if not (table.baselines or table.test_every):
+            return set()
+        tested = {self.queries, self.data.gallery_of(self.queries)}
+        images = sum(len(self.images(split)) for split in tested)
+        size = size_of(cut, len(self.images("train")), self.recipe.model.views)
+        size += images * cut.bytes_in("float32")
+        return tested if size <= cut.table.gigabytes * GIGABYTE else set()
+
+    def untrained_features(self, split: str) -> Tensor:
+        """Return a split's features ``[N, F]`` under the trunk as it is before the training.
+
+        They are kept for other runs where activations are kept.
+        """
+        if self.cut is None:
+            return self.embeddings(split, "trunk")
+        return self.kept.features_now(split)[:].float().to(self.device)
+
+    def batches_of_labels(self, split: str, batch_size: int | None = None) -> Iterator[tuple[None, Tensor]]:
+        """Yield batches of a split without images, for what is computed from the cache; by default as in tests."""
+        labels = torch.as_tensor(self.images(split).labels, device=self.device)
+        return ((None, part) for part in torch.split(labels, batch_size or self._batch_size))
+
+    def _passes_of_images(self, split: str, trunk: nn.Module, embedder: nn.Module) -> Iterator[Pass]:
+        images = self.images(split)
+        return embed_batches(trunk, embedder, images, self.device, self._batch_size, self.recipe.data.workers)
+
+    def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
+        """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
+        if layer == "embedder":
+            return self.once(("embeddings", split), lambda: self.embedded(split)["embeddings"])
+        return torch.cat([features for features, _ in self._batches(split, layer)])
+
+    def normalized_embeddings(self, split: str) -> Tensor:
+        """Return :meth:`embeddings`, normalized; TrainingError if one is NaN or infinite."""
+        embeddings = self.embeddings(split)
+        bad = first_nonfinite({"": embeddings})
+        if bad is not None:
+            _, value = bad
+            raise TrainingError(f"the network gives {value} for images to test; try a lower optimizer.lr")
+        return nn.functional.normalize(embeddings)
+
+    def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``, to spare memory."""
+        self.labels(split)  # DataError for data without labels
+        return self._batches(split, layer)
+
+    def _batches(self, split: str, layer: Layer) -> Iterator[tuple[Tensor, Tensor]]:
+        if layer not in ("embedder", "trunk"):
+            raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
+        for each in self._forward_passes(split):
+            rows = each.features if layer == "trunk" else each.embeddings
+            yield rows.float(), each.labels
+
+    def labels(self, split: str) -> Tensor:
+        """Return the labels of a split, ``[N]``, int64, on the run's device; which may be clusters for ``"train"``."""
+        if split == "train" and self.pseudo_labels is not None:
+            return torch.as_tensor(self.pseudo_labels, device=self.device)
+        return self.true_labels(split)
+
+    def true_labels(self, split: str) -> Tensor:
+        """Return the labels that the data have, which tests use; DataError for listed pairs or triplets."""
+        listed = self.data.listed
+        if listed is not None:
+            raise NoLabelsError(f"{self.data.name} lists {listed.kind}, whose {self.data.noun} have no labels")
+        return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
+
+    def images(self, split: str) -> LabeledImages:
+        """Return the images of a split, without augmentation; ValueError if the run has no such split."""
+        return self.data.images(split)
+
+    def embedded(
+        self, split: str, also: Callable[[Tensor], Tensor] | None = None, features: bool = False
+    ) -> dict[str, Tensor]:
+        """Compute a split's embeddings, which :meth:`embeddings` keeps, and ``also`` of its images, in one pass.
+
+        With ``features``, those of the trunk too.
+        """
+        images = self.images(split)
+        held: dict[str, Tensor] = {}
+        start = 0
+        for each in self._forward_passes(split, pixels=also is not None):
+            parts = {"embeddings": each.embeddings}
+            if features:
+                parts["features"] = each.features
+            if also is not None and each.images is not None:
+                parts["also"] = also(each.images)
+            for name, part in parts.items():  # in place: joining batches at the end would hold everything twice
+                if name not in held:
+                    held[name] = part.new_empty(len(images), *part.shape[1:])
+                held[name][start : start + len(part)] = part
+            start += len(each.embeddings)
+        self._results["embeddings", split] = held["embeddings"]
+        return held
+
+    @torch.no_grad()
+    def embed_features(self, split: str, features: Tensor) -> None:
+        """Compute a split's embeddings, which :meth:`embeddings` keeps, from its features ``[N, F]``."""
+        with preserved_modes(self.embedder):
+            self.embedder.eval()
+            parts = [self.embedder(part) for part in torch.split(features, _FEATURES_BATCH)]
+        self._results["embeddings", split] = torch.cat(parts)
+
+    def once(self, key: Any, compute: Callable[[], T]) -> T:
+        """Return ``compute()``, called once per key until the network changes."""
+        if key not in self._results:
+            self._results[key] = compute()
+        return self._results[key]  # type: ignore[no-any-return]
+
+    def changed(self) -> None:
+        """Clear the results computed with the network's old weights."""
+        self._results.clear()
+
+    def warn(self, text: str) -> None:
+        """Show a warning about a plugin; a run keeps it, too."""
+        warnings.warn(text, PluginWarning, stacklevel=2)
+
+    def checkpoint(self, name: str) -> Path:
+        """Return the path of a checkpoint: ``"last"``, ``"within"``, ``"best"``, ``"model"`` or ``"before"``."""
+        return self.folder / "checkpoints" / f"{name}.pt"
+
+    def call(self, part: Any, method: str, *more: Any) -> Any:
+        """Call a component's method with the run and more arguments; return None if it has no such method."""
+        view: RunView = self  # all that a component may use
+        function = getattr(part, method, None)
+        return function(view, *more) if callable(function) else None

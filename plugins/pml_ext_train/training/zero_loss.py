@@ -1,0 +1,135 @@
+"""A loss that is 0 in all iterations: what it is told as, and which pairs the batches lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pml_ext.distributed import join, max_over_ranks
+from pml_ext.errors import NothingToLearnError
+from pml_ext.relations import Relation
+from .batches import Batches, indices_of
+from .epoch import Epoch
+from .outcome import stopped
+from .run import Run
+from .stages import Stage
+
+FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
+
+
+def warn_of_zero_loss(epoch: Epoch) -> None:
+    """Warn if the loss was 0 in all of a stage's first iterations, and say which pairs their batches lack.
+
+    Does nothing but after the tenth iteration of a stage, or the last one of an epoch with fewer.
+    """
+    run = epoch.run
+    stage = epoch.stage
+    finished = len(epoch.losses)
+    if run.epoch != stage.first or finished != min(FIRST_LOSSES, len(epoch.batches)):
+        return
+    if max_over_ranks(int(any(epoch.losses))):
+        return
+    reason = _missing_pairs(run, stage, epoch.batches[:finished]) or _none_adds(run, stage)
+    iterations = f"the first {finished} iterations"
+    if len(run.stages) > 1:
+        iterations += f" of stage {run.stages.index(stage) + 1}"
+    run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
+
+
+def check_zero_loss(epoch: Epoch) -> None:
+    """Raise TrainingError at the end of an epoch if the loss of every iteration of the run so far was 0.
+
+    It is a NothingToLearnError where the batches lack no pairs, so that the embeddings satisfy the loss as they are.
+    A run that has learned something, or goes on from another run's weights, may have a loss of 0. A memory has the
+    time to fill once.
+    """
+    run = epoch.run
+    stage = epoch.stage
+    if max_over_ranks(int(any(epoch.losses))):  # NaN, of an iteration that was left out, is no 0
+        run.history.has_loss = True
+    goes_on = run.history.has_loss or run.recipe.model.init is not None
+    if goes_on or _memory_fills(run, stage):
+        return
+    missing = _missing_pairs(run, stage, epoch.batches[:FIRST_LOSSES])
+    reason = missing or _none_adds(run, stage)
+    if "; " not in reason:
+        reason += "; take a larger margin, harder pairs, or another loss"
+    iterations = run.stages.iterations_until(run.epoch)
+    problem = f"the loss was 0 in all {iterations} iterations, so nothing is learned: {reason}"
+    error = stopped(run, problem, f"(until the end of epoch {run.epoch})")
+    if missing:
+        raise error
+    raise NothingToLearnError(str(error), folder=run.folder)
+
+
+def _memory_fills(run: Run, stage: Stage) -> bool:
+    """Return whether a stage has a memory that is not in use yet, or not full."""
+    memory = stage.table.loss.memory
+    if memory is None:
+        return False
+    epochs = run.epoch + 1 - max(stage.first, memory.start_epoch)
+    return epochs * stage.iterations * stage.batch_size < memory.size
+
+
+def _none_adds(run: Run, stage: Stage) -> str:
+    """Return why a loss may be 0 for batches that lack no pairs."""
+    if run.data.listed is not None:
+        return f"no listed {run.data.listed.kind[:-1]} adds to it, as when all satisfy its margin"
+    unused = "none adds to the loss, as when all satisfy its margin"
+    if stage.table.loss.miner is not None:
+        unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
+    return f"the batches have positive and negative pairs, but {unused}"
+
+
+def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
+    """Return which pairs or triplets none of the batches of all processes has; empty if nothing is missing.
+
+    Listed pairs and triplets are all there are.
+    """
+    if run.data.listed is not None:
+        return ""
+    drawn = [indices_of(batch) for batch in batches]
+    if run.processes > 1:
+        drawn = [join({"indices": indices})["indices"] for indices in drawn]
+    if stage.table.loss.memory is not None:  # whose pairs are of several batches
+        drawn = [torch.cat(drawn)]
+    labels = run.labels("train").cpu()
+    if stage.table.loss.relation == "data":
+        relation = run.relation
+    else:
+        relation = None
+    return missing_pairs([labels[indices].to(run.device) for indices in drawn], relation)
+
+
+def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
+    """Say which pairs, or triplets, none of the batches has; labels are ``[B]`` each. Empty if nothing is missing."""
+    positive_pairs = negative_pairs = triplets = False
+    for labels in batches:
+        positive, negative = _pairs_of(labels, relation)
+        positive.fill_diagonal_(False)
+        positive_pairs |= bool(positive.any())
+        negative_pairs |= bool(negative.any())
+        triplets |= bool((positive.any(dim=1) & negative.any(dim=1)).any())
+    if not positive_pairs:
+        remedy = "let the sampler draw several images of each class (pml/m-per-class with m = 2 or more)"
+        return f"no batch has a positive pair, which takes two images of one class; {remedy}"
+    if not negative_pairs:
+        return "no batch has a negative pair, which takes two classes; let the sampler draw several classes"
+    if triplets:
+        return ""
+    return "no batch has an image with both a positive and a negative, so there are no triplets"
+
+
+def _pairs_of(labels: Tensor, relation: Relation | None) -> tuple[Tensor, Tensor]:
+    """Return which pairs of labels, ``[B]``, are positive and which are negative, ``[B, B]`` each.
+
+    Each label is positive with itself. A pair may be neither under a relation.
+    """
+    if relation is None:
+        positive = labels[:, None] == labels[None]
+        return positive, ~positive
+    rows = relation.tensor(labels, len(labels), labels.device)
+    weights = relation.matrix(rows, rows)
+    return weights > 0, weights == 0

@@ -1,5 +1,0 @@
-"""Pages of results: figures and tables in one HTML file."""
-
-from ..lazy import lazily
-
-__getattr__, __dir__ = lazily(__name__, "train", "a report")

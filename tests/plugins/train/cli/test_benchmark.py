@@ -1,0 +1,160 @@
+"""Measurements of bench, and the output of its command."""
+
+import pytest
+import torch
+
+from pml_ext import CBMLLoss, registry
+from pml_ext_train.cli import benchmark
+from pml_ext_train.cli.benchmark import Shape, bench
+from pml_ext.errors import ConfigError
+
+SMALL = [Shape(32, 8, 4)]
+
+
+def test_losses_regularizers_and_the_floor_have_rows():
+    losses = ["cbml", "pml/multi-similarity", CBMLLoss(), CBMLLoss(mining=False), "density"]
+    rows = bench(losses, SMALL, repeats=3, device="cpu", threads=2)
+    assert torch.get_num_threads() == 1  # as before
+    named = ["cbml", "pml/multi-similarity", "CBMLLoss", "CBMLLoss 2", "density"]
+    assert [row.loss for row in rows] == ["floor", *named]
+    assert rows[0].to_floor == 1
+    for row in rows:
+        assert row.rounds == 3
+        assert row.milliseconds > 0
+        assert row.to_floor == pytest.approx(row.milliseconds / rows[0].milliseconds)
+
+
+def test_the_floors_are_their_formula():
+    x = torch.randn(6, 3, dtype=torch.float64)
+    unit = x / x.norm(dim=1, keepdim=True)
+    expected = sum(torch.exp(unit[i] @ unit[j]) for i in range(6) for j in range(6)) / 36
+    torch.testing.assert_close(benchmark.floor(x, torch.arange(6)), expected)
+    torch.testing.assert_close(benchmark.tiled_floor(x.requires_grad_(), torch.arange(6)), expected)
+
+
+def test_peak_memory_counts_tensors_alive_at_one_time():
+    def keeps_two(embeddings, labels):
+        first = embeddings * 2
+        second = first * 3
+        return (first * second).sum()
+
+    def drops_each(embeddings, labels):
+        with torch.no_grad():
+            for _ in range(10):
+                embeddings * 2
+        return embeddings.sum()
+
+    x = torch.randn(1000, 10, requires_grad=True)
+    kept = benchmark.peak_bytes(keeps_two, x, torch.arange(1000))
+    dropped = benchmark.peak_bytes(drops_each, x, torch.arange(1000))
+    assert 3 * 40_000 <= kept <= 8 * 40_000
+    assert 40_000 <= dropped <= 3 * 40_000
+
+
+def test_traffic_counts_reads_and_writes_of_operators():
+    def passes(embeddings, labels):
+        doubled = embeddings * 2  # one matrix read, one written
+        doubled.view(-1).add_(1)  # likewise; a view is none
+        kept = torch.gt(doubled, 0)  # a boolean is a quarter
+        return torch.where(kept, doubled, torch.empty_like(doubled).zero_()).sum()
+
+    x = torch.randn(32, 32, requires_grad=True)
+    # times, plus, >, zero, where, sum; empty_like neither reads nor writes
+    forward = [2, 2, 1.25, 1, 0.25 + 3, 1]
+    backward = [0.25 + 2, 2]  # where, times
+    found = benchmark.traffic_bytes(passes, x, torch.arange(32)) / (4 * 32 * 32)
+    assert sum(forward + backward) <= found <= sum(forward + backward) + 7  # autograd's own copies
+
+
+WANTED = {"cbml": 55, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 34, "batch-all-triplets": 42}
+
+
+@pytest.mark.parametrize(("name", "most"), [("floor", 11.5), *WANTED.items(), ("tiled-multi-similarity", 27)])
+def test_traffic_of_a_loss_is_bounded(name, most):
+    """1,024 embeddings of size 8, so that nothing counts but the matrices."""
+    function = benchmark.floor if name == "floor" else registry.build(name, "loss")
+    x = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert benchmark.traffic_bytes(function, x, torch.arange(1024) // 4) / (4 * 1024**2) <= most
+
+
+PEAKS = {"cbml": 6.1, "angular": 4.1, "n-pair": 3.6, "n-pair-angular": 5.1, "batch-all-triplets": 4.6}
+
+
+@pytest.mark.parametrize(("name", "most"), [*PEAKS.items(), ("tiled-multi-similarity", 5.6)])
+def test_peak_memory_of_a_loss_is_bounded(name, most):
+    """In matrices of 1,024 embeddings; a matrix of booleans is a quarter."""
+    loss = registry.build(name, "loss")
+    x = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert benchmark.peak_bytes(loss, x, torch.arange(1024) // 4) / (4 * 1024**2) <= most
+
+
+def test_operators_that_compute_are_counted():
+    def step(embeddings, labels):
+        return (embeddings.view(-1) * 2).exp().sum()
+
+    x = torch.ones(4, 2).requires_grad_()
+    forward = 3  # product, exponential, sum
+    backward = 3  # the gradient's 1, products by the exponential and by 2
+    assert forward + backward <= benchmark.operators_of(step, x, torch.arange(4)) <= forward + backward + 1
+
+
+OPERATORS = {  # of forward and backward at 32 x 64 in torch 2.15; other versions of torch differ by some
+    "cbml": 63,
+    "angular": 42,
+    "n-pair": 38,
+    "n-pair-angular": 55,
+    "batch-all-triplets": 48,
+    "tiled-multi-similarity": 38,
+}
+
+
+@pytest.mark.parametrize(("name", "known"), OPERATORS.items())
+def test_a_loss_has_no_more_operators(name, known):
+    (row,) = (row for row in bench([name], [Shape(32, 64, 4)], repeats=1, device="cpu") if row.loss == name)
+    assert row.operators <= 1.1 * known
+
+
+def test_much_traffic_is_left_out_of_larger_batches():
+    losses = ["softmax", "cbml"]
+    shapes = [Shape(8, 4, 2), Shape(16, 4, 2)]
+    _, little, much = bench(losses, shapes[:1], repeats=1, device="cpu")
+    between = (little.traffic + much.traffic) / 2
+    rows = bench(losses, shapes, repeats=1, device="cpu", most_traffic=between)
+    left = [row.loss for row in rows if row.shape == "16x4x2" and row.loss != "floor"]
+    assert left == ["softmax"]
+
+
+def test_the_step_of_a_network():
+    row = benchmark.bench_network("cbml", 8, repeats=2, device="cpu", threads=1)
+    assert (row.shape, row.loss, row.rounds) == ("8x1x28x28", "convnet + cbml", 2)
+    assert row.per_second == pytest.approx(8e3 / row.milliseconds)
+
+
+def test_shapes_and_bad_input():
+    assert Shape.parse(" 1024x512x4") == Shape(1024, 512, 4)
+    assert str(Shape(120, 512, 8)) == "120x512x8"
+    for wrong in ("1024", "1024x512", "axbxc", "0x4x4", ""):
+        with pytest.raises(ConfigError, match="BATCHxSIZExPER_CLASS, for example 1024x512x4, not "):
+            Shape.parse(wrong)
+    with pytest.raises(ConfigError, match="regularized cannot be measured by its name: it needs loss, regularizer"):
+        bench(["regularized"], SMALL)
+
+
+def test_batches_double_and_failing_losses_are_left_out(monkeypatch):
+    sizes = []
+
+    class Failing(torch.nn.Module):
+        def forward(self, embeddings, labels):
+            sizes.append(len(embeddings))
+            if len(embeddings) >= 128:
+                raise RuntimeError("no memory\nat all")
+            return embeddings.sum()
+
+    rows = benchmark.scale([Failing()], Shape(64, 8, 4), 300, device="cpu", repeats=1)
+    measured = [(row.shape, row.loss) for row in rows if not row.failed]
+    assert measured == [("64x8x4", "floor"), ("64x8x4", "Failing"), ("128x8x4", "floor"), ("256x8x4", "floor")]
+    assert [(row.shape, row.failed) for row in rows if row.failed] == [("128x8x4", "RuntimeError: no memory")]
+    assert set(sizes) == {64, 128}
+    monkeypatch.setattr(benchmark, "MEMORY", 64 * 64 * 4)
+    rows = benchmark.scale([], Shape(64, 8, 4), 128, device="cpu", repeats=1)
+    assert [row.shape for row in rows] == ["64x8x4"]

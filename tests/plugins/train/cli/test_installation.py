@@ -1,0 +1,66 @@
+"""What ``pml-ext doctor`` finds: extras, folders, and a self test that fails where something is wrong."""
+
+import importlib.metadata
+
+import pytest
+
+import pml_ext.losses
+from pml_ext_train.cli import installation
+
+
+def test_every_extra_is_described():
+    assert set(installation.EXTRAS) == set(importlib.metadata.metadata("pml-ext").get_all("Provides-Extra"))
+
+
+def test_missing_packages_are_named_by_their_extra(monkeypatch):
+    known = installation._version
+    monkeypatch.setattr(installation, "_version", lambda name: "" if name in ("timm", "scipy") else known(name))
+    missing = installation.missing_by_extra()
+    assert [text.startswith("timm>=") for text in missing["timm"]] == [True]
+    assert "scipy>=1.11" in missing["train"]
+    assert "scipy>=1.11" in missing["compare"]  # has all of train
+    assert any(text.startswith("timm") for text in missing["photos"])
+    assert not any(text.startswith("pytest>=") for text in missing["dev"])
+
+
+def test_a_sound_installation_passes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PML_EXT_DATA", str(tmp_path / "not" / "yet"))
+    found = installation.diagnose()
+    assert [check.text for check in found.checks] == [""] * len(found.checks)
+    assert found.folders[str(tmp_path / "not" / "yet")] == "writable"
+    assert list(tmp_path.iterdir()) == []
+    assert found.ok
+    assert found.versions["pml-ext"] == importlib.metadata.version("pml-ext")
+    assert int(found.threads["torch"]) >= 1
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_an_accelerator_is_tested_where_there_is_one(present, monkeypatch):
+    monkeypatch.setattr(installation.torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(installation, "_test_accelerator", lambda: "a product on cuda:0 differs from that on the CPU")
+    found = installation.diagnose()
+    names = [check.name for check in found.checks if not check.ok]
+    assert names == ["a product on the accelerator"] * present
+    assert len(found.checks) == 3 + present
+
+
+def test_a_folder_that_cannot_be_written_is_a_finding(monkeypatch):
+    monkeypatch.setenv("PML_EXT_DATA", "/proc/nowhere")
+    found = installation.diagnose()
+    assert found.folders["/proc/nowhere"] != "writable"
+    assert not found.ok
+
+
+@pytest.mark.parametrize(("margin", "text"), [(0.2, "a loop over the triplets"), (-1, "margin")])
+def test_a_loss_with_other_values_or_an_error_is_a_finding(monkeypatch, margin, text):
+    right = pml_ext.losses.TiledTripletMarginLoss
+
+    def wrong():
+        if margin < 0:
+            raise ValueError("no margin")
+        return right(margin=margin)
+
+    monkeypatch.setattr(pml_ext.losses, "TiledTripletMarginLoss", wrong)
+    check = next(check for check in installation.diagnose().checks if "loss" in check.name)
+    assert not check.ok
+    assert text in check.text

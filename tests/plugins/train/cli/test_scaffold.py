@@ -1,0 +1,48 @@
+"""The package that pml-ext new-plugin writes, and the names that it refuses."""
+
+import tomllib
+
+import pytest
+
+from pml_ext_train.cli.scaffold import new_plugin
+from pml_ext.errors import ConfigError
+
+
+def test_writes_a_package_and_nothing_over_it(tmp_path):
+    files = new_plugin("soft-margin-loss", tmp_path / "out")
+    assert all(file.is_file() for file in files)
+    project = tomllib.loads((tmp_path / "out" / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["pml_ext"] == {"soft-margin-loss": "soft_margin_loss"}
+    assert "class SoftMarginLoss(" in (tmp_path / "out" / "src" / "soft_margin_loss" / "losses.py").read_text()
+    for file in files:
+        text = file.read_text()
+        assert "{{" not in text
+        if file.suffix == ".py":
+            compile(text, str(file), "exec")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        new_plugin("my-loss", tmp_path / "out")
+
+
+def test_readme_and_class_describe_one_loss(tmp_path):
+    new_plugin("my-loss", tmp_path)
+    readme = (tmp_path / "README.md").read_text()
+    source = (tmp_path / "src" / "my_loss" / "losses.py").read_text()
+    described = "hinge between an anchor's mean similarity to negatives"
+    assert described in " ".join(readme.split())
+    assert described in source
+
+
+REFUSED = {
+    "kebab-case": ["MyLoss", "my_loss", ""],
+    "taken by a plugin": ["cbml", "pml", "folder", "pml-ext"],
+    "taken by a component": ["hard-pair", "n-pair-loss"],
+    "taken by an installed package": ["json", "pytorch-metric-learning"],
+    "taken by a keyword of Python; choose another, such as my-lambda": ["lambda"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for text, names in REFUSED.items() for name in names])
+def test_names_that_are_refused(tmp_path, name, text):
+    with pytest.raises(ConfigError, match=text):
+        new_plugin(name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

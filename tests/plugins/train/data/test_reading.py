@@ -1,0 +1,204 @@
+"""How image files are read."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from PIL import Image
+
+from pml_ext_train.data import Box, folder, image_tensor, open_image, read_image, shown_size
+from pml_ext_train.data.reading import IMAGE_ENDINGS, TURNS, _array_of
+from pml_ext.errors import ConfigError, DataError, TooManyPixelsError
+
+from .made_up import save, write_deep_png
+
+
+def test_an_image_is_not_taken_for_what_starts_a_program(tmp_path, monkeypatch):
+    """An EPS that is called .png: Pillow would hand it to Ghostscript."""
+    from PIL import EpsImagePlugin
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(DataError, match="photo.png: not a readable image"):
+        read_image(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "color", "wanted"),
+    [
+        ("RGB", (10, 20, 30), (10, 20, 30)),
+        ("L", 77, (77, 77, 77)),
+        ("RGBA", (10, 20, 30, 0), (255, 255, 255)),
+        ("LA", (40, 255), (40, 40, 40)),
+        ("I;16", 256 * 99, (99, 99, 99)),
+        ("1", 1, (255, 255, 255)),
+    ],
+)
+def test_images_of_every_mode(tmp_path, mode, color, wanted):
+    path = tmp_path / "image.png"
+    if mode == "I;16":
+        Image.fromarray(np.full((4, 4), color, dtype=np.uint16)).save(path)
+    else:
+        save(path, color, (4, 4), mode)
+    assert tuple(read_image(path)[:, 0, 0].tolist()) == wanted
+    assert tuple(read_image(path, channels=1).shape) == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "wanted"),
+    [(99, np.uint16, 99), (4000, np.uint16, 250), (65_535, np.uint16, 255), (70_000, np.int32, 68), (0, np.int32, 0)],
+)
+def test_integers_are_scaled_by_what_they_need(tmp_path, value, kind, wanted):
+    Image.fromarray(np.full((4, 4), value, dtype=kind)).save(tmp_path / "deep.tif")
+    assert read_image(tmp_path / "deep.tif").unique().tolist() == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(np.float32(0.5), "floating-point numbers"), (np.int32(-5), "negative numbers")]
+)
+def test_pixels_that_pillow_would_clip_are_refused(tmp_path, value, problem):
+    Image.fromarray(np.full((4, 4), value)).save(tmp_path / "depth.tif")
+    with pytest.raises(DataError, match=f"depth.tif: its pixels are {problem}; save it with 8 or 16 bits"):
+        read_image(tmp_path / "depth.tif")
+
+
+def test_colors_of_which_pillow_reads_nothing_are_refused(tmp_path):
+    write_deep_png(tmp_path / "dark.png", np.full((4, 4, 3), 99))
+    assert Image.open(tmp_path / "dark.png").getpixel((0, 0)) == (0, 0, 0)
+    with pytest.raises(DataError, match="dark.png: its 16-bit colors are below 256"):
+        read_image(tmp_path / "dark.png")
+
+
+@pytest.mark.parametrize("color", ["white", "black", "gray", "yellow", "red"])
+def test_icons_that_differ_in_transparency_look_different(tmp_path, color):
+    """Squares of one color, of which only the size of what is visible differs."""
+    seen = []
+    for side in (10, 20):
+        icon = Image.new("RGBA", (32, 32), color)
+        icon.putalpha(Image.new("L", (32, 32), 0))
+        icon.paste(Image.new("RGBA", (side, side), color), (6, 6))
+        icon.save(tmp_path / "icon.png")
+        seen.append(read_image(tmp_path / "icon.png", channels=1).int())
+    assert (seen[0] - seen[1]).abs().max() > 32
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (100_000, 1)])
+def test_images_that_would_be_enlarged_too_far_are_refused(tmp_path, size):
+    path = save(tmp_path / "long.png", size=size)
+    wanted = r"long.png: \d+ x \d+ pixels become more than 178,956,970 if .* to 256; crop the image"
+    with pytest.raises(TooManyPixelsError, match=wanted):
+        read_image(path, smallest=4 * 256)
+    with Image.open(path) as image, pytest.raises(TooManyPixelsError, match=wanted):
+        image_tensor(image, smallest=4 * 256)
+    assert max(read_image(path, smallest=4 * 32).shape) == max(size)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "TIFF in LZW", "AVIF", "HEIF"])
+def test_boxes_are_cut_from_what_each_format_shows(tmp_path, orientation, kind):
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"turned.{kind.lower()}"
+    stored = Image.fromarray(np.kron(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40, np.ones((16, 16), np.uint8)))
+    options = {"compression": "tiff_lzw"} if kind == "TIFF in LZW" else {"quality": 100}
+    stored.save(path, kind.split()[0], exif=exif.tobytes(), **options)
+    if orientation > 1:
+        stored = stored.transpose(Image.Transpose[TURNS[orientation - 2]])
+    wanted = np.asarray(stored)
+    height, width = wanted.shape
+    with open_image(path) as image:
+        assert shown_size(image) == (width, height)
+    assert_allclose(read_image(path, channels=1)[0].int(), wanted, atol=8)
+    box = Box(width - 20, height - 30, width, height)
+    assert_allclose(read_image(path, 1, box)[0].int(), wanted[-30:, -20:], atol=8)
+
+
+def test_the_orientation_is_all_that_exif_is_read_for(tmp_path):
+    """XResolution as a text, which Pillow cannot write back."""
+    block = b"Exif\0\0" + b"II*\0\x08\0\0\0" + b"\x02\0"
+    block += b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0" + b"\x1a\x01\x02\0\x04\0\0\0wide" + bytes(4)
+    Image.new("RGB", (30, 10)).save(tmp_path / "odd.jpg", exif=block)
+    assert tuple(read_image(tmp_path / "odd.jpg").shape) == (3, 30, 10)
+
+
+@pytest.mark.parametrize("size", [(1001, 3000), (3000, 1001), (1001, 1003)])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_box_of_a_small_decoding_lies_inside(tmp_path, size, orientation):
+    """Both sides are rounded: pixels from outside of the image would be black."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("L", size, 255).save(tmp_path / "white.jpg", exif=exif)
+    width, height = size if orientation == 1 else size[::-1]
+    pixels = read_image(tmp_path / "white.jpg", 1, Box(0, 0, width, height), smallest=100)
+    assert max(pixels.shape) < 500
+    assert pixels.min() == 255
+
+
+FORMATS = {"jfif": "JPEG", "jpe": "JPEG", "gif": "GIF", "avif": "AVIF", "jp2": "JPEG2000", "webp": "WEBP"}
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_images_of_each_ending_are_read_and_found_in_folders(tmp_path, ending):
+    for number in range(8):
+        file = tmp_path / f"class{number // 4}" / f"{number}.{ending}"
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (32, 24), (200, 30, 30)).save(file, FORMATS[ending])
+    splits = folder(path=str(tmp_path), split="image", image_size=16)
+    assert splits.note == ""
+    assert len(splits.train) + len(splits.test) == 8
+    red, green, _ = splits.train.image(0).float().mean(dim=(1, 2))
+    assert (round(float(red), -1), round(float(green), -1)) == (200, 30)
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp", "tif", "avif"])
+def test_the_first_image_of_several_is_read(tmp_path, ending):
+    frames = [Image.new("RGB", (32, 24), color) for color in ("red", "blue", "lime")]
+    frames[0].save(tmp_path / f"several.{ending}", save_all=True, append_images=frames[1:])
+    red, green, blue = read_image(tmp_path / f"several.{ending}")[:, 12, 16].tolist()
+    assert red > 245
+    assert max(green, blue) < 10
+
+
+def test_heic_is_read_with_its_extra(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(Image.new("RGB", (64, 48), (200, 30, 30))).save(tmp_path / "phone.heic")
+    for source in (tmp_path / "phone.heic", io.BytesIO((tmp_path / "phone.heic").read_bytes())):
+        pixels = read_image(source)
+        assert tuple(pixels.shape) == (3, 48, 64)
+        assert abs(int(pixels[0, 20, 20]) - 200) < 6
+
+
+def test_heic_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    (tmp_path / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    with pytest.raises(DataError, match=r'phone.heic: HEIC .* pillow-heif, .* pip install "pml-ext\[heic\]"'):
+        read_image(tmp_path / "phone.heic")
+    assert {".heic", ".heif"} < {*IMAGE_ENDINGS}
+
+
+def test_a_setting_reads_images_above_pillows_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    path = save(tmp_path / "large.png", size=(20, 16))
+    with pytest.raises(TooManyPixelsError, match=r"large.png: too many pixels .* PML_EXT_MAX_PIXELS=NUMBER in the env"):
+        read_image(path)
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "320")
+    assert tuple(read_image(path).shape) == (3, 16, 20)
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "319")
+    with pytest.raises(TooManyPixelsError, match=r"large.png: 20 x 16 pixels are more than PML_EXT_MAX_PIXELS=319"):
+        read_image(path)
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "many")
+    with pytest.raises(ConfigError, match="PML_EXT_MAX_PIXELS=many in the environment: wanted a number of pixels"):
+        read_image(path)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 4)])
+@pytest.mark.parametrize("height", [1, 64, 65, 200])
+def test_pixels_that_are_copied_by_strips_are_those_of_numpy(mode, channels, height):
+    pixels = np.random.default_rng(0).integers(256, size=(height, 30, channels), dtype=np.uint8)
+    image = Image.fromarray(pixels.squeeze(-1) if channels == 1 else pixels, mode)
+    assert np.array_equal(_array_of(image, channels), pixels)

@@ -1,0 +1,224 @@
+"""Files replaced atomically, locked folders, and what is read from JSON, TOML and the command line."""
+
+import errno
+import multiprocessing
+import os
+import re
+import signal
+import stat
+import threading
+
+import pytest
+
+from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext_train.files.writing import (
+    DamagedError,
+    check_writable,
+    final_path,
+    locked_folder,
+    read_json,
+    read_toml,
+    toml_value,
+    write_atomically,
+    write_json,
+    write_text,
+    writing,
+)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_seen_old_or_new(tmp_path):
+    file = tmp_path / "below" / "one"
+    write_text(file, "old")
+
+    def look(temporary):
+        temporary.write_text("new")
+        assert file.read_text() == "old"
+        assert final_path(temporary) == file
+
+    ready = []
+    write_atomically(file, look, lambda temporary: ready.append(temporary.read_text()))
+    assert (file.read_text(), ready, names(file.parent)) == ("new", ["new"], ["one"])
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("ready", [None, lambda temporary: None])
+def test_an_error_removes_the_half_and_ctrl_c_may_keep_it(tmp_path, kind, ready):
+    file = tmp_path / "one"
+    file.write_text("old")
+
+    def half(temporary):
+        temporary.write_text("ne")
+        raise kind
+
+    with pytest.raises(kind):
+        write_atomically(file, half, ready)
+    left = [name for name in names(tmp_path) if name != "one"]
+    assert file.read_text() == "old"
+    assert len(left) == (kind is KeyboardInterrupt and ready is not None)
+    assert all(re.fullmatch(r"\.one\.\d+-\d+-\d+\.tmp", name) for name in left)
+
+
+def test_disk_errors_have_the_path(tmp_path):
+    def full(temporary):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(UnwritableError, match=r"^.*one: cannot be written \(No space left on device\); what was writt"):
+        write_atomically(tmp_path / "one", full)
+    with pytest.raises(UnwritableError, match="No such file or directory; the folder .*/a/b is gone"):
+        write_text(tmp_path / "a" / "b" / "one", "text")
+    with pytest.raises(UnwritableError, match=r"\(Permission denied\); what"), writing(tmp_path / "a" / "one"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # as of mkdir in a folder of others
+    assert names(tmp_path) == []
+
+
+def test_a_folder_without_fsync_is_written_to(tmp_path, monkeypatch):
+    """As on CIFS and some FUSE filesystems."""
+    synced = os.fsync
+
+    def fsync(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        synced(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_text(tmp_path / "one", "text")
+    assert (tmp_path / "one").read_text() == "text"
+
+
+def test_a_filesystem_without_locks_is_named(tmp_path, monkeypatch):
+    def acquire(self, timeout=None):
+        raise NotImplementedError("FileSystem does not appear to support flock; use SoftFileLock instead")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    text = f"{tmp_path}: its filesystem has no locks; wanted a folder on another filesystem"
+    with pytest.raises(UnwritableError, match=text), locked_folder(tmp_path):
+        pass
+
+
+def test_temporary_names_are_told_from_others(tmp_path):
+    assert final_path(tmp_path / ".model.pt.12-34.tmp") == tmp_path / "model.pt"
+    assert final_path(tmp_path / ".model.pt.12.tmp") == tmp_path / "model.pt"
+    for name in ("model.pt", ".model.pt.tmp", "model.pt.12.tmp", ".model.pt.12-.tmp", ".model.pt.x-1.tmp"):
+        assert final_path(tmp_path / name) is None
+
+
+def hold(folder, locked, done):
+    with locked_folder(folder):
+        locked.set()
+        done.wait(60)
+
+
+def test_a_locked_folder_keeps_other_processes_out(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    locked = context.Event()
+    done = context.Event()
+    folder = tmp_path / "new" / "folder"
+    other = context.Process(target=hold, args=(folder, locked, done))
+    other.start()
+    try:
+        assert locked.wait(60)
+        with pytest.raises(DataError, match="taken"), locked_folder(folder, DataError("taken")):
+            pass
+        threading.Timer(0.3, done.set).start()
+        with pytest.warns(UserWarning, match="waiting"), locked_folder(folder, UserWarning("waiting")):
+            assert done.is_set()
+    finally:
+        done.set()
+        other.join(60)
+    with locked_folder(folder, DataError("taken")):  # free again
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(b"{", "no JSON: "), (b"\xff", "no JSON: "), (b"[1]", "it holds a list, not a table"), (b"[" * 10**5, "no JSON")],
+)
+def test_what_is_no_json_object_is_damaged(tmp_path, text, reason):
+    file = tmp_path / "one.json"
+    write_json(file, {"a": [1, None], "ä": "\ud83d\ude00"})
+    assert read_json(file) == {"a": [1, None], "ä": "😀"}
+    file.write_bytes(text)
+    with pytest.raises(DamagedError, match=f"^{reason}"):
+        read_json(file)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_json(file)
+
+
+def test_what_has_no_table_is_damaged(tmp_path):
+    file = tmp_path / "one.toml"
+    file.write_text("[run]\nseed = 3\n")
+    assert read_toml(file, "run") == {"run": {"seed": 3}}
+    for text, table, reason in ((b"run = 3", "run", r"no table \[run\] in it"), (b"\xff", "run", "no TOML: ")):
+        file.write_bytes(text)
+        with pytest.raises(DamagedError, match=reason):
+            read_toml(file, table)
+
+
+def test_values_are_toml_or_the_text_itself():
+    values = {"0.1": 0.1, "true": True, "[1, 2]": [1, 2], "'a'": "a", "cbml": "cbml", "a = b": "a = b", "": ""}
+    for text, value in values.items():
+        found = toml_value(text, "--set key")
+        assert (found, type(found)) == (value, type(value))
+    with pytest.raises(ConfigError, match=r"^--set key=9+ ... 9+: "):
+        toml_value("9" * 5000, "--set key")
+
+
+def test_what_cannot_be_written_is_told_before(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    check_writable("--out", tmp_path / "a" / "b")
+    check_writable("--out", file, file=True)
+    assert names(tmp_path) == ["file"]  # nothing is created
+    for place, is_file, text in (
+        (tmp_path, True, "is a folder; type --out FILE"),
+        (file, False, "is a file; type --out FOLDER"),
+        (file / "below", False, r"cannot be written \(Not a directory: .*file\); type --out FOLDER"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(str(place))} {text}$"):
+            check_writable("--out", place, is_file)
+    with pytest.raises(ConfigError, match=r"below cannot be written \(Not a directory: \S*file\)$"):
+        check_writable("", file / "below")
+
+
+def killed_while_writing(file):
+    def half(temporary):
+        temporary.write_text("ha")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    write_atomically(file, half)
+
+
+def test_what_a_killed_process_left_behind_is_removed_by_the_next(tmp_path):
+    file = tmp_path / "answers [1].jsonl"
+    process = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(file,))
+    process.start()
+    process.join(60)
+    (left,) = names(tmp_path)
+    assert final_path(tmp_path / left) == file
+    other_machine = tmp_path / re.sub(r"-\d+\.tmp$", "-7.tmp", left)
+    other_machine.write_text("in use")
+    in_use = tmp_path / re.sub(rf"\.{process.pid}-\d+", f".{os.getpid()}-1", left)
+    in_use.write_text("of another thread")
+    write_text(file, "whole")
+    assert names(tmp_path) == sorted([file.name, other_machine.name, in_use.name])
+
+
+def test_a_file_has_the_usual_mode_whatever_its_library_does(tmp_path):
+    def private(temporary):
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
+
+    write_atomically(tmp_path / "private", private)
+    (tmp_path / "usual").write_text("")
+    assert (tmp_path / "private").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_name_that_is_too_long_is_one_line(tmp_path, is_file):
+    with pytest.raises(ConfigError, match=r"cannot be written \(File name too long\); type -o F"):
+        check_writable("-o", tmp_path / ("x" * 300), file=is_file)

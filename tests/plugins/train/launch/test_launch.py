@@ -1,0 +1,137 @@
+"""The lock of a run's folder, and what a run that is resumed must find again."""
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.launch.launch import draw_report, locked, train
+from pml_ext_train.training.checkpoint import load
+
+from ....overrides import typed
+
+HOLDS = """
+import os, pathlib, sys
+from pml_ext_train.launch.launch import locked
+with locked(pathlib.Path(sys.argv[1])):
+    if os.fork() == 0:  # as a data loader's worker, which may live a little longer
+        sys.stdin.read()
+        os._exit(0)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_living_holder_keeps_others_out(tmp_path):
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(ConfigError, match="is being written by another run; wait for it or stop"), locked(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path):
+        pass
+    holder.communicate()
+
+
+SMALL = ["sampler.iterations=2", "model.trunk.width=4", "evaluation.baselines=false", "evaluation.figures=few"]
+SMALL += ["schedule.milestones=[]", "schedule.name=constant", "evaluation.training_images=0"]
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_finished_run_goes_on_with_more_epochs(tmp_path, schedule):
+    def metrics(out, epochs, resume=False):
+        settings = [*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]
+        return train("cbml/digits", tmp_path / out, device="cpu", overrides=typed(settings), resume=resume)[0]
+
+    first = metrics("longer", 1)
+    straight = metrics("straight", 2)
+    longer = metrics("longer", 2, resume=True)
+    assert longer["best_epoch"] == 2
+    if schedule == "constant":
+        assert longer["after"] == straight["after"] != first["after"]
+    else:  # which has taken its first steps at other rates
+        schedules = [load(tmp_path / out / "checkpoints/last.pt")["parts"] for out in ("longer", "straight")]
+        rates = [parts["trunk_optimizer"]["param_groups"][0]["lr"] for parts in schedules]
+        assert rates[0] == pytest.approx(rates[1])
+    assert metrics("longer", 2, resume=True)["after"] == longer["after"]
+    with pytest.raises(ConfigError, match="schedule.epochs is 2 in the run to resume, but 1 now"):
+        metrics("longer", 1, resume=True)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_run_starts_from_the_weights_of_another(tmp_path):
+    for name, more in (("a", []), ("b", [f"model.init={tmp_path / 'a'}", "optimizer.lr=1e-12"])):
+        train("cbml/digits", tmp_path / name, device="cpu", overrides=typed([*SMALL, "schedule.epochs=1", *more]))
+    weights = [load(tmp_path / name / "checkpoints/model.pt") for name in "ab"]
+    for network in ("trunk", "embedder"):
+        for name, tensor in weights[0][network].items():
+            if "running" not in name and "num_batches" not in name:
+                torch.testing.assert_close(weights[1][network][name], tensor)
+    for width, place, message in ((4, tmp_path, "is no finished run"), (8, tmp_path / "a", "trunk of .* is another")):
+        settings = [*SMALL, "schedule.epochs=1", f"model.trunk.width={width}", f"model.init={place}"]
+        with pytest.raises(ConfigError, match=message):
+            train("cbml/digits", tmp_path / f"c{width}", device="cpu", overrides=typed(settings))
+
+
+def write_class(place, name, number=6):
+    (place / name).mkdir(parents=True)
+    for image in range(number):
+        pixels = np.full((8, 8, 3), 20 * image, dtype=np.uint8)
+        Image.fromarray(pixels).save(place / name / f"{image}.png")
+
+
+def add_class(photos):
+    write_class(photos, "c25", 7)
+
+
+def remove_class(photos):
+    shutil.rmtree(photos / "c0")
+
+
+def move_image(photos):
+    shutil.move(photos / "c0" / "0.png", photos / "c0" / "nought.png")
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (add_class, r"test had 18 images of 3 classes, now 25 images of 4 classes"),
+        (remove_class, r"had 18 images of 3 classes, now \d+ images of \d class"),
+        (move_image, r"\w+ has other files or labels"),
+    ],
+)
+def test_images_that_changed_are_refused(tmp_path, change, text):
+    """By a run that goes on, within an epoch too, and by the report of a finished one."""
+    photos = tmp_path / "photos"
+    out = tmp_path / "out"
+    for number in range(6):
+        write_class(photos, f"c{number}")
+
+    def go_on(data, resume=True):
+        settings = [*SMALL, f"data.name=folder:{data}", "data.split=class", "data.image_size=8", "data.channels=3"]
+        settings += ["sampler={name='shuffle', batch_size=4, iterations=2}", "schedule.epochs=1"]
+        settings += ["engine.checkpoint_minutes=1e-9"]
+        return train("pml/contrastive/digits", out, device="cpu", overrides=typed(settings), resume=resume)[0]
+
+    first = go_on(photos, resume=False)
+    (out / "report.html").write_text("")
+    change(photos)
+    remedy = rf"{out}: the images are not those of this run: .*{text}.*put them back.*--data.*--out"
+    with pytest.raises(DataError, match=remedy):
+        draw_report(out, "cpu")
+    (out / "metrics.json").unlink()
+    with pytest.raises(DataError, match=remedy):
+        go_on(photos)
+    shutil.rmtree(photos)
+    for number in range(6):
+        write_class(photos, f"c{number}")
+    assert go_on(photos)["after"] == first["after"]

@@ -1,0 +1,163 @@
+"""Trunks of transformers and timm, and adapters: from training to the export, with random weights."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pml_ext.errors import ConfigError
+from pml_ext_train.launch.launch import train
+from pml_ext_train.networks.hf import hf_trunk
+from pml_ext_train.networks.pretrained import (
+    PretrainedImages,
+    add_lora,
+    merged_lora,
+    pretrained_images,
+)
+from pml_ext_train.networks.trunks import mlp
+from pml_ext_train.recipe import load_recipes
+from pml_ext_search.trained import load_run
+
+from ....overrides import typed
+
+SHORT = ["evaluation.training_images=0", "schedule.epochs=1", "schedule.name=constant", "schedule.milestones=[]"]
+SHORT += ["sampler.iterations=4", "sampler.batch_size=40", "sampler.m=4"]
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 8}
+TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
+
+
+def saved(folder, kind):
+    """A small model of transformers with random weights, saved as its library saves it."""
+    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+    sizes = SIZES | {"image_size": 32}
+    text = TEXT | {"max_position_embeddings": 8}
+    torch.manual_seed(0)
+    if kind == "dinov2":
+        model = transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
+    elif kind == "clip":
+        model = transformers.CLIPModel(transformers.CLIPConfig(vision_config=sizes, text_config=text))
+    else:
+        model = transformers.SiglipModel(transformers.SiglipConfig(vision_config=sizes, text_config=text))
+    model.save_pretrained(folder)
+    about = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2] * 3, "size": {"shortest_edge": 40}, "resample": 3}
+    about |= {"crop_size": {"height": 32, "width": 32}, "image_processor_type": "BitImageProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(about))
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["dinov2", "clip", "siglip"])
+def test_an_image_part_of_transformers_gives_its_own_features(tmp_path, kind):
+    model = saved(tmp_path / kind, kind)
+    inner = getattr(model, "vision_model", model)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        wanted = inner(pixel_values=images)
+        trunks = {
+            pool: hf_trunk(3, 32, str(tmp_path / kind), "DEFAULT", pool).eval() for pool in ("auto", "cls", "mean")
+        }
+        assert torch.equal(trunks["auto"](images), wanted.pooler_output)
+        assert torch.equal(trunks["cls"](images), wanted.last_hidden_state[:, 0])
+        assert torch.equal(trunks["mean"](images), wanted.last_hidden_state.mean(1))
+        gray = hf_trunk(1, 32, str(tmp_path / kind), "DEFAULT").eval()
+        assert torch.equal(gray(images[:, :1]), trunks["auto"](images[:, :1].expand(-1, 3, -1, -1)))
+        assert not torch.equal(hf_trunk(3, 32, str(tmp_path / kind)).eval()(images), wanted.pooler_output)
+    found = pretrained_images(f"hf/{tmp_path / kind}", {"weights": "DEFAULT"})
+    assert found == PretrainedImages((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, "bicubic", resize=40)
+
+
+def test_a_pooling_that_the_weights_lack_is_not_taken_at_random(tmp_path):
+    """A classifier has none, and transformers adds one with random weights to its image encoder."""
+    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+    config = transformers.ViTConfig(**SIZES, image_size=32)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    trunks = {pool: hf_trunk(3, 32, str(tmp_path), "DEFAULT", pool).eval() for pool in ("auto", "cls", "mean")}
+    with torch.no_grad():
+        assert torch.equal(trunks["auto"](images), trunks["cls"](images))
+        assert not torch.equal(trunks["auto"](images), trunks["mean"](images))
+    with pytest.raises(
+        ConfigError, match="found 'pooled', and the weights of hf/.* have no pooling of their own; wanted"
+    ):
+        hf_trunk(3, 32, str(tmp_path), "DEFAULT", "pooled")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("pool", ["auto", "mean"])
+def test_a_loaded_trunk_pools_as_the_trained_one(tmp_path, channels, pool):
+    """A finished run is opened without the pretrained weights, from the weights of its checkpoint alone."""
+    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+    config = transformers.ViTConfig(**SIZES, image_size=32)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    images = torch.randn(2, channels, 32, 32)
+    trained = hf_trunk(channels, 32, str(tmp_path), "DEFAULT", pool).eval()
+    loaded = hf_trunk(channels, 32, str(tmp_path), None, pool).eval()
+    loaded.load_state_dict(trained.state_dict())
+    with torch.no_grad():
+        assert torch.equal(loaded(images), trained(images))
+    assert str(loaded) == str(trained)
+
+
+def test_a_model_that_cannot_be_had_is_one_line(tmp_path):
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    with pytest.raises(
+        ConfigError, match=r"hf/.*nothing: cannot be had .*; without a network, save the model elsewhere"
+    ):
+        hf_trunk(3, 32, str(tmp_path / "nothing"))
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("trunk", ["hf", "timm/resnet10t", "torchvision/resnet18"])
+def test_every_kind_of_trunk_trains_frozen_and_embeds(tmp_path, trunk):
+    weights = "random"
+    if trunk == "hf":
+        saved(tmp_path / "model", "dinov2")
+        trunk = f"hf/{tmp_path / 'model'}"
+        weights = "DEFAULT"
+    elif trunk.startswith("timm/"):
+        pytest.importorskip("timm", reason="the extra timm is not installed")
+    trunk = f'{{name="{trunk}", weights="{weights}"}}'
+    overrides = [*SHORT, f"model.trunk={trunk}", "model.freeze=trunk", "data.images.crop=32"]
+    train("cbml/digits", tmp_path / "run", overrides=typed(overrides))
+    seen = json.loads((tmp_path / "run" / "network.json").read_text())
+    assert seen["interpolation"] == ("bicubic" if "hf/" in trunk else "bilinear")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert {"frozen", "pca", "after"} <= set(metrics)
+    images = torch.randint(255, (2, 1, 8, 8), dtype=torch.uint8)
+    assert load_run(tmp_path / "run").embed(images).shape == (2, 64)
+
+
+@pytest.mark.parametrize("settings", [["model.freeze=trunk"], ["model.freeze=['0']"], ['model.lora={targets=["1"]}']])
+def test_a_frozen_trunk_without_weights_is_refused(tmp_path, settings):
+    trunk = 'model.trunk={name="mlp", hidden_sizes=[24]}'
+    with pytest.raises(ConfigError, match=r"model.trunk: mlp is frozen and has no weights.*model\.trunk\.weights="):
+        load_recipes("cbml/digits", typed([trunk, *settings]))
+    load_recipes("cbml/digits", typed([trunk, *settings, "model.trunk.weights=random"]))
+    if settings != ["model.freeze=trunk"]:  # whose features are kept
+        load_recipes("cbml/digits", typed([trunk, *settings, "model.init=run"]))
+
+
+@pytest.mark.usefixtures("without_report")
+def test_adapters_are_trained_alone_and_merged_by_export(tmp_path):
+    pytest.importorskip("peft", reason="the extra peft is not installed")
+    trunk = 'model.trunk={name="mlp", hidden_sizes=[24], weights="random"}'
+    overrides = [*SHORT, trunk, 'model.lora={rank=2, targets=["1"]}', "optimizer.lr=0.01"]
+    train("cbml/digits", tmp_path / "run", overrides=typed(overrides))
+    state = torch.load(tmp_path / "run" / "checkpoints" / "model.pt", weights_only=True)["trunk"]
+    torch.manual_seed(0)
+    assert state["1.lora_B.default.weight"].abs().max() > 0
+    run = load_run(tmp_path / "run")
+    assert [name for name, each in run.trunk.named_parameters() if each.requires_grad] == [
+        f"1.lora_{part}.default.weight" for part in "AB"
+    ]
+    run.export(tmp_path / "export")
+    tensors = load_file(tmp_path / "export" / "model.safetensors")
+    plain = mlp(1, 8, [24])
+    plain.load_state_dict({name.removeprefix("trunk."): value for name, value in tensors.items() if "trunk" in name})
+    images = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(plain(images), run.trunk(images))
+    change = state["1.lora_B.default.weight"] @ state["1.lora_A.default.weight"]
+    torch.testing.assert_close(plain[1].weight, state["1.base_layer.weight"] + change)
+    assert merged_lora(plain) is plain
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: found \['qkv'\]; linear layers: 1 "):
+        add_lora(plain, 2, ["qkv"])

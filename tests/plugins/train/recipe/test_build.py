@@ -1,0 +1,92 @@
+"""What is built from the tables of a recipe."""
+
+import pytest
+
+from pml_ext.errors import ConfigError
+from pml_ext_train.recipe import (
+    augmentation_of,
+    build_dataset,
+    build_loss,
+    names_in,
+    origin_of,
+    plugins_in,
+    preprocessing_of,
+    variant_tables,
+)
+
+from .recipes import one, write
+
+
+def test_a_learned_metric_takes_its_size_from_the_model():
+    recipe = one("pddm/digits", "model.embedding_size=24")
+    for table in (recipe.loss, type(recipe.loss)(name="pddm")):  # the class says what it needs
+        loss, _ = build_loss(table, {"embedding_size": 24, "collect_stats": True})
+        assert loss.distance.embedding_size == 24
+    assert one("pddm/digits", "evaluation.shortlist=8").evaluation.shortlist == 8
+    with pytest.raises(ConfigError, match="loss.miner: hard-quadruplet has parameters here"):
+        one("pddm/digits", 'loss.miner={name="hard-quadruplet", distance={name="pddm"}}')
+    assert one("pddm/digits", "loss.miner.name=hard-quadruplet").loss.miner is not None
+
+
+def test_origins_are_of_the_nearest_group_and_change_nothing(tmp_path):
+    parent = write(
+        tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\n"loss.beta_pos" = "ours"\n', "parent.toml"
+    )
+    child = write(tmp_path, 'extends = "parent.toml"\n[origin]\nloss = "program"\nsampler = "ours"\n', "child.toml")
+    own = write(tmp_path, 'extends = "child.toml"\n[loss]\nbeta_pos = 0.3\n[origin]\nloss = "program"\n', "own.toml")
+    of = {file: variant_tables(file)[file]["origin"] for file in (parent, child, own)}
+    keys = ("loss.beta_pos", "loss.beta_neg", "lossy")
+    assert [origin_of(key, of[parent]) for key in keys] == ["ours", "paper", ""]
+    assert [origin_of(key, of[child]) for key in (*keys, "sampler.m")] == ["ours", "program", "", "ours"]
+    assert origin_of("loss.beta_pos", of[own]) == "program"  # its own value has its own origin
+    assert one(child).as_dict() == one(parent).as_dict()
+    assert "origin" not in one(parent).as_dict()
+
+
+PLUGIN_WITH_A_TRANSFORM = """
+from pml_ext.plugin import hookimpl
+
+class Noise:
+    '''Noise of one strength.'''
+    def __init__(self, strength: int = 10):
+        self.strength = strength
+    def __call__(self, image):
+        import torch
+        noise = torch.randint(self.strength + 1, image.shape)
+        return (image + noise).clamp(max=255).to(torch.uint8)
+
+@hookimpl
+def pml_ext_transforms():
+    return {"noise": Noise}
+"""
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_transforms_of_torchvision_and_of_plugins_are_built_with_their_settings(install_plugin):
+    install_plugin("noisy", PLUGIN_WITH_A_TRANSFORM)
+    inner = "{name='RandomApply', p=1.0, transforms=['RandomInvert', {name='RandomRotation', degrees=15}]}"
+    recipe = one("cbml/digits", f"data.augment.transforms=[{{name='noise', strength=3}}, {inner}]")
+    preprocessing, cuts = preprocessing_of(recipe, build_dataset(recipe.data, None))
+    settings = augmentation_of(recipe.data, preprocessing)
+    (steps,) = settings["transforms"]
+    noise, apply = (transform.function for transform in steps.transforms)
+    assert noise.strength == 3
+    assert [type(each).__name__ for each in apply.transforms] == ["RandomInvert", "RandomRotation"]
+    assert apply.transforms[1].degrees == [-15.0, 15.0]
+    augmented, _ = preprocessing.transforms(cuts, **settings)
+    assert '{"name": "noise", "strength": 3}' in repr(augmented)  # tells kept features apart
+    assert "noisy" in plugins_in(recipe.as_dict())
+    with pytest.raises(ConfigError, match="transforms.0.strength: found 'x'; input should be a valid integer"):
+        one("cbml/digits", "data.augment.transforms=[{name='noise', strength='x'}]")
+
+
+def test_a_transform_that_does_not_fit_the_images_is_refused_by_its_place():
+    recipe = one("cbml/digits", "data.augment.transforms=['RandomInvert', {name='Resize', size=9}]")
+    preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, None))
+    wanted = r"data.augment.transforms.1: Resize gives uint8 \[1, 9, 9\]; wanted uint8 \[1, 8, 8\]"
+    with pytest.raises(ConfigError, match=wanted):
+        augmentation_of(recipe.data, preprocessing)
+
+
+def test_transforms_that_a_recipe_names_are_found():
+    assert ("transform", "RandomAffine") in names_in("pml/ntxent/digits-unlabeled")

@@ -1,0 +1,153 @@
+"""Files of papers, and what recipes quote of them."""
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from pml_ext_train.cli.app import app_for
+from pml_ext_train.cli.description import describe
+from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
+from pml_ext_train.recipe import is_full, load_recipes, paper_values, papers, quoted, texts
+from pml_ext_train.results.run_report import paper_tables
+
+from ....overrides import typed
+from .conftest import PAPER
+
+
+def quotes(name, overrides=()):
+    return {
+        full: quoted(recipe.paper, recipe.data.name) for full, recipe in load_recipes(name, typed(overrides)).items()
+    }
+
+
+def test_a_recipe_names_table_and_row(mine):
+    file = mine('table = "mine/2"\nrow = "Small, Mine"')
+    (values,) = quotes(file).values()
+    assert [(each.heading, each.column, each.metric, each.phase, each.value, each.text) for each in values] == [
+        ("Figures", "R@1", "recall_at_1", "after", 0.975, "97.50")
+    ]
+    (values,) = quotes(file, ["paper.column=Birds"]).values()
+    assert texts(values) == ["Small, Mine, Birds: R@1 50, NMI 61.25"]
+    (values,) = quotes(file, ["paper.row='Small, Scores'"]).values()
+    assert [(each.column, each.metric, each.phase) for each in values] == [
+        ("R@1", "recall_at_1", "learned_metric"),
+        ("time", "", "learned_metric"),
+    ]
+    (values,) = quotes(file, ["paper.row='Large, Threes'", "paper.column=Birds"]).values()
+    assert [each.metric for each in values] == ["recall_at_1_3", "nmi_3"]
+    assert quotes(file, ["paper.row=[]"]) == {file: []}
+    assert is_full("mine/2", "cub")
+    assert paper_values({"table": "mine/2"}, "cub")[1]
+    assert not is_full("mine/2", "omniglot-small")
+
+
+def test_heads_of_a_row_come_from_choices_of_a_sweep(mine):
+    sweep = """
+    [sweep.network.small]
+    paper = { row.Network = "Small" }
+    [sweep.network.large]
+    paper = { row.Network = "Large" }
+    [sweep.losses.mine]
+    paper = { row.Loss = "Mine" }
+    """
+    values = quotes(mine('table = "mine/2"', sweep))
+    assert [[each.row for each in own] for own in values.values()] == [["Small, Mine"], ["Large, Mine"] * 2]
+    sweep = '[sweep]\n"loss.neg_margin" = [1.0, 2.0, 3.0]'
+    paper = 'table = "mine/2"\nvariants = { "1.0" = "Small, Mine", "2.0" = ["Large, Mine", "Small, Mine"] }'
+    rows = [[each.row for each in own] for own in quotes(mine(paper, sweep)).values()]
+    assert rows == [["Small, Mine"], ["Large, Mine"] * 2 + ["Small, Mine"], []]
+
+
+def test_plain_values_stay_as_they_are(mine):
+    file = mine('table = "Table 3, ours"\ndata = "CUB"\nrecall_at_1 = 0.5\n"nmi@0.1" = 0.4')
+    (recipe,) = load_recipes(file).values()
+    assert quoted(recipe.paper, "digits") == []
+    own = {"table": "Table 3, ours", "data": "CUB", "recall_at_1": 0.5, "nmi@0.1": 0.4}
+    assert recipe.as_dict()["paper"] == {"row": [], "column": "", "note": "", **own}
+    (table,) = paper_tables(recipe, {"after": {}})
+    assert table.rows == [["table", "Table 3, ours"], ["data", "CUB"], ["recall_at_1", "0.5"], ["nmi@0.1", "0.4"]]
+
+
+@pytest.mark.parametrize(
+    ("paper", "message"),
+    [
+        ('table = "mine/7"', "paper.table: no table of mine '7'; known: 2, fig-1"),
+        ('table = "mine/2"\nrow = "Small, Yours"', "paper.row: mine/2: no row 'Small, Yours'; nearest: .*Small, Mine"),
+        ('table = "mine/2"\nrow = { Netwrk = "Small" }', "mine/2: no head of rows 'Netwrk'; nearest: Network"),
+        ('table = "mine/2"\ncolumn = "Bird"', "paper.column: no column of mine/2 'Bird'; nearest: Birds"),
+        ('table = "Table 2"\nrow = "Mine"', "paper.row: goes with the table of a paper; no table 'Table 2'"),
+        ('table = "mine/fig-1"\nrow = "Mine"', "paper.row: mine/fig-1: no row 'Mine'"),
+        (
+            'table = "cbml/5"\nrow = "64"',
+            "paper.column: missing; cbml/5 has CUB, Cars, In-Shop, none of which is digits",
+        ),
+    ],
+)
+def test_what_is_not_in_the_file_is_refused(mine, paper, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipes(mine(paper))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('97.5, "-"]', "97.5]", r"tables.2: found 5 cells in the row \['Small', 'Mine'\], wanted 6, one per column"),
+        ('97.5, "-"]', '97.5, "none"]', "found 'none' in the row .*; wanted a number, or '-' for none"),
+        ("year = 2026", "", "year: missing, and without a default"),
+        ("title = ", "title ", "not valid TOML"),
+    ],
+)
+def test_a_file_that_is_none_of_a_paper(mine, old, new, message):
+    file = mine('table = "mine/2"\nrow = "Small, Mine"')
+    mine(text=PAPER.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=f"mine.toml: .*{message}"):
+        load_recipes(file)
+    with pytest.warns(PluginWarning, match="the paper 'mine' is left out: "):
+        assert {"cbml", "angular"} <= set(papers())  # others are not hidden
+    assert load_recipes("cbml/omniglot-small")
+
+
+def test_the_report_has_the_papers_values_beside_the_runs(mine):
+    (recipe,) = load_recipes(mine('table = "mine/2"\nrow = ["Small, Mine", "Small, Scores"]\nnote = "ours"')).values()
+    metrics = {"after": {"recall_at_1": 0.9}, "learned_metric": {"recall_at_1": 0.8}}
+    about, values = paper_tables(recipe, metrics)
+    assert {row[0]: row[1] for row in about.rows} == {
+        "paper": "Me (2026). Mine. ",
+        "table": "mine/2: Two data sets",
+        "note": "ours",
+    }
+    assert values.rows == [
+        ["Small, Mine, Figures, R@1", "97.5", "90.0"],
+        ["Small, Scores, Figures, R@1", "98.0", "80.0"],
+        ["Small, Scores, Figures, time", "3.0", ""],
+    ]
+
+
+def test_a_run_is_read_after_the_papers_file_has_changed(mine, tmp_path):
+    (recipe,) = load_recipes(mine('table = "mine/2"\nrow = "Small, Mine"')).values()
+    file = tmp_path / "recipe.toml"
+    file.write_text(tomli_w.dumps(recipe.as_dict() | {"run": {"recipe": "mine/one"}}))
+    mine(text=PAPER.replace('"Small", "Mine"', '"Tiny", "Mine"'))
+    (read,) = load_recipes(str(file)).values()
+    (about,) = paper_tables(read, {})
+    assert {row[0]: row[1] for row in about.rows} == {"table": "mine/2", "row": "Small, Mine"}
+
+
+def test_a_table_is_shown_as_printed(mine):
+    mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
+    (shown,) = describe("mine/2")
+    assert shown["kind"] == "table"
+    columns = "Network, Loss, Birds R@1, Birds NMI, Figures R@1, Figures time, recipe"
+    assert ", ".join(shown["table"]["columns"]) == columns
+    assert shown["table"]["rows"][0] == ["Small", "Mine", "50", "61.25", "97.50", "-", "mine/full"]
+    assert shown["table"]["rows"][4][-1] == "of another paper"
+    told = CliRunner().invoke(app_for(["show"]), ["show", "mine/full"], env={"COLUMNS": "200"})
+    assert "Small, Mine, Figures: R@1 97.50" in told.stdout
+    both = describe("cbml/7")
+    assert [each["kind"] for each in both] == ["table", "recipe"]
+    for each in both:
+        assert describe("cbml/7", each["kind"]) == [each]
+    with pytest.raises(UnknownNameError, match="no table 'cbml/99'; nearest: cbml/"):
+        describe("cbml/99", "table")
+    with pytest.raises(UnknownNameError, match="no kind 'nosuch'; nearest: loss"):
+        describe("cbml/7", "nosuch")

@@ -1,0 +1,75 @@
+"""The files of a run's folder, and their checksums."""
+
+import json
+
+from pml_ext_train.files.checksums import SUMS, changed_files, read_sums, sha256_of
+from pml_ext_train.records import run_folder as files
+
+OF_A_RUN = [
+    "checkpoints/model.pt",
+    "figures/loss.png",
+    "metrics.json",
+    "network.json",
+    "recipe.toml",
+    "records/logs.db",
+    "report.html",
+    "tensorboard/epochs/events",
+]
+OTHERS = ["notes.txt", "figures/mine.txt", "collection/rows", SUMS]
+OTHERS += [".metrics.json.5-6.tmp", "checkpoints/.model.pt.5.tmp"]
+
+
+def made(place):
+    for name in [*OF_A_RUN, *OTHERS]:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(name)
+    (place / SUMS).unlink()
+
+
+def test_checksums_are_of_the_runs_files_alone(tmp_path):
+    made(tmp_path)
+    files.write_checksums(tmp_path)
+    assert read_sums(tmp_path) == {name: sha256_of(tmp_path / name) for name in OF_A_RUN}
+
+
+def test_checksums_of_checkpoints_and_lost_files_stay(tmp_path):
+    """A checkpoint has its checksum from when it was written; that of a damaged file tells of the damage."""
+    made(tmp_path)
+    files.write_checksums(tmp_path)
+    for name in ("checkpoints/model.pt", "records/logs.db", "report.html"):
+        (tmp_path / name).write_text("changed")
+    files.write_checksums(tmp_path, lost=["records/logs.db"])
+    assert sorted(changed_files(tmp_path)) == ["checkpoints/model.pt", "records/logs.db"]
+
+
+def test_json_is_written_with_its_checksum(tmp_path):
+    files.write_run_json(tmp_path, files.METRICS, {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]})
+    text = (tmp_path / "metrics.json").read_text("utf-8")
+    assert json.loads(text) == {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]}
+    assert text.endswith("}\n")
+    assert read_sums(tmp_path) == {"metrics.json": sha256_of(tmp_path / "metrics.json")}
+
+
+def test_every_name_is_of_a_run():
+    for name in (files.METRICS, files.RECIPE, files.REPORT, files.NETWORK, *files.WRITTEN):
+        assert name.partition("/")[0] in files.FILES
+
+
+def test_advice_of_an_unfinished_run_is_to_resume(tmp_path):
+    command = f"pml-ext train RECIPE --out {tmp_path}"
+    assert str(files.no_finished_run(tmp_path, files.METRICS)) == (
+        f"{tmp_path}: no finished run (no metrics.json in it); type: {command}"
+    )
+    spaced = tmp_path / "my run"
+    assert str(files.no_finished_run(spaced, files.METRICS)).endswith(f"pml-ext train RECIPE --out '{spaced}'")
+    (tmp_path / "checkpoints").mkdir()
+    assert str(files.no_finished_run(tmp_path, files.METRICS)).endswith(f"type: {command} --resume")
+
+
+def test_the_files_of_a_run_are_removed_and_others_stay(tmp_path):
+    made(tmp_path)
+    (tmp_path / SUMS).write_text("sums")
+    (tmp_path / "choice.json").write_text("{}")
+    files.remove_run(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"notes.txt", "collection", "choice.json", ".metrics.json.5-6.tmp"}

@@ -1,0 +1,315 @@
+"""An exported network without this package."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import resource
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from pml_ext import load_run
+from pml_ext_train.data import read_image
+from pml_ext.errors import ConfigError, UnwritableError
+from pml_ext_train.files.checksums import changed_files
+from pml_ext_train.recipe.schema import CutTable
+from pml_ext_train.results import export
+from pml_ext_train.results.export import Normalized, write_onnx
+
+
+@pytest.fixture(scope="module")
+def exported(runs, tmp_path_factory):
+    """Both graphs of a run, compared on images of noise."""
+    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+    place = tmp_path_factory.mktemp("graphs") / "exported"
+    load_run(runs[0], "cpu").export(place, onnx=True)
+    return place
+
+
+def test_a_graph_gives_the_embeddings_in_batches_of_any_size(exported, runs, folder):
+    import onnxruntime
+
+    files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
+    run = load_run(runs[0], "cpu")
+    images = torch.stack([run.images._image(file) for file in files])
+    expected = run.embed(files)
+    session = onnxruntime.InferenceSession(exported / "model.onnx")
+    for size in (1, 7, 100):
+        by_onnx = [session.run(None, {"images": batch.numpy()})[0] for batch in images.split(size)]
+        assert np.abs(np.concatenate(by_onnx) - expected.numpy()).max() < 1e-4
+
+
+def test_an_export_names_its_files_with_checksums(exported):
+    about = json.loads((exported / "preprocess.json").read_text())
+    sums = dict(line.split("  ")[::-1] for line in (exported / "SHA256SUMS").read_text().splitlines())
+    assert set(sums) == {"model.safetensors", "model.onnx", "preprocess.json", "README.md"}
+    for key, name in (("weights", "model.safetensors"), ("onnx", "model.onnx")):
+        assert about[key]["file"] == name
+        assert about[key]["sha256"] == sums[name] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
+    assert 0 <= about["onnx"]["largest_difference"] < 1e-4
+
+
+def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, tmp_path, monkeypatch):
+    text = (exported / "README.md").read_text()
+    _, head, body = text.split("---\n", 2)
+    assert "license: unknown" in head.splitlines()
+    assert "- recall_at_1" in head.splitlines()
+    metrics = json.loads((runs[0] / "metrics.json").read_text())
+    assert f"| MAP@R | {metrics['after']['map_at_r']:.4f} | {metrics['before']['map_at_r']:.4f} |" in body
+    assert "Trained on `digits` with the loss `batch-all-triplets`" in body
+    file = next(folder.glob("4/*.png"))
+    (tmp_path / "photo.jpg").write_bytes(file.read_bytes())
+    for path in exported.glob("model.*"):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    steps, *ways = re.findall(r"```python\n(.*?)```", body, re.S)
+    expected = load_run(runs[0], "cpu").embed(file)
+    assert len(ways) == 2
+    names = {}
+    exec(steps + ways[0], names)
+    torch.testing.assert_close(torch.as_tensor(names["embedding"]), expected, rtol=0, atol=1e-4)
+    exec(ways[1], names)
+    nn = torch.nn
+    about = json.loads((exported / "preprocess.json").read_text())
+    assert (about["image_size"], about["channels"], about["normalize"]) == (8, 1, None)
+    blocks = [[nn.Conv2d(size, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)] for size in (1, 16)]
+    trunk = nn.Sequential(*blocks[0], *blocks[1], nn.Flatten())
+    embedder = nn.Linear(about["features"], 64)
+    network = nn.ModuleDict({"trunk": trunk, "embedder": embedder}).eval()
+    network.load_state_dict(names["tensors"])
+    found = nn.functional.normalize(embedder(trunk(names["images"])))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_an_export_by_features_leaves_out_the_head(runs, tmp_path):
+    run = load_run(runs[0], "cpu")
+    run.export(tmp_path, by="features")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name.partition(".")[0] for name in tensors} == {"trunk"}
+    metrics = json.loads((runs[0] / "metrics.json").read_text())
+    assert "features" not in metrics  # of a trunk from random weights
+    assert "Not measured." in (tmp_path / "README.md").read_text()
+
+
+class Untraceable(torch.nn.Module):
+    """Looks at values."""
+
+    def forward(self, images):
+        return images.flatten(1) * (2 if float(images.sum()) > 1 else 1)
+
+
+def test_a_graph_that_is_not_the_network_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+    images = torch.rand(2, 3, 3, 3)
+    with pytest.raises(ConfigError, match="cannot write this network as ONNX for batches of any size") as caught:
+        write_onnx(tmp_path / "model.onnx", Normalized(Untraceable(), torch.nn.Identity()).eval(), images)
+    assert "\n" not in str(caught.value)
+    network, other = (Normalized(torch.nn.Flatten(), torch.nn.Linear(27, 8)).eval() for _ in range(2))
+    real = torch.onnx.export
+    monkeypatch.setattr("torch.onnx.export", lambda _, *arguments, **more: real(other, *arguments, **more))
+    with pytest.raises(ConfigError, match=r"model.onnx gives embeddings that differ .* by .*, more than 1e-04"):
+        write_onnx(tmp_path / "model.onnx", network, images)
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
+    run = load_run(runs[0], "cpu")
+    (tmp_path / "model.onnx").write_text("somebody's own")
+    run.export(tmp_path)
+    assert "## License" in (tmp_path / "README.md").read_text()
+    run.export(tmp_path)  # its own card is replaced without a word
+    (tmp_path / "README.md").write_text("my words")
+    with pytest.warns(UserWarning, match=r"README.md is none that an export wrote, or was changed since"):
+        run.export(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "my words"
+    assert "README" not in (tmp_path / "SHA256SUMS").read_text()
+    assert (tmp_path / "model.onnx").read_text() == "somebody's own"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "preprocess.json", "SHA256SUMS"])
+def test_files_that_no_export_wrote_are_refused(runs, tmp_path, name):
+    run = load_run(runs[0], "cpu")
+    (tmp_path / name).write_text("somebody's own")
+    with pytest.raises(ConfigError, match=rf"-o {tmp_path}: no export wrote {tmp_path / name}, .* another folder"):
+        run.export(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "somebody's own"
+    with pytest.raises(ConfigError, match="SHA256SUMS"):
+        run.export(runs[0])  # the run's own folder
+    run.export(tmp_path / "new")
+    (tmp_path / "new" / name).write_text("somebody's own")
+    with pytest.raises(ConfigError, match=rf"no export wrote .*{name}"):
+        run.export(tmp_path / "new")
+
+
+def test_an_export_that_was_killed_is_written_again(runs, tmp_path, monkeypatch):
+    run = load_run(runs[0], "cpu")
+    replace = os.replace
+
+    class Killed(BaseException):
+        """Ends a process at a place."""
+
+    for number in range(1, 8):
+        left = [number]
+
+        def killed(*paths, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            replace(*paths)
+
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(os, "replace", killed)
+            run.export(tmp_path / str(number))
+        assert left == [0]  # so it was killed
+        run.export(tmp_path / str(number))
+        assert changed_files(tmp_path / str(number)) == []
+        assert len(list((tmp_path / str(number)).iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("weights", "license", "text"),
+    [
+        ("IMAGENET1K_V1", "license: other", "weights `IMAGENET1K_V1` of `torchvision/resnet18`: their license holds"),
+        (None, "license: unknown", "Trained from random weights"),
+        ("/home/somebody/my.pth", "license: other", "weights `my.pth` of `torchvision/resnet18`: their license holds"),
+    ],
+)
+def test_the_card_names_data_and_weights_but_no_folder(runs, tmp_path, weights, license, text):
+    run = load_run(runs[0], "cpu")
+    model = run.recipe.model
+    trunk = type(model.trunk)(name="torchvision/resnet18", **({} if weights is None else {"weights": weights}))
+    data = run.recipe.data.model_copy(update={"name": "folder:/somebody/photos"})
+    recipe = run.recipe.model_copy(update={"model": model.model_copy(update={"trunk": trunk}), "data": data})
+    bicubic = {"interpolation": "bicubic"}
+    run.network.preprocessing = run.network.preprocessing.model_copy(update=bicubic)
+    export.write_export(tmp_path, run.folder, recipe, run.network)
+    words = (tmp_path / "README.md").read_text()
+    assert "v2.Resize([8, 8], v2.InterpolationMode.BICUBIC, antialias=True)" in words
+    assert license in words.splitlines()
+    assert text in words
+    assert "Trained on `folder` with" in words
+    assert "somebody" not in words + (tmp_path / "preprocess.json").read_text()
+
+
+def test_a_full_disk_is_named_by_an_export(runs, tmp_path):
+    run = load_run(runs[0], "cpu")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(UnwritableError, match=r"model\.safetensors: cannot be written \(File too large\)"):
+            run.export(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_card_has_no_path_and_no_html_of_a_recipe(runs, tmp_path):
+    trained = load_run(runs[0], "cpu")
+    trunk = trained.recipe.model.trunk.model_copy(update={"weights": "/home/somebody/weights.pth"})
+    model = trained.recipe.model.model_copy(update={"trunk": trunk})
+    recipe = trained.recipe.model_copy(update={"model": model, "description": "<script>alert(1)</script> & more"})
+    (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "/home/somebody/<b>mine.toml@36"}))
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+    words = export.card(tmp_path, recipe, about)
+    assert "# &lt;b&gt;mine@36" in words.splitlines()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in words
+    assert "the weights `weights.pth`" in words
+    assert "<" not in words
+    assert "somebody" not in words
+
+
+@pytest.mark.parametrize("side", [24, 40])
+def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(runs, tmp_path, side):
+    trained = load_run(runs[0], "cpu")
+    seen = trained.network.preprocessing.model_copy(update={"image_size": 24, "crop": True, "resize": None})
+    trained.network.preprocessing = seen
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+    assert about["exact_size_is_kept"]
+    words = (tmp_path / "out" / "README.md").read_text()
+    lines = re.findall(r"```python\n(.*?)```", words, re.S)[0]
+    pixels = torch.randint(256, (side, side), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).save(tmp_path / "photo.png")
+    names = {}
+    exec(lines.replace("photo.jpg", str(tmp_path / "photo.png")), names)
+    _, transform = seen.transforms()
+    assert torch.equal(names["images"][0], transform(pixels[None]))
+
+
+def test_a_card_says_that_nothing_was_trained(runs, tmp_path):
+    trained = load_run(runs[0], "cpu")
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+    (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", "best_epoch": 0}))
+    assert "Nothing was trained; the trunk is" in export.card(tmp_path, trained.recipe, about)
+    frozen = trained.recipe.model.model_copy(update={"freeze": "trunk"})
+    recipe = trained.recipe.model_copy(update={"model": frozen})
+    assert "Trained on `digits`" in export.card(runs[0], recipe, about)
+    for freeze in ("trunk", ["*"], CutTable(until="head")):
+        frozen = trained.recipe.model.model_copy(update={"freeze": freeze})
+        recipe = trained.recipe.model_copy(update={"model": frozen})
+        assert "Nothing was trained; the trunk is" in export.card(runs[0], recipe, {**about, "by": "features"})
+    frozen = trained.recipe.model.model_copy(update={"freeze": CutTable(until="last")})
+    recipe = trained.recipe.model_copy(update={"model": frozen})
+    assert "Trained on `digits`" in export.card(runs[0], recipe, {**about, "by": "features"})
+
+
+def test_a_card_has_no_number_that_was_not_measured(runs, tmp_path):
+    trained = load_run(runs[0], "cpu")
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+
+    def rows(**metrics):
+        (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", **metrics}))
+        words = export.card(tmp_path, trained.recipe, about)
+        assert words.startswith("---\n")
+        return re.findall(r"^\| (.*) \|$", words.partition("## Metrics")[2], re.M)
+
+    after = {"recall_at_1": 0.5, "nmi": None}
+    both = rows(best_epoch=3, after=after, before={"recall_at_1": 0.25})
+    assert both[0] == "on the test images | trained | before training"
+    assert both[2:] == ["Recall@1 | 0.5000 | 0.2500", "NMI | blank | blank"]
+    for metrics in ({"best_epoch": 3}, {"best_epoch": 0, "before": after}):  # with --quick; a head in closed form
+        assert rows(after=after, **metrics) == ["on the test images |", "--- | ---", "Recall@1 | 0.5000", "NMI | blank"]
+
+
+def test_the_lines_of_a_card_turn_an_image_upright(exported, runs, tmp_path):
+    pixels = torch.randint(256, (8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    image = Image.fromarray(pixels.numpy())
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(tmp_path / "photo.png", exif=exif)
+    lines = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.S)[0]
+    names = {}
+    exec(lines.replace("photo.jpg", str(tmp_path / "photo.png")), names)
+    run = load_run(runs[0], "cpu")
+    _, transform = run.network.preprocessing.transforms()
+    assert torch.equal(names["images"][0], transform(read_image(tmp_path / "photo.png", channels=1)))
+    assert not torch.equal(names["images"][0], transform(pixels[None]))
+
+
+def _sixteen_bits(generator):
+    return Image.fromarray(generator.integers(1 << 16, size=(12, 9)).astype(np.uint16))
+
+
+def _transparent(generator):
+    return Image.fromarray(generator.integers(256, size=(12, 9, 4), dtype=np.uint8), "RGBA")
+
+
+def _palette(generator):
+    image = Image.fromarray(generator.integers(256, size=(12, 9), dtype=np.uint8)).convert("P")
+    image.info["transparency"] = 3
+    return image
+
+
+@pytest.mark.parametrize("draw", [_sixteen_bits, _transparent, _palette])
+def test_the_lines_of_a_card_take_images_of_every_mode_as_the_program_does(exported, runs, tmp_path, draw):
+    file = tmp_path / "photo.png"
+    draw(np.random.default_rng(0)).save(file)
+    lines = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.S)[0]
+    names = {}
+    exec(lines.replace("photo.jpg", str(file)), names)
+    _, transform = load_run(runs[0], "cpu").network.preprocessing.transforms()
+    assert torch.equal(names["images"][0], transform(read_image(file, channels=1)))

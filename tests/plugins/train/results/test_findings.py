@@ -1,0 +1,73 @@
+"""What a run says of queries that can have no right answer, and of tests that measure nothing."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pml_ext_train.launch.launch import train
+
+from ....overrides import typed
+
+SETTINGS = ["schedule.epochs=1", "sampler.batch_size=32", "sampler.iterations=2", "data.image_size=8"]
+TRAINED = [6] * 8  # images of each class
+
+
+def run_on(folder, tested):
+    """Train a small network on made-up images and test it on classes of so many; return its metrics and report."""
+    generator = np.random.default_rng(0)
+    for part, sizes in (("train", TRAINED), ("test", tested)):
+        for number, size in enumerate(sizes):
+            place = folder / "images" / part / f"{part}{number:02}"
+            place.mkdir(parents=True)
+            center = generator.uniform(0, 150, size=(8, 8))
+            for image in range(size):
+                pixels = center + generator.uniform(0, 100, size=(8, 8))
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{image}.png")
+    train("cbml/digits", folder / "run", overrides=typed([f"data.name=folder:{folder / 'images'}", *SETTINGS]))
+    metrics = json.loads((folder / "run" / "metrics.json").read_text())
+    return metrics, (folder / "run" / "report.html").read_text()
+
+
+def test_queries_without_an_answer_are_not_counted(tmp_path):
+    metrics, report = run_on(tmp_path, [7] * 7 + [1] * 9)
+    assert metrics["images"]["test"] == {"images": 58, "classes": 16}
+    assert metrics["without_answer"] == {"queries": 9, "classes": [f"test{number:02}" for number in range(7, 16)]}
+    assert metrics["queries"]["recall_at_1"] == metrics["queries"]["precision_at_1"] == 49
+    assert metrics["queries"]["nmi"] == 58
+    assert metrics["blank"] == {}
+    recall = metrics["after"]["recall_at_1"]
+    assert recall == metrics["after"]["precision_at_1"]
+    assert (recall * 49) == pytest.approx(round(recall * 49))
+    assert list(metrics["recall_at_1_by_class"]) == sorted(
+        metrics["recall_at_1_by_class"], key=lambda name: metrics["recall_at_1_by_class"][name]
+    )
+    assert len(metrics["recall_at_1_by_class"]) == 7
+    headline = report.split('<p class="headline">')[1].split("</p>")[0]
+    assert f"is right for {100 * recall:.0f}\N{NO-BREAK SPACE}% of the 49 queries that have a right answer" in headline
+    left_out = "9 of 58 queries have none and are not counted: classes test07, test08, test09, test10, test11, ..."
+    assert left_out in headline
+    assert "Shares are over different numbers: " in report
+
+
+def test_a_test_of_one_image_of_each_class_is_left_blank(tmp_path):
+    metrics, report = run_on(tmp_path, [1] * 12)
+    for name, value in metrics["after"].items():
+        assert math.isnan(value), name
+    assert metrics["recall_at_1_by_class"] == {}
+    warned = " ".join(metrics["warnings"])
+    assert "Recall@1" in warned
+    assert "none of the 12 queries has another item of its class in the gallery" in warned
+    assert "12 clusters of 12 queries have one each" in warned
+    assert "nothing can be said of the nearest image: none of the 12 queries has another item of its class" in report
+    assert "<td>nan" not in report
+
+
+def test_a_test_of_one_class_is_left_blank(tmp_path):
+    metrics, report = run_on(tmp_path, [8])
+    for name, value in metrics["after"].items():
+        assert math.isnan(value), name
+    assert metrics["blank"]["nmi"] == "all 8 queries are of one class, so that no cluster can be wrong"
+    assert "nothing can be said of the nearest image: every item of the gallery is right" in report

@@ -1,0 +1,180 @@
+"""Runs that train the last blocks of a trunk from cached activations, next to runs that train from images."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from pml_ext.errors import ConfigError
+from pml_ext_train.launch.launch import train
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.training import checkpoint
+from pml_ext_train.training.evaluation import evaluate_split
+from pml_ext_train.training.features import FeatureCache
+from pml_ext_train.training.loop import train_run
+from pml_ext_train.training.run import Run
+from pml_ext_train.training.session import open_run
+from pml_ext_search.trained import load_run
+
+from ....overrides import typed
+from .short_runs import SHORT, finished
+
+pytestmark = pytest.mark.usefixtures("without_report")
+BLOCK = "4"  # of the convnet, the first layer of its second block
+STEM = [str(layer) for layer in range(4)]
+LIVE = f"model.freeze={STEM}".replace("'", '"')
+PLAIN = "data.augment.shift=0"
+
+
+def cut(precision="float32", **more):
+    settings = {"until": BLOCK, "precision": precision, **more}
+    return "model.freeze={" + ", ".join(f"{key}={value!r}" for key, value in settings.items()) + "}"
+
+
+def assert_close_states(one, other, tolerance):
+    for part in ("trunk", "embedder"):
+        for name, value in one[part].items():
+            torch.testing.assert_close(other[part][name], value, atol=tolerance, rtol=0, msg=f"{part}.{name}")
+
+
+@pytest.mark.parametrize("frozen_norms", ["true", "false"])
+def test_a_cut_equals_a_frozen_part_of_the_live_network(tmp_path, frozen_norms):
+    settings = [PLAIN, "model.dropout=0.2", f"model.freeze_batch_norm={frozen_norms}"]
+    live, metrics = finished(tmp_path / "live", *settings, LIVE)
+    kept, same = finished(tmp_path / "cut", *settings, cut())
+    assert_close_states(live, kept, 1e-5)
+    for phase in ("raw", "before", "after"):
+        assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
+
+
+def test_float16_is_within_its_rounding(tmp_path):
+    few = [PLAIN, "schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=3"]
+    exact, _ = finished(tmp_path / "exact", *few, cut())
+    rounded, _ = finished(tmp_path / "rounded", *few, cut("float16"))
+    for state in (exact, rounded):  # before batch norm, a bias has the gradient of rounding alone
+        del state["trunk"][f"{BLOCK}.bias"]
+    assert_close_states(exact, rounded, 5e-3)
+    differ = [not torch.equal(value, rounded["trunk"][name]) for name, value in exact["trunk"].items()]
+    assert any(differ)
+
+
+def test_the_whole_network_is_saved_and_searched(tmp_path):
+    state, metrics = finished(tmp_path / "run", cut("float16"), "model.views=3")
+    assert {name.partition(".")[0] for name in state["trunk"]} == {"0", "1", "4", "5"}
+    images = torch.randint(255, (3, 1, 8, 8), dtype=torch.uint8)
+    assert load_run(tmp_path / "run").embed(images).shape == (3, 64)
+    assert metrics["after"]["recall_at_1"] > metrics["before"]["recall_at_1"]
+
+
+def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
+    settings = [*SHORT, cut("float16"), "model.views=2", "schedule.name=constant", "schedule.milestones=[]"]
+    settings += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=40"]
+    for folder, epochs in (("once", 4), ("twice", 2)):
+        train("cbml/digits", overrides=typed([*settings, f"schedule.epochs={epochs}"]), out=tmp_path / folder)
+    train("cbml/digits", overrides=typed([*settings, "schedule.epochs=4"]), out=tmp_path / "twice", resume=True)
+    once, twice = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("once", "twice"))
+    for name, value in once["parts"]["trunk"].items():
+        assert torch.equal(twice["parts"]["trunk"][name], value), name
+
+
+def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
+    passes = []
+    real = FeatureCache.of
+    monkeypatch.setattr(FeatureCache, "of", lambda *given: passes.append(given) or real(*given))
+    stage = '[{epochs=2, loss={name="cbml"}, freeze={until="head", precision="float32"}}]'
+    staged = [PLAIN, f"stages={stage}", "schedule.milestones=[4]", "model.freeze_batch_norm=true"]
+    recipe = load_recipe("cbml/digits", typed([*SHORT, *staged]))
+    run = Run(recipe, "cbml/digits", tmp_path)
+    first, last = run.stages
+    assert isinstance(run.inputs.trained_trunk(first), torch.nn.Identity)
+    assert run.inputs.trained_trunk(last) is run.trunk
+    trunks = {}
+
+    def remember(epoch, _):
+        trunks[epoch] = run.trunk.state_dict()["0.weight"].clone()
+
+    before = run.trunk.state_dict()["0.weight"].clone()
+    monkeypatch.setattr("pml_ext_train.training.loop.validate", lambda *_: remember(run.epoch, 0))
+    train_run(run, finish=lambda *_: {})
+    # The features of all training images, once, and those of the tested images for the test before the training.
+    assert [len(images) for _, images, *_ in passes] == [len(run.images("train")), len(run.images("test"))]
+    assert torch.equal(trunks[2], before)
+    assert not torch.equal(trunks[3], before)
+
+
+def test_a_stage_with_a_cut_and_then_the_whole_network(tmp_path):
+    stage = '[{epochs=2, loss={name="cbml"}, freeze={until="4", precision="float16"}}]'
+    common = ["model.views=2", "schedule.milestones=[3]"]
+    first, _ = finished(tmp_path / "first", f"stages={stage}", *common, "schedule.epochs=3")
+    untrained, _ = finished(
+        tmp_path / "untrained", "model.freeze=trunk", "model.embedder=none", "model.embedding_size=32"
+    )
+    changed = {}
+    for name, value in untrained["trunk"].items():
+        changed[name] = not torch.equal(first["trunk"][name], value)
+    assert changed["0.weight"]  # by the last epoch
+    assert changed["4.weight"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            [cut(gigabytes=1e-6)],
+            r"take .* KB .* wanted at most gigabytes = 1e-06: a later block, or fewer model.views",
+        ),
+        (['model.freeze={until="7x"}'], "no block of the trunk '7x'"),
+        (['model.freeze={until="4", gigabyte=1}'], "no key 'gigabyte'"),
+        ([cut(), "model.trunk.weights=random", "model.init=other"], "features are kept of pretrained trunks alone"),
+        (["model.views=2"], "goes with freeze = 'trunk' or a cut"),
+        (
+            ['stages=[{epochs=1, loss={name="cbml"}}, {epochs=1, loss={name="cbml"}, freeze={until="4"}}]'],
+            "stages with a cut come first",
+        ),
+        (['model.freeze="trunk"', 'stages=[{epochs=1, loss={name="cbml"}, freeze={until="4"}}]'], "goes without"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        train("cbml/digits", overrides=typed([*SHORT, *settings]), out=tmp_path / "run")
+
+
+def test_two_stages_may_keep_other_precisions(tmp_path):
+    first = '{epochs=1, loss={name="cbml"}, freeze={until="4", precision="float32"}}'
+    second = first.replace("float32", "float16")
+    recipe = load_recipe("cbml/digits", typed([*SHORT, f"stages=[{first}, {second}]"]))
+    run = Run(recipe, "two", tmp_path / "run")
+    cuts = [run.inputs.cut_of(stage) for stage in run.stages]
+    assert [cut and cut.table.precision for cut in cuts] == ["float32", "float16", None]
+    stored = {run.kept.activations(cut, "train")[:2].dtype for cut in cuts[:2]}
+    assert stored == {torch.float32, torch.float16}
+
+
+def test_random_weights_before_a_cut_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is frozen and has no weights"):
+        train("cbml/digits", overrides=typed(['model.freeze={until="4"}']), out=tmp_path / "run")
+
+
+def test_images_pass_the_stem_once_and_tests_are_those_of_images(tmp_path, monkeypatch):
+    """Whitening, and the tests before and after the training, share one pass over all images."""
+    passed = Counter()
+    runs = []
+
+    class Counted(Run):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.trunk[0].register_forward_hook(lambda module, given, output: passed.update(stem=len(output)))
+            runs.append(self)
+
+    monkeypatch.setattr("pml_ext_train.launch.launch.Run", Counted)
+    settings = [PLAIN, cut("float16"), "model.start=within-class", "model.refit=within-class"]
+    settings += ["model.embedding_size=16", "evaluation.training_images=5000", "model.freeze_batch_norm=true"]
+    _, metrics = finished(tmp_path / "run", *settings)
+    sizes = {name: len(images) for name, images in runs[0].splits.items()}
+    probe = 1  # of the shape of activations
+    assert passed["stem"] == sizes["train"] + sizes["test"] + probe
+    view = open_run(tmp_path / "run", 0, "cpu")
+    assert view.cut is None  # it looks at images
+    for split, phase, close in (("test", "after", 1e-9), ("train", "training", 2e-3)):
+        found = evaluate_split(view, split)["map_at_r"]
+        assert found == pytest.approx(metrics[phase]["map_at_r"], abs=close)

@@ -1,0 +1,167 @@
+"""An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
+
+import pytest
+import torch
+from pytorch_metric_learning.samplers import MPerClassSampler
+from torch import nn
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from pml_ext_train.data import LabeledImages, Pipeline, build_transforms
+from pml_ext.errors import TrainingError
+from pml_ext.pairwise import ListedTuples
+from pml_ext.samplers import TupleSampler
+from pml_ext_train.training.batches import (
+    Batch,
+    BatchReader,
+    draw,
+    draw_for_all,
+    embed_batches,
+    epoch_batches,
+    with_indices,
+)
+from pml_ext_train.training.loader import WorkerDataset, data_loader
+
+from .worker_images import Noisy
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
+    joined = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]
+    parts = [epoch_batches(joined, 0, 1, rank, processes) for rank in range(processes)]
+    whole = epoch_batches(joined, 0, 1)
+    for number in range(2):
+        assert [item for part in parts for item in part[number]] == whole[number]
+        assert [index for index, _ in whole[number]] == joined[number]
+    sizes = [len(part[0]) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_batches_of_listed_pairs_have_their_indices():
+    pairs = ListedTuples([[0, 1], [2, 3], [1, 2], [4, 0]], [True, False, False, True])
+    drawn = [batch.tuples for batch in TupleSampler(pairs, 2, seed=5)]
+    assert draw(TupleSampler(pairs, 2, seed=5), 2, 1) == drawn[:1]
+    batches, indices = draw_for_all(TupleSampler(pairs, 2, seed=5), 2, 2, seed=0, epoch=1)
+    assert [[index for index, _ in batch] for batch in batches] == [pairs.batch(numbers).items for numbers in drawn]
+    reading = []
+    for number, batch in enumerate(batches):
+        reading.append(Batch(torch.full((len(batch), 1), number), torch.zeros(len(batch))))
+    for number, (images, labels, listed) in enumerate(with_indices(reading, indices, CPU)):
+        assert labels is None
+        assert torch.equal(images, reading[number].images)
+        assert all(map(torch.equal, listed, pairs.batch(drawn[number]).indices_tuple))
+    assert list(with_indices(reading, None, CPU)) == reading
+    assert draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)[1] is None
+
+
+def test_a_batch_has_an_image_for_each_process(monkeypatch):
+    monkeypatch.setattr("pml_ext_train.training.batches.num_processes", lambda: 3)
+    text = r"a batch of 2 images has none for some of 3 processes; wanted sampler.batch_size of 3 or more"
+    with pytest.raises(TrainingError, match=text):
+        draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)
+    batches, _ = draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1, views=2)
+    assert [len(batch) for batch in batches] == [1, 1]
+
+
+def test_seeds_differ_between_images_epochs_and_runs():
+    joined = [[0] * 50, [0] * 50]
+    batches = [batch for run in (0, 1) for epoch in (1, 2) for batch in epoch_batches(joined, run, epoch)]
+    assert len({seed for batch in batches for _, seed in batch}) == 400
+
+
+def test_draws_from_samplers_of_indices_and_of_batches():
+    assert draw(SequentialSampler(range(10)), 3, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
+    batches = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
+    assert draw(batches, 99, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    labels = torch.arange(40) % 4
+    for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
+        assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
+    assert sorted(i for batch in draw(RandomSampler(range(12)), 4, 3) for i in batch) == list(range(12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_depends_on_the_place_in_the_epoch_alone(workers):
+    batches = epoch_batches([[5, 5, 7], [1, 2, 3]], 3, 1)
+    torch.manual_seed(workers)
+    before = torch.get_rng_state()
+    images = WorkerDataset(Noisy(), workers)
+    assert len(images) == 20
+    alone = [torch.stack([images[item][0] for item in batch]) for batch in batches]
+    assert torch.equal(torch.get_rng_state(), before)
+    loaded = [x for x, _ in data_loader(images, workers, CPU, batch_sampler=batches)]
+    assert all(torch.equal(one, other) for one, other in zip(alone, loaded, strict=True))
+    assert not torch.equal(alone[0][0], alone[0][1])  # the same image twice, augmented twice
+
+
+@pytest.mark.parametrize("settings", [{}, {"bgr": True, "value_range": 255, "random_crop_scale": (0.5, 1.0)}])
+def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
+    """A quarter of what the network gets; what is left is done to whole batches."""
+    pixels = torch.randint(256, (6, 3, 20, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    normalize = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
+    augmented, plain = build_transforms(16, 3, True, normalize, shift=2, pipeline=Pipeline(flip=True, **settings))
+    images = LabeledImages(pixels, [0, 1] * 3, ["a", "b"])
+    epoch = epoch_batches([[5, 5, 0], [1, 2, 3]], 3, 1)
+    drawn = []
+    for workers in (0, 1):
+        reader = BatchReader(images.with_transform(augmented), workers, CPU)
+        drawn.append(list(reader.read(epoch)))
+        assert reader._loader.dataset[0, 1][0].dtype == (torch.uint8 if workers else torch.float32)
+        reader.close()
+    without_workers, with_workers = drawn
+    for batch, same in zip(without_workers, with_workers, strict=True):
+        assert batch.images.dtype == same.images.dtype == torch.float32
+        assert torch.equal(batch.images, same.images)
+    flat = nn.Flatten(), nn.Identity()
+    passes = [
+        [each.features for each in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)]
+        for workers in (0, 1)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
+
+
+def test_a_split_is_embedded_in_order_without_side_effects():
+    pixels = torch.randint(256, (23, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = LabeledImages(pixels, torch.arange(23) % 5, list("abcde"), lambda image: image.float() / 255, channels=1)
+    trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+    trunk[1].running_mean.uniform_()
+    trunk[1].eval()  # frozen within a network that trains
+    embedder = nn.Linear(64, 3)
+    before = torch.get_rng_state()
+    batches = list(embed_batches(trunk, embedder, images, CPU, batch_size=8))
+    assert [len(batch.images) for batch in batches] == [8, 8, 7]
+    embeddings = torch.cat([batch.embeddings for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [module.training for module in (trunk, *trunk)] == [True, True, False, True, True, True]
+    wanted = embedder(trunk.eval()(torch.stack([images[index][0] for index in range(23)])))
+    assert torch.allclose(embeddings, wanted, atol=1e-6)
+    assert labels.tolist() == images.labels.tolist()
+    assert not embeddings.requires_grad
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_broken_off_leaves_nothing_for_the_next(workers):
+    reader = BatchReader(Noisy(), workers, CPU)
+    broken = reader.read(epoch_batches([[1, 2], [3, 4], [5, 6]], 0, 1))
+    next(broken)
+    broken.close()
+    second = epoch_batches([[7, 8], [9, 7]], 0, 2)
+    alone = WorkerDataset(Noisy(), 0)
+    for batch, (values, indices, _) in zip(second, reader.read(second), strict=True):
+        assert indices.tolist() == [index for index, _ in batch]
+        assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        (range(9), r"a pass of list gave 2 batches of 4 images, wanted 3"),
+        ([0.5] * 12, "list must give indices of images; 'float' object"),
+        ([3, -1] * 6, "list must give indices of images, from 0; it gave -1"),
+    ],
+)
+def test_batches_that_a_sampler_did_not_promise_are_refused(indices, text):
+    with pytest.raises(TrainingError, match=text):
+        draw([*indices], 4, 3)

@@ -1,0 +1,154 @@
+"""Checkpoints: they hold the state of any sampler, run no code, and name in a line what is damaged."""
+
+import collections
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning import samplers
+
+from pml_ext.errors import DataError, PluginWarning, UnwritableError
+from pml_ext_train.training import checkpoint
+
+ANEW = r"delete the folder .*checkpoints and train with --resume"
+REMEDY = dict.fromkeys(("last", "previous", "best"), ANEW) | {
+    "within": r"the epoch begins again",
+    "model": r"train with --resume: it is made again from last.pt",
+}
+
+
+def a_state(name):
+    return {"weights of " + name: torch.zeros(400), "epoch": 1, "of": "run"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    return tmp_path / "run" / "checkpoints"
+
+
+@pytest.mark.parametrize("name", REMEDY)
+def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
+    path = folder / f"{name}.pt"
+    with pytest.raises(DataError, match=rf"{name}.pt: no such checkpoint; {REMEDY[name]}"):
+        checkpoint.load(path)
+    checkpoint.save(path, a_state(name))
+    assert checkpoint.load(path).keys() > a_state(name).keys()
+    whole = path.read_bytes()
+    flipped = [bytearray(whole) for _ in range(20)]
+    for number, content in enumerate(flipped):
+        content[number * (len(whole) - 1) // 19] ^= 1 << number % 8
+    contents = [whole[:500], whole[:-1], whole + b"\0", bytes(500), b"no checkpoint", b"\x80", *flipped]
+    for content in (b"", *contents):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}.pt: the file is damaged.*; {REMEDY[name]}") as caught:
+            checkpoint.load(path)
+        assert "\n" not in str(caught.value)
+        assert "weights_only" not in str(caught.value)  # what torch advises instead
+    checkpoint.save(path, a_state(name) | {"of": "another run"})
+    with pytest.raises(DataError, match=rf"{name}.pt: it is of another run, of another recipe or seed; {REMEDY[name]}"):
+        checkpoint.load(path, of="this run")
+
+
+class Opens:
+    """Opens a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("name", REMEDY)
+def test_no_code_of_a_checkpoints_author_is_run(folder, name):
+    """With a right checksum too."""
+    path = folder / f"{name}.pt"
+    written = folder / "written"
+    checkpoint.save(path, a_state(name) | {"epoch": Opens(written)})
+    with pytest.raises(DataError, match=rf"{name}.pt: it cannot be read here \(UnpicklingError\): ") as caught:
+        checkpoint.load(path)
+    assert "weights_only" not in str(caught.value)
+    assert "go on with the versions that wrote it; if it is damaged, " in str(caught.value)
+    assert not written.exists()
+
+
+def test_a_state_of_other_versions_says_what_does_not_fit(tmp_path):
+    written = {"versions": checkpoint.versions() | {"torch": "1.13.0"}}
+    with pytest.raises(DataError) as caught, checkpoint.errors_with_path(tmp_path / "last.pt", written):
+        torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
+    text = str(caught.value)
+    assert "last.pt: it does not fit the run's recipe (RuntimeError: " in text
+    assert "size mismatch for weight" in text
+    assert f"(written by torch 1.13.0 (now {checkpoint.versions()['torch']})); delete the folder" in text
+    assert "\n" not in text
+    assert len(text) < 600 + len(str(tmp_path))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: samplers.MPerClassSampler(np.arange(40) % 4, 2, 8, 40),
+        lambda: samplers.HierarchicalSampler(np.stack([np.arange(400) % 8, np.arange(400) % 4]).T, 8, 4, 4),
+        lambda: torch.utils.data.RandomSampler(range(40)),
+    ],
+    ids=["m-per-class", "hierarchical", "random"],
+)
+def test_pmls_and_torchs_samplers_go_on_where_they_were_saved(folder, make):
+    one = make()
+    other = make()
+    list(one)
+    state = {"sampler": checkpoint.sampler_state(one), "random": checkpoint.random_state()}
+    checkpoint.save(folder / "x.pt", state)
+    torch.load(folder / "x.pt", weights_only=True)  # without permissions
+    wanted = [list(one), list(one)]
+    state = checkpoint.load(folder / "x.pt")
+    checkpoint.set_sampler_state(other, state["sampler"])
+    checkpoint.set_random_state(state["random"])
+    assert [list(other), list(other)] == wanted
+
+
+class OfItsOwn:
+    """A sampler without a ``state_dict``, with containers and a generator of its own."""
+
+    def __init__(self, seed):
+        self.generator = np.random.default_rng(seed)
+        self.members = collections.defaultdict(list, {np.int64(3): np.arange(seed, seed + 5)})
+        self.order = [seed, 2.5, "x", None]
+        self.seen = {seed}
+        self.pair = (seed, True)
+        self.all = range(seed)
+
+
+def test_an_attribute_that_cannot_be_kept_is_named_once(folder, recwarn):
+    one = OfItsOwn(1)
+    other = OfItsOwn(2)
+    text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
+    with pytest.warns(PluginWarning, match=text):
+        checkpoint.save(folder / "x.pt", {"sampler": checkpoint.sampler_state(one)})
+    recwarn.clear()
+    assert "generator" not in checkpoint.sampler_state(one)
+    assert not recwarn.list
+    checkpoint.set_sampler_state(other, checkpoint.load(folder / "x.pt")["sampler"])
+    assert other.members[3].tolist() == one.members[3].tolist()
+    assert (other.order, other.seen, other.pair, other.all) == (one.order, one.seen, one.pair, one.all)
+
+
+@pytest.mark.parametrize("size", [3, 300_000])  # torch hides the error of the system where it writes in several parts
+def test_a_full_disk_is_told_as_the_system_says_it(folder, monkeypatch, size):
+    checkpoint.save(folder / "last.pt", a_state("last"))
+    open_file = Path.open
+
+    def opened(path, mode="r", *arguments, **options):
+        if path.name.startswith(".last.pt.") and mode == "wb":
+            return open_file(Path("/dev/full"), mode, *arguments, **options)
+        return open_file(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(UnwritableError, match=r"last.pt: cannot be written \(No space left on device\)"):
+        checkpoint.save(folder / "last.pt", a_state("other") | {"network": torch.zeros(size)})
+    monkeypatch.undo()
+    assert "weights of last" in checkpoint.load(folder / "last.pt")
+    assert [path.name for path in folder.iterdir()] == ["last.pt"]

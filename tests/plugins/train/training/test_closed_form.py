@@ -1,0 +1,146 @@
+"""Heads in closed form in runs: fitted in place of training, before it, and after it."""
+
+import json
+
+import pytest
+import torch
+
+from pml_ext import TotalWhitening, WithinClassWhitening, load_run
+from pml_ext.errors import ConfigError
+from pml_ext_train.launch.launch import draw_report, train
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.training.session import open_run
+
+from ....overrides import typed
+
+FROZEN = ["model.freeze=trunk", "model.trunk.weights=random"]
+FAST = ["schedule.epochs=2", "sampler.iterations=3"]
+
+
+def finished(folder, *overrides):
+    """Train digits, and return the finished run and its metrics."""
+    train("pml/multi-similarity/digits", out=folder, overrides=typed([*FAST, *overrides]))
+    return open_run(folder, 0, "cpu"), json.loads((folder / "metrics.json").read_text())
+
+
+def whitened_features(view, size, shrinkage=0.6):
+    features = view.embeddings("train", "trunk")
+    return WithinClassWhitening(shrinkage, size).fit(features, view.true_labels("train"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A finished run without any head in closed form, and its metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
+        return finished(tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(("settings", "shrinkage"), [([], 0.6), (["model.shrinkage=0.3"], 0.3)])
+def test_an_embedder_within_classes_is_fitted_and_not_trained(tmp_path, settings, shrinkage):
+    closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=16"]
+    view, metrics = finished(tmp_path / "run", *closed, *settings)
+    layer = whitened_features(view, 16, shrinkage)
+    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+    assert metrics["best_epoch"] == 0
+    assert metrics["before"] == pytest.approx(metrics["after"])
+    assert metrics["within_class"]["recall_at_1"] > 0.5
+    assert load_run(tmp_path / "run").embed(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 16)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_components_with_shrinkage_are_total_whitening(tmp_path):
+    closed = [*FROZEN, "model.embedder=pca", "model.embedding_size=16", "model.shrinkage=0.6"]
+    view, _ = finished(tmp_path / "run", *closed)
+    layer = TotalWhitening(0.6, 16).fit(view.embeddings("train", "trunk"))
+    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_training_starts_from_the_whitening(plain, tmp_path):
+    _, fitted = finished(tmp_path / "fitted", *FROZEN, "model.embedder=within-class")
+    _, metrics = finished(tmp_path / "run", "model.start=within-class")
+    _, random = plain
+    assert metrics["before"] == pytest.approx(fitted["after"], abs=1e-3)
+    assert metrics["before"]["map_at_r"] != pytest.approx(random["before"]["map_at_r"], abs=1e-3)
+    assert metrics["best_epoch"] > 0
+
+
+def test_a_head_that_is_fitted_again_replaces_the_trained_one(plain, tmp_path):
+    untouched, without = plain
+    view, metrics = finished(tmp_path / "run", "model.refit=within-class")
+    assert metrics["trained_head"] == pytest.approx(without["after"])  # training is the same
+    assert torch.equal(view.trunk.state_dict()["1.weight"], untouched.trunk.state_dict()["1.weight"])
+    layer = whitened_features(view, 64)
+    torch.testing.assert_close(view.embedder.weight, layer.weight, atol=1e-4, rtol=1e-4)
+    assert {"features", "trained_head", "after"} <= set(metrics)
+    assert "head fitted again" in draw_report(tmp_path / "run").read_text()
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_resumed_run_is_fitted_again_to_the_same(tmp_path):
+    settings = ["model.refit=within-class", "schedule.name=constant"]
+    whole, _ = finished(tmp_path / "whole", *settings)
+    finished(tmp_path / "run", *settings, "schedule.epochs=1")
+    train("pml/multi-similarity/digits", out=tmp_path / "run", resume=True, overrides=typed([*FAST, *settings]))
+    resumed = open_run(tmp_path / "run", 0, "cpu")
+    assert torch.equal(resumed.embedder.weight, whole.embedder.weight)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["model.shrinkage=0.6"], "shrinkage: it is of embedder"),
+        (["model.shrinkage=auto", "model.embedder=pca", "model.freeze=trunk"], "'pca' does not see"),
+        (["model.refit=within-class", "model.norm=batch"], "refit: it is of embedder = 'linear'"),
+        (["model.refit=within-class", "model.freeze=trunk"], "refit: the trunk is frozen"),
+        (["model.start=within-class", "model.embedder=mlp"], "start: it is of embedder = 'linear'"),
+        (["model.embedder=within-class"], "goes with freeze = 'trunk'"),
+        (["model.embedder=within-class", "model.freeze=trunk", "model.dropout=0.1"], "dropout: it is of an embedder"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, text):
+    with pytest.raises(ConfigError, match=text):
+        load_recipe("pml/multi-similarity/digits", typed(settings))
+
+
+def test_a_size_above_that_of_the_features_is_named(tmp_path):
+    closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=5000"]
+    with pytest.raises(ConfigError, match=r"embedding_size: found 5000, but the trunk gives 256 features"):
+        train("pml/multi-similarity/digits", out=tmp_path / "run", overrides=typed([*FAST, *closed]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["model.embedding_size=5000"], "embedding_size: found 5000"),
+        (["data.labels=instance", "data.views=2", "sampler={name='shuffle', batch_size=40}"], "have no classes"),
+        (
+            ["model.shrinkage=auto", "data.relation={name='near', within=1}"],
+            "holds out classes, which a relation has not",
+        ),
+    ],
+)
+def test_a_head_that_cannot_be_fitted_again_is_refused_before_the_training(tmp_path, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        train(
+            "pml/multi-similarity/digits",
+            out=tmp_path / "run",
+            overrides=typed([*FAST, "model.refit=within-class", *settings]),
+        )
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+
+
+def test_whitening_behind_the_features_is_told_with_what_to_type(tmp_path, monkeypatch):
+    """It is in the metrics, and in the first lines of the report; the head is made useless here."""
+    monkeypatch.setattr(
+        "pml_ext_train.training.closed_form.fit_within_classes",
+        lambda view, features, shrinkage, size=None: torch.nn.Linear(features.shape[1], size or features.shape[1]),
+    )
+    _, metrics = finished(tmp_path / "run", *FROZEN, "model.embedder=within-class", "model.embedding_size=1")
+    (text,) = [text for text in metrics["warnings"] if "--by features" in text]
+    assert text.startswith("The features before the head are better than the embeddings: Recall@1 is ")
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert report.count("The features before the head are better") == 1
+    assert report.index("--by features") < report.index("<table")

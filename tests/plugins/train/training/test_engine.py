@@ -1,0 +1,340 @@
+"""A step and an epoch: PML's trainer to the last digit, precision, clipping, compilation, and what is not finite."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning.trainers import MetricLossOnly
+from torch import nn
+
+from pml_ext import CrossBatchMemory
+from pml_ext_train.data import LabeledImages
+from pml_ext.errors import TrainingError
+from pml_ext_train.recipe.schema import EngineTable
+from pml_ext_train.training.batches import Batch, BatchReader, epoch_batches
+from pml_ext_train.training.engine import Engine, NotFiniteError, Objective
+from pml_ext_train.training.loader import WorkerDataset
+
+CPU = torch.device("cpu")
+EPOCHS = 2
+ITERATIONS = 4
+BATCH = 12
+
+
+def noisy(image):
+    return image.float() / 255 + 0.1 * torch.rand(image.shape)
+
+
+@pytest.fixture(scope="module")
+def images():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (32, 1, 8, 8), generator=generator, dtype=torch.uint8)
+    return LabeledImages(pixels, torch.arange(32) % 4, list("abcd"), noisy, channels=1)
+
+
+@pytest.fixture(scope="module")
+def batches(images):
+    generator = torch.Generator().manual_seed(1)
+    drawn = [
+        [torch.randperm(len(images), generator=generator)[:BATCH].tolist() for _ in range(ITERATIONS)]
+        for _ in range(EPOCHS)
+    ]
+    return [epoch_batches(joined, 0, epoch) for epoch, joined in enumerate(drawn, start=1)]
+
+
+class Parts:
+    """A network with batch norm and dropout, a loss with parameters of its own, optimizers and schedules."""
+
+    def __init__(self, loss=None):
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(1, 4, 3, padding=1)
+        self.trunk = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten())
+        self.embedder = nn.Linear(4 * 8 * 8, 6)
+        self.loss = loss or losses.ProxyAnchorLoss(4, 6)
+        self.miner = miners.MultiSimilarityMiner()
+        self.optimizers = {
+            "trunk_optimizer": torch.optim.Adam(self.trunk.parameters(), lr=1e-2, weight_decay=1e-3),
+            "embedder_optimizer": torch.optim.SGD(self.embedder.parameters(), lr=1e-2, momentum=0.9),
+        }
+        if list(self.loss.parameters()):
+            self.optimizers["metric_loss_optimizer"] = torch.optim.AdamW(self.loss.parameters(), lr=0.1)
+        self.schedulers = {
+            f"{name.removesuffix('_optimizer')}_scheduler_by_epoch": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            for name, optimizer in self.optimizers.items()
+        }
+
+    def objective(self, **settings):
+        settings = {"miner": self.miner, "schedulers": list(self.schedulers.values())} | settings
+        return Objective(self.loss, self.optimizers, **settings)
+
+    def state(self):
+        return {
+            f"{name}.{key}": value.clone()
+            for name in ("trunk", "embedder", "loss")
+            for key, value in getattr(self, name).state_dict().items()
+        }
+
+    def train(self, images, batches, workers=0, freeze=False, **settings):
+        """Trains by the engine; all steps."""
+        torch.manual_seed(5)
+        engine = Engine(self.trunk, self.embedder, CPU, EngineTable(**settings), freeze)
+        reader = BatchReader(images, workers, CPU)
+        objective = self.objective()
+        return [step for epoch in batches for step in engine.epoch(reader.read(epoch), objective)]
+
+
+class Drawn(list, torch.utils.data.BatchSampler):
+    """Batches as PML's trainer takes them."""
+
+
+def train_by_pml(parts, images, batches, workers, freeze):
+    """Trains by PML's trainer, one for each epoch; the losses of all steps."""
+    torch.manual_seed(5)
+    found = []
+    for epoch, drawn in enumerate(batches, start=1):
+        trainer = MetricLossOnly(
+            {"trunk": parts.trunk, "embedder": parts.embedder},
+            parts.optimizers,
+            BATCH,
+            {"metric_loss": parts.loss},
+            WorkerDataset(images, workers),
+            {"tuple_miner": parts.miner},
+            ITERATIONS,
+            CPU,
+            sampler=Drawn(drawn),
+            lr_schedulers=parts.schedulers,
+            freeze_trunk_batchnorm=freeze,
+            dataloader_num_workers=workers,
+            end_of_iteration_hook=lambda trainer: found.append(trainer.losses["total_loss"].item()),
+        )
+        trainer.train(epoch, epoch)
+    return found
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(("workers", "freeze"), [(0, False), (2, True)])
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_epochs_are_those_of_pmls_trainer_to_the_last_digit(images, batches, workers, freeze):
+    ours = Parts()
+    theirs = Parts()
+    before = ours.state()
+    steps = ours.train(images, batches, workers, freeze)
+    after = torch.get_rng_state()
+    assert [step.loss for step in steps] == train_by_pml(theirs, images, batches, workers, freeze)
+    assert same(ours.state(), theirs.state())
+    assert torch.equal(torch.get_rng_state(), after)  # so would a third epoch be
+    assert [s.get_last_lr() for s in ours.schedulers.values()] == [s.get_last_lr() for s in theirs.schedulers.values()]
+    moved = {key for key, value in ours.state().items() if not torch.equal(value, before[key])}
+    still = {key for key in before if freeze and ("running" in key or "tracked" in key)}
+    assert moved == before.keys() - still
+
+
+def test_clipping_is_torchs_and_leaves_the_loss_alone(images, batches):
+    ours = Parts()
+    theirs = Parts()
+    ours.train(images, batches[:1], clip_gradient=0.05)
+    torch.manual_seed(5)
+    norms = []
+    for pixels, labels, _ in BatchReader(images, 0, CPU).read(batches[0]):
+        for optimizer in theirs.optimizers.values():
+            optimizer.zero_grad()
+        embeddings = theirs.embedder(theirs.trunk(pixels))
+        theirs.loss(embeddings, labels, theirs.miner(embeddings, labels)).backward()
+        network = [*theirs.trunk.parameters(), *theirs.embedder.parameters()]
+        norms.append(float(nn.utils.clip_grad_norm_(network, 0.05)))
+        for optimizer in theirs.optimizers.values():
+            optimizer.step()
+    assert min(norms) > 0.05
+    assert same(ours.state(), theirs.state())
+
+
+def test_micro_batches_train_as_the_whole_batch_does(images, batches):
+    """With dropout, a miner and a loss that has parameters; batch norm is frozen."""
+    whole = Parts()
+    cut = Parts()
+    steps = [
+        parts.train(images, batches, freeze=True, **settings)
+        for parts, settings in ((whole, {}), (cut, {"micro_batch": 5}))
+    ]
+    for one, other in zip(*steps, strict=True):
+        torch.testing.assert_close(other.loss, one.loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(other.embeddings, one.embeddings, rtol=1e-4, atol=1e-5)
+    for name, value in whole.state().items():
+        torch.testing.assert_close(cut.state()[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_is_near_full_precision(images, batches, precision):
+    half = Parts(losses.ContrastiveLoss())
+    full = Parts(losses.ContrastiveLoss())
+    seen = []
+    half.loss.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    half.trunk[0].register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    steps = half.train(images, batches[:1], precision=precision)
+    reference = full.train(images, batches[:1])
+    assert set(seen) == {torch.float32, getattr(torch, precision)}
+    assert all(value.dtype != getattr(torch, precision) for value in half.state().values())
+    assert steps[0].loss != reference[0].loss
+    assert steps[0].loss == pytest.approx(reference[0].loss, rel=2e-2)
+    assert not same(half.state(), full.state())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_network_trains_the_same_weights(images, batches, monkeypatch):
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(len(inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    ours = Parts()
+    plain = Parts()
+    freeze = ours.train(images, batches[:1], freeze=True, compile=True)
+    assert len(calls) >= 2  # trunk and embedder
+    assert [step.loss for step in freeze] == pytest.approx([s.loss for s in plain.train(images, batches[:1], 0, True)])
+    for (name, one), (other_name, other) in zip(ours.state().items(), plain.state().items(), strict=True):
+        assert name == other_name
+        assert torch.allclose(one, other, atol=1e-6), name
+
+
+class Planted(nn.Module):
+    """A contrastive loss that becomes what it is told to in one of its calls, as a value or in its gradient."""
+
+    def __init__(self, call, value, in_gradient):
+        super().__init__()
+        self.loss = losses.ContrastiveLoss()
+        self.when = call
+        self.value = value
+        self.in_gradient = in_gradient
+        self.calls = 0
+
+    def forward(self, embeddings, labels, indices_tuple):
+        self.calls += 1
+        if self.calls == self.when and self.in_gradient:
+            embeddings.register_hook(lambda gradient: gradient * self.value)
+        loss = self.loss(embeddings, labels)
+        return loss * self.value if self.calls == self.when and not self.in_gradient else loss
+
+
+@pytest.mark.parametrize(
+    ("value", "in_gradient", "text"),
+    [
+        (math.nan, False, "the loss became nan"),
+        (math.inf, False, "the loss became inf"),
+        (math.nan, True, "the gradient of trunk.0.weight became nan"),
+        (math.inf, True, "the gradient of trunk.0.weight became (nan|-?inf)"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"clip_gradient": 1.0}, {"precision": "bfloat16"}])
+def test_what_is_not_finite_stops_before_anything_changes(images, batches, value, in_gradient, text, settings):
+    parts = Parts(Planted(3, value, in_gradient))
+    good = Parts(Planted(99, value, in_gradient))
+    with pytest.raises(NotFiniteError, match=text):
+        parts.train(images, batches, **settings)
+    good.train(images, [batches[0][:2]], **settings)
+    network = {key for key in parts.state() if "running" not in key and "tracked" not in key}
+    assert same({key: parts.state()[key] for key in network}, {key: good.state()[key] for key in network})
+
+
+def test_a_gradient_whose_norm_overflows_is_finite_all_the_same(images, batches):
+    parts = Parts(Planted(3, 1e25, True))
+    steps = parts.train(images, batches[:1])
+    assert len(steps) == ITERATIONS
+    assert not any(step.skipped for step in steps)
+
+
+def test_float16_leaves_out_a_step_that_overflows(images, batches):
+    parts = Parts(Planted(3, math.inf, True))
+    engine = Engine(parts.trunk, parts.embedder, CPU, EngineTable(precision="float16"))
+    engine.load_state_dict({"scaler": {**engine.state_dict()["scaler"], "scale": 256.0}, "overflows": 0})
+    states = []
+    skipped = []
+    for step in engine.epoch(BatchReader(images, 0, CPU).read(batches[0]), parts.objective()):
+        states.append({key: value for key, value in parts.state().items() if key.endswith(("weight", "bias"))})
+        skipped.append(step.skipped)
+    assert skipped == [False, False, True, False]
+    assert same(states[1], states[2])
+    assert not same(states[2], states[3])
+    assert engine.state_dict()["scaler"]["scale"] == 128.0
+    again = Engine(parts.trunk, parts.embedder, CPU, EngineTable(precision="float16"))
+    again.load_state_dict(engine.state_dict())
+    assert again.state_dict() == engine.state_dict()
+
+
+class Given(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, embeddings, labels, indices_tuple):
+        return self.function(embeddings)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: x.sum(1), r"a tensor of shape \[12\], wanted one value"),
+        (lambda x: {"loss": x.sum()}, "a dict, wanted one value"),
+        (lambda x: x.detach().sum(), "depends on no parameter that is trained"),
+        (lambda x: x.nan_to_num().square().sum(), "the embeddings became nan"),  # which the loss hides
+    ],
+)
+def test_a_loss_that_cannot_be_learned_from_is_told_so(images, batches, function, text):
+    parts = Parts(Given(function))
+    parts.embedder.bias.data[2] = math.nan
+    with pytest.raises(TrainingError, match=text):
+        parts.train(images, batches)
+
+
+def test_a_trunk_that_is_not_trained_is_no_trunk_to_train(images, batches):
+    parts = Parts()
+    parts.trunk.register_forward_hook(lambda module, inputs, output: output.detach())
+    with pytest.raises(TrainingError, match="no parameter of the trunk, Sequential, gets a gradient; look for detach"):
+        parts.train(images, batches)
+    parts.trunk.requires_grad_(False)
+    assert len(parts.train(images, batches)) == sum(map(len, batches))
+
+
+def test_a_step_that_is_not_finite_can_be_left_out():
+    """Nothing of it stays: no weight, no statistics of batch norms; after 30 one after the other training stops."""
+    parts = Parts()
+    engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
+    images = torch.rand(8, 1, 8, 8)
+    labels = torch.arange(8) % 4
+    bad = torch.full_like(images, math.nan)
+    before = parts.state()
+    (step,) = engine.epoch([Batch(bad, labels)], parts.objective())
+    assert step.skipped
+    assert same(parts.state(), before)
+    steps = list(engine.epoch([Batch(images, labels), Batch(bad, labels), Batch(images, labels)], parts.objective()))
+    assert [step.skipped for step in steps] == [False, True, False]
+    assert not same(parts.state(), before)
+    with pytest.raises(NotFiniteError, match=r"became nan in 31 iterations one after the other"):
+        list(engine.epoch([Batch(bad, labels)] * 31, parts.objective()))
+
+
+def test_a_step_that_is_left_out_leaves_the_memory_alone(monkeypatch):
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=6, memory_size=5000)
+    parts = Parts(memory)
+    copied = []
+    engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
+    images = torch.rand(8, 1, 8, 8)
+    labels = torch.arange(8) % 4
+    list(engine.epoch([Batch(images, labels)], parts.objective(miner=None)))
+    before = parts.state()
+    place = memory.embedding_memory.data_ptr()
+    real = copy.deepcopy
+    monkeypatch.setattr(copy, "deepcopy", lambda value, *more: copied.append(value) or real(value, *more))
+    (step,) = engine.epoch([Batch(torch.full_like(images, math.nan), labels)], parts.objective(miner=None))
+    assert step.skipped
+    assert same(parts.state(), before)
+    assert (memory.filled, memory.queue_idx) == (8, 8)
+    assert memory.embedding_memory.data_ptr() == place  # the queue itself stays where it is
+    assert all(value.numel() < 100 for value in copied if torch.is_tensor(value))

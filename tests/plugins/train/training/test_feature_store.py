@@ -1,0 +1,87 @@
+"""Vectors on the disk by key: found, appended by several processes, and damaged."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from pml_ext_train.training.feature_store import FeatureStore
+
+SIZE = 5
+
+
+def rows(first, count):
+    """Rows that no other numbers have."""
+    return np.arange(first * SIZE, (first + count) * SIZE, dtype=np.float32).reshape(count, SIZE)
+
+
+def keys(first, count):
+    return [f"{number}.png".encode() for number in range(first, first + count)]
+
+
+def stats(count, size=10):
+    return [(size, 1_700_000_000_000_000_000 + number) for number in range(count)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FeatureStore(tmp_path / "store", SIZE)
+
+
+def test_a_key_has_its_vector_while_its_file_is_unchanged(store):
+    assert store.find(dict(zip(keys(0, 2), stats(2), strict=True))) == ({}, 0)
+    assert store.vectors().shape == (0, SIZE)
+    assert store.append(keys(0, 3), stats(3), rows(0, 3)) == dict(zip(keys(0, 3), range(3), strict=True))
+    assert store.append(keys(3, 2), stats(2), rows(3, 2).astype(np.float64)) == {b"3.png": 3, b"4.png": 4}
+    asked = dict(zip(keys(0, 6), [*stats(3), *stats(2), (1, 1)], strict=True))
+    asked[b"1.png"] = (11, asked[b"1.png"][1])
+    asked[b"2.png"] = (10, asked[b"2.png"][1] + 1)
+    found, damaged = FeatureStore(store.folder, SIZE).find(asked)
+    assert (found, damaged) == ({b"0.png": 0, b"3.png": 3, b"4.png": 4}, 0)
+    assert np.array_equal(store.vectors(), rows(0, 5))
+
+
+def test_what_a_killed_process_left_is_overwritten(store):
+    store.append(keys(0, 2), stats(2), rows(0, 2))
+    with (store.folder / "vectors.f32").open("ab") as file:
+        file.write(b"half of a row")
+    assert store.append(keys(2, 1), stats(1), rows(2, 1)) == {b"2.png": 2}
+    assert np.array_equal(store.vectors(), rows(0, 3))
+
+
+def test_an_error_while_rows_are_written_leaves_no_key(store, monkeypatch):
+    store.append(keys(0, 1), stats(1), rows(0, 1))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pml_ext_train.training.feature_store.os.fsync", full)
+    with pytest.raises(OSError, match=r"vectors.f32: cannot be written \(No space left on device\)"):
+        store.append(keys(1, 1), stats(1), rows(1, 1))
+    monkeypatch.undo()
+    assert store.find({b"1.png": stats(1)[0]}) == ({}, 0)
+    assert store.append(keys(1, 1), stats(1), rows(1, 1)) == {b"1.png": 1}
+
+
+def append_some(folder, first):
+    store = FeatureStore(folder, SIZE)
+    for number in range(first, first + 20):
+        store.append(keys(number, 1), stats(1), rows(number, 1))
+
+
+def test_processes_append_at_once(store):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=append_some, args=(store.folder, first)) for first in (0, 100)]
+    for worker in workers:
+        worker.start()
+    append_some(store.folder, 200)
+    for worker in workers:
+        worker.join(100)
+        assert worker.exitcode == 0
+    asked = {key: stats(1)[0] for first in (0, 100, 200) for key in keys(first, 20)}
+    found, damaged = store.find(asked)
+    assert (len(found), damaged) == (60, 0)
+    assert sorted(found.values()) == list(range(60))
+    for first in (0, 100, 200):
+        for key, vector in zip(keys(first, 20), rows(first, 20), strict=True):
+            assert np.array_equal(store.vectors()[found[key]], vector)

@@ -1,0 +1,338 @@
+"""Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from pml_ext_train.data import LabeledImages
+from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext_train.launch.launch import train
+from pml_ext_train.recipe import reported_phases
+from pml_ext_train.training import checkpoint
+from pml_ext_train.training.features import FeatureCache
+from pml_ext_train.training.session import open_run
+from pml_ext_search import folder_pass, reading
+from pml_ext_search.problems import StoreWarning
+from pml_ext_search.trained import load_run
+
+from ....overrides import typed
+from .short_runs import finished
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_head_on_cached_features_equals_a_frozen_trunk(tmp_path):
+    """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
+    head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
+    looped, metrics = finished(tmp_path / "loop", *head, "model.dropout=0.2", 'model.freeze=["*"]')
+    cached, same = finished(tmp_path / "cache run", *head, "model.dropout=0.2", "model.freeze=trunk")
+    for part in ("trunk", "embedder"):
+        for name, value in looped[part].items():
+            torch.testing.assert_close(cached[part][name], value, atol=1e-5, rtol=0, msg=name)
+    for phase in ("raw", "before", "after"):
+        assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
+    assert {"frozen", "pca"} <= set(same)
+    assert "trunk" not in checkpoint.load(tmp_path / "cache run" / "checkpoints" / "last.pt")["parts"]
+
+
+@pytest.mark.parametrize(("name", "size"), [("none", 32), ("pca", 8)])
+def test_without_anything_to_train_the_trunk_is_tested(tmp_path, name, size):
+    overrides = ["model.freeze=trunk", f"model.embedder={name}", f"model.embedding_size={size}"]
+    state, metrics = finished(tmp_path / "run", *overrides)
+    assert metrics["after"] == pytest.approx(metrics["pca" if name == "pca" else "frozen"])
+    assert state["epoch"] == 0
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert ">frozen trunk<" in report
+    assert not any(f">{row}<" in report for row in ("head", "fine-tuned network", "trained network"))
+    images = torch.randint(255, (3, 1, 8, 8), dtype=torch.uint8)
+    assert load_run(tmp_path / "run").embed(images).shape == (3, size)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_features_before_a_trained_head_are_tested(tmp_path):
+    _, without = finished(tmp_path / "first")
+    weights = tmp_path / "first" / "checkpoints" / "model.pt"
+    _, metrics = finished(tmp_path / "second", f"model.trunk.weights={weights}")
+    assert "features" not in without
+    view = open_run(tmp_path / "second", 0, "cpu")
+    features = nn.functional.normalize(view.embeddings("test", "trunk"))
+    distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
+    labels = view.true_labels("test")
+    right = labels[distances.argmin(dim=1)] == labels
+    assert metrics["features"]["recall_at_1"] == pytest.approx(float(right.double().mean()), abs=0.004)
+    assert {"frozen", "pca", "nmi"} <= {*metrics, *metrics["features"]}
+    assert reported_phases(view.recipe) == ["after", "features", "raw", "before", "frozen", "pca", "within_class"]
+
+
+# The cache
+
+
+class Counted(nn.Module):
+    """The mean of each channel; counts the images that it saw, and is interrupted after the most that it may see."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+        self.seen = 0
+        self.most = 99
+
+    def forward(self, images):
+        if self.seen >= self.most:
+            raise KeyboardInterrupt
+        self.seen += len(images)
+        return self.factor * images.float().mean((2, 3))
+
+
+def cache(trunk, about="steps", batch_size=4):
+    return FeatureCache(trunk, 3, about, torch.device("cpu"), batch_size)
+
+
+def photographs(folder):
+    if not folder.exists():
+        folder.mkdir()
+        for number in range(10):
+            Image.new("RGB", (8, 8), (number, 2 * number, 3 * number)).save(folder / f"{number}.png")
+    return LabeledImages(sorted(folder.glob("*.png")), np.zeros(10), ["one"])
+
+
+def test_a_feature_is_computed_once_for_each_image_and_view(tmp_path):
+    images = photographs(tmp_path / "photos")
+    trunk = Counted()
+    wanted = torch.stack([images.image(index).float().mean((1, 2)) for index in range(10)])
+    for _ in range(2):
+        features = cache(trunk).of(images)
+        assert torch.equal(features[torch.arange(10)], wanted)
+        assert trunk.seen == 10
+    assert torch.equal(cache(trunk).of(images.subset([7, 2]))[:], wanted[[7, 2]])
+    assert trunk.seen == 10
+    Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "photos" / "3.png")  # a changed file
+    assert cache(trunk).of(images)[3][0] == 200
+    assert trunk.seen == 11
+    other = Counted(2.0)  # other weights
+    assert torch.equal(cache(other).of(images)[0:2], 2 * wanted[:2])
+    cache(other, about="other steps").of(images)
+    cache(other).of(images, view=1)
+    assert other.seen == 30
+    other.extra_repr = lambda: "pooling='max'"  # a setting without parameters
+    cache(other).of(images)
+    assert other.seen == 40
+    other.extra_repr = lambda: f"of {object()}"  # an address, another one each time
+    for _ in range(2):
+        cache(other).of(images)
+        assert other.seen == 50
+    if (maps := Path("/proc/self/maps")).exists():  # the features are mapped, not loaded
+        assert "vectors.f32" in maps.read_text()
+
+
+def test_a_process_that_ends_loses_at_most_a_batch(tmp_path):
+    images = photographs(tmp_path / "photos")
+    broken = Counted()
+    trunk = Counted()
+    broken.most = 8
+    with pytest.raises(KeyboardInterrupt):
+        cache(broken).of(images)
+    assert cache(trunk).of(images)[:][:, 1].tolist() == [2 * number for number in range(10)]
+    assert trunk.seen == 2
+
+
+def test_equal_images_in_memory_have_one_feature():
+    pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 3, 5, 5)[[0, 1, 1, 2]]
+    trunk = Counted()
+    features = cache(trunk).of(LabeledImages(pixels, [0, 1, 1, 2], ["a", "b", "c"]))
+    assert features[:][:, 0].tolist() == [0, 1, 1, 2]
+    assert trunk.seen == 3
+
+
+def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
+    images = photographs(tmp_path / "photos")
+    trunk = Counted(float("nan"))
+    with pytest.raises(DataError, match=r"model\.trunk gives NaN or infinity for 4 images, .*0\.png first"):
+        cache(trunk).of(images)
+    trunk = Counted()
+    place = cache(trunk).store.folder
+    cache(trunk).of(images)
+    vectors = place / "vectors.f32"
+    content = bytearray(vectors.read_bytes())
+    content[17] ^= 0xFF
+    vectors.write_bytes(content)
+    with pytest.warns(UserWarning, match="features of 1 images were damaged"):
+        assert cache(trunk).of(images)[1][0] == 1
+    assert trunk.seen == 11
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pml_ext_train.training.feature_store.os.fsync", full)
+    with (
+        pytest.warns(UserWarning, match="features are not kept for other runs"),
+        pytest.raises(UnwritableError, match=r"vectors\.f32: cannot be written \(No space left on device\)"),
+    ):
+        cache(Counted(3.0)).of(images)  # the disk of temporary files is full too
+
+
+def test_features_of_a_store_that_is_locked_are_computed_and_it_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr("pml_ext_train.training.feature_store._WAIT", 0.0)
+    images = photographs(tmp_path / "photos")
+    trunk = Counted()
+    shared = cache(trunk)
+    shared.of(images)
+    place = shared.store.folder
+    with contextlib.closing(sqlite3.connect(place / "keys.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.warns(UserWarning, match="not kept for other runs: .*locked.*XDG_CACHE_HOME=FOLDER names"):
+            features = shared.of(images)
+    assert features[:][:, 0].tolist() == list(range(10))
+    assert trunk.seen == 20
+    cache(trunk).of(images)
+    assert trunk.seen == 20  # the shared store has its features still
+
+
+def test_a_cache_on_a_full_disk_is_replaced_by_a_temporary_one(tmp_path, monkeypatch):
+    def full(*_, **__):
+        monkeypatch.undo()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("pml_ext_train.training.features.tempfile.TemporaryFile", full)
+    with pytest.warns(UserWarning, match="not kept for other runs: .*No space left.*XDG_CACHE_HOME=FOLDER names"):
+        found = cache(Counted())
+    assert tmp_path not in found.store.folder.parents
+    assert len(found.of(photographs(tmp_path / "photos"))) == 10
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_processes_share_the_store_of_rank_0(tmp_path, monkeypatch, sees):
+    """A second process whose cache is another folder, as on another machine."""
+    first = cache(Counted()).store.folder
+    seen = first / ".seen-1"
+    if sees:
+        seen.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    second = cache(Counted())
+    assert second.store.folder != first
+    monkeypatch.setattr("pml_ext_train.training.features.num_processes", lambda: 2)
+    monkeypatch.setattr("pml_ext_train.training.features.rank", lambda: 1)
+    monkeypatch.setattr("pml_ext_train.training.features.from_rank_0", lambda _: str(seen))
+    monkeypatch.setattr("pml_ext_train.training.features.gather_objects", lambda value: [True, value])
+    if sees:
+        second._share_store()
+        assert second.store.folder == first
+    else:
+        with pytest.raises(
+            ConfigError, match=r"process 1 does not see .*; wanted a folder that all of them share: XDG"
+        ):
+            second._share_store()
+
+
+@pytest.mark.usefixtures("without_report")
+def test_weights_come_from_a_file(tmp_path):
+    state, _ = finished(tmp_path / "first")
+    file = tmp_path / "trunk.pth"
+    torch.save(state["trunk"] | {"fc.weight": torch.zeros(1)}, file)
+    again, _ = finished(tmp_path / "second", "model.freeze=trunk", f"model.trunk.weights={file}", seed=3)
+    assert all(torch.equal(again["trunk"][name], value) for name, value in state["trunk"].items())
+    (tmp_path / "bad.pth").write_bytes(b"no weights")
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "code.pth")
+    torch.save({name: value for name, value in state["trunk"].items() if name != "0.bias"} | {"x": torch.ones(1)}, file)
+    for name, wanted in {
+        "trunk.pth": r"does not fit the trunk: 1 missing \(0\.bias\); 1 unknown \(x\)",
+        "bad.pth": r"bad\.pth cannot be read as weights \(UnpicklingError\); wanted tensors alone",
+        "code.pth": r"code\.pth cannot be read as weights \(UnpicklingError\); wanted tensors alone",
+        "none.pth": r"no file .*none\.pth, nor in .*checkpoints",
+    }.items():
+        with pytest.raises(ConfigError, match=wanted):
+            finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")
+
+
+def frozen_run(place, photos):
+    for number in range(24):
+        (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / f"class-{number % 4}" / f"{number}.png")
+    data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
+    overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
+    overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
+    train("cbml/digits", overrides=typed(["model.trunk.width=8", "model.trunk.weights=random", *overrides]), out=place)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatch):
+    """Files that the run has read do not go through the trunk again; new ones do, once for all runs of the trunk."""
+    photos = tmp_path / "photos"
+    passed = []
+    frozen_run(tmp_path / "run", photos)
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-0" / "new.png")
+    expected = load_run(tmp_path / "run", store=tmp_path / "apart")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    expected = expected.embed_folder(photos)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for images in ([photos / "class-1" / "1.png"], photos):
+        run = load_run(tmp_path / "run", store=tmp_path / f"store {len(str(images))}")
+        run.trunk.register_forward_hook(lambda _, inputs, __: passed.append(len(inputs[0])))
+        passed.clear()
+        found = run.embed(images)
+        own = [number for number, path in enumerate(expected.paths) if images == photos or path == "class-1/1.png"]
+        torch.testing.assert_close(found, expected.embeddings[own], atol=1e-5, rtol=0)
+        assert sum(passed) == (images == photos)
+    (database,) = (tmp_path / "cache").glob("pml_ext/features/*/keys.sqlite")
+    database.write_bytes(b"damaged")
+    with pytest.warns(StoreWarning, match="features are computed, and not kept: .*damaged"):
+        found = load_run(tmp_path / "run", store=tmp_path / "last").embed(photos)
+    torch.testing.assert_close(found, expected.embeddings, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_file_replaced_before_it_is_read_is_not_stale(tmp_path, monkeypatch):
+    frozen_run(tmp_path / "run", tmp_path / "photos")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
+    listed = folder_pass.list_folder
+
+    def overtaken(folder):
+        listing = listed(folder)
+        for number in range(24):
+            pixels = np.random.default_rng(100 + number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "old.png")
+            (tmp_path / "old.png").replace(folder / f"class-{number % 4}" / f"{number}.png")
+        return listing
+
+    def old_pixels(path, *rest, **more):
+        return read(Path(str(path).replace("photos", "before")), *rest, **more)
+
+    shutil.copytree(tmp_path / "photos", tmp_path / "before")
+    read = reading.read_image
+    monkeypatch.setattr(folder_pass, "list_folder", overtaken)
+    monkeypatch.setattr(reading, "read_image", old_pixels)  # read before the replacement, kept after it
+    load_run(tmp_path / "run", store=tmp_path / "one", workers=0).index(tmp_path / "photos")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
+    again = load_run(tmp_path / "run", store=tmp_path / "one").index(tmp_path / "photos").embedded
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third cache"))
+    scratch = load_run(tmp_path / "run", store=tmp_path / "two").index(tmp_path / "photos").embedded
+    rows = [again.paths.index(path) for path in scratch.paths]
+    torch.testing.assert_close(again.embeddings[rows], scratch.embeddings, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("home", ["none", "unwritable"])
+def test_a_frozen_trunk_needs_no_home(tmp_path, monkeypatch, home):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    (tmp_path / "a file").write_text("")
+    if home == "none":
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("pml_ext_train.data.published.Path.home", no_home)
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path / "a file"))
+    with pytest.warns(UserWarning, match="features are not kept for other runs: .*HOME"):
+        frozen_run(tmp_path / "run", tmp_path / "photos")
+    run = load_run(tmp_path / "run", store=tmp_path / "store")
+    assert len(run.index(tmp_path / "photos")) == 24
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")

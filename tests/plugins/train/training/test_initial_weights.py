@@ -1,0 +1,22 @@
+"""The weights that a run begins with."""
+
+import pytest
+
+from pml_ext.errors import ConfigError
+from pml_ext_train.training import checkpoint
+from pml_ext_train.training.initial_weights import start_from
+from pml_ext_train.training.state import model_state
+
+from .built_runs import built
+
+
+def test_weights_of_no_run_or_another_trunk_are_refused(tmp_path):
+    run = built(tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"model.init: .*none is no finished run \(no .*model.pt\); wanted the folder"
+    ):
+        start_from(run, tmp_path / "none")
+    wide = built(tmp_path / "wide", "model.trunk.width=16")
+    checkpoint.save(wide.checkpoint("model"), model_state(wide))
+    with pytest.raises(ConfigError, match=r"model.init: the trunk of .*wide is another one .*trunk and image size"):
+        start_from(run, tmp_path / "wide")

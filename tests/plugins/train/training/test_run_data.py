@@ -1,0 +1,70 @@
+"""The data of a run: splits, what is tested, and the listing that a resumed run must find again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pml_ext_train.data import LabeledImages
+from pml_ext.errors import DataError
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.training.run_data import SAMPLE, listing_of, load_run_data
+
+from ....overrides import typed
+
+
+def data_of(*overrides):
+    return load_run_data(load_recipe("cbml/digits", typed(overrides)), 0, None, lambda text: None)
+
+
+def test_a_listing_depends_on_labels_and_relative_paths(tmp_path):
+    def listing(place, names, labels=(0, 0, 1), boxes=None):
+        return listing_of(LabeledImages([place / name for name in names], labels, ["a", "b"], boxes=boxes))
+
+    names = ["a/1.png", "a/2.png", "b/1.png"]
+    one = listing(tmp_path, names)
+    assert one == listing(tmp_path / "moved", names)
+    others = [
+        listing(tmp_path, ["a/1.png", "a/3.png", "b/1.png"]),
+        listing(tmp_path, names, (0, 1, 1)),
+        listing(tmp_path, names, boxes=np.ones((3, 4))),
+    ]
+    assert [(each["images"], each["classes"]) for each in (one, *others)] == [(3, 2)] * 4
+    assert len({each["digest"] for each in (one, *others)}) == 4
+    arrays = [listing_of(LabeledImages(torch.zeros(len(labels), 1, 2, 2), labels, ["a"])) for labels in ([0], [0, 0])]
+    assert arrays[0]["digest"] != arrays[1]["digest"]
+
+
+def test_tested_training_images_are_all_or_a_sample_or_none():
+    every = data_of("evaluation.training_images=100000")
+    sample = data_of("evaluation.training_images=50")
+    none = data_of("evaluation.training_images=0")
+    assert [each.tested_training for each in (every, sample, none)] == ["train", SAMPLE, None]
+    assert len(every.splits["train"]) == len(sample.training_images) > len(sample.splits[SAMPLE]) == 50
+    assert list(none.splits) == ["test", "train"]
+
+
+def test_validation_classes_are_taken_from_the_training_images():
+    selected = ("evaluation.validation=0.4", "evaluation.select=map_at_r")
+    data = data_of(*selected)
+    kept = data_of(*selected, "evaluation.validation_trains=true")
+    held_out = set(data.splits["validation"].labels.tolist())
+    assert held_out.isdisjoint(data.training_images.labels.tolist())
+    assert held_out < set(kept.training_images.labels.tolist())
+    assert data.listing == kept.listing  # of the data set: what is held out does not change it
+
+
+def test_data_of_another_run_are_refused_by_what_differs():
+    data = data_of()
+    data.check_listing(Path("run"), data.listing)
+    fewer = {**data.listing, "test": {"images": 7, "classes": 1, "digest": "0"}}
+    with pytest.raises(
+        DataError, match="run: the images are not those of this run: test had 7 images of 1 class, now "
+    ):
+        data.check_listing(Path("run"), fewer)
+    others = {name: {**listing, "digest": "0"} for name, listing in data.listing.items()}
+    with pytest.raises(DataError, match="train has other files or labels; test has other files or labels; put them"):
+        data.check_listing(Path("run"), others)
+    with pytest.raises(ValueError, match="no split 'query'; splits: test, train"):
+        data.images("query")
