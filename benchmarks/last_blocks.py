@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext import keep_freed_memory
+from pml_ext.pml import losses
 from pml_ext_train.networks.cut import activation_shape, frozen_stem
 from pml_ext_train.networks.memory_format import use_channels_last
 from pml_ext_train.networks.trunks import efficientnet_lite
-from pml_ext.pml import losses
 
 CLASSES = 16
 DIMENSIONS = 512

@@ -21,12 +21,12 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from pml_ext_train.recipe import build_dataset, load_recipe, preprocessing_of
 from pml_ext.evaluation import RetrievalAccuracyCalculator
 from pml_ext.whitening import TotalWhitening
 from pml_ext_fit.closed_forms import shrinkage_without_labels
 from pml_ext_fit.one_pass import _cache_of
 from pml_ext_fit.unlabeled import WHITENED_FROM
+from pml_ext_train.recipe import build_dataset, load_recipe, preprocessing_of
 
 from .closed_form_rules import from_scikit_learn, made_up
 

@@ -152,10 +152,16 @@ def pml_ext_commands() -> dict[str, Command]:
         "train": Command("pml_ext_train.cli.train:train", "Train and test a recipe, and write a report."),
         "report": Command("pml_ext_train.cli.train:report", "Redraw the report of a finished run."),
         "check": Command("pml_ext_train.cli.plugins:check", "Run the conformance checks; exit code 1 if one fails."),
-        "plugins": Command("pml_ext_train.cli.plugins:plugins", "List the installed plugins; exit code 1 if one is broken."),
-        "new-plugin": Command("pml_ext_train.cli.plugins:new_plugin", "Write a new plugin: a package with a loss and tests."),
+        "plugins": Command(
+            "pml_ext_train.cli.plugins:plugins", "List the installed plugins; exit code 1 if one is broken."
+        ),
+        "new-plugin": Command(
+            "pml_ext_train.cli.plugins:new_plugin", "Write a new plugin: a package with a loss and tests."
+        ),
         "data": Command("pml_ext_train.cli.listing:data", "Describe, check and download a data set."),
         "export": Command("pml_ext_train.cli.export:export", "Export the network: safetensors, ONNX, model card."),
         "bench": Command("pml_ext_train.cli.bench:bench", "Measure time and memory of losses or training steps."),
-        "doctor": Command("pml_ext_train.cli.doctor:doctor", "Show versions, devices, extras and plugins, and test them."),
+        "doctor": Command(
+            "pml_ext_train.cli.doctor:doctor", "Show versions, devices, extras and plugins, and test them."
+        ),
     }

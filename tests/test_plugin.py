@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pml_ext import plugin, tool
-from pml_ext_train.cli.scaffold import new_plugin
 from pml_ext.plugin import RunView
+from pml_ext_train.cli.scaffold import new_plugin
 from pml_ext_train.recipe import load_recipes
 from pml_ext_train.training.run import Run
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import pml_ext
-import pml_ext_train.data
 import pml_ext.registry.components
 import pml_ext_search
+import pml_ext_train.data
 from pml_ext import CBMLLoss
 from pml_ext.plugin import Component, DataSplits, LabeledRegularizer, PairLoss, RunView
 from pml_ext_cbml.losses import CBMLLoss as Defined

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pml_ext_train.retrieval import SearchFilter
 from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
-from pml_ext_train.retrieval import EmbeddedImages, ImageClusters, Mirror, SearchedRun, SearchService
+from pml_ext.evaluation import nearest_of, sample_indices, without
+from pml_ext.registry import service
+from pml_ext_train.data import placeholder, thumbnail
 from pml_ext_train.files import composed, read_json
 from pml_ext_train.report import flattened
-from pml_ext.evaluation import nearest_of, sample_indices, without
-from pml_ext_train.data import placeholder, thumbnail
-from pml_ext.registry import service
+from pml_ext_train.retrieval import EmbeddedImages, ImageClusters, Mirror, SearchedRun, SearchFilter, SearchService
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
 MIN_QUERIES = 1000  # of the leave-one-out search in a large collection

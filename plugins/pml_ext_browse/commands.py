@@ -8,9 +8,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError
+from pml_ext.registry import service
 from pml_ext_train.cli import OnDevice, Progress, RunFolder, stderr, stdout
 from pml_ext_train.retrieval import SearchService
-from pml_ext.registry import service
 
 
 def browse(

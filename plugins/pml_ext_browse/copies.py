@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
-from pml_ext_train.retrieval import SearchService
-from pml_ext_train.files import composed, path_bytes
 from pml_ext.registry import service
+from pml_ext_train.files import composed, path_bytes
+from pml_ext_train.retrieval import SearchService
 
 from .collection import BrowsedRun
 

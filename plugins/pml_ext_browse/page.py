@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 
 import jinja2
 
-from pml_ext_train.report import COLORS, SHAPES, drawable, mark
 from pml_ext.errors import ConfigError, DataError, PmlExtError
-from pml_ext_train.retrieval import ImageCluster, ImageClusters
-from pml_ext_train.files import composed
 from pml_ext_train.data import table_text
+from pml_ext_train.files import composed
+from pml_ext_train.report import COLORS, SHAPES, drawable, mark
+from pml_ext_train.retrieval import ImageCluster, ImageClusters
 
 from .collection import BrowsedRun, Pair, Part
 from .copies import RULES, SHOWN_OF_GROUP, CopiesSearch

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option
 
-from pml_ext_train.cli import AsJson, DataFolder, OnDevice, Overrides, Progress, RayAddress, print_json, print_result, say
 from pml_ext.errors import ConfigError
+from pml_ext_train.cli import (
+    AsJson,
+    DataFolder,
+    OnDevice,
+    Overrides,
+    Progress,
+    RayAddress,
+    print_json,
+    print_result,
+    say,
+)
 
 if TYPE_CHECKING:
     from pml_ext_train.recipe import Override, Recipe

@@ -12,8 +12,8 @@ import numpy as np
 
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import is_known_metric, title_of
-from pml_ext_train.report import percent
 from pml_ext_train.records import phases_of
+from pml_ext_train.report import percent
 
 from .groups import Group
 from .statistics import (

@@ -14,8 +14,8 @@ from typing import Any
 
 from pml_ext.errors import ConfigError, DataError, one_line, shortened
 from pml_ext_train.files import DamagedError, read_toml
-from pml_ext_train.records import check_unchanged, read_metrics
 from pml_ext_train.recipe import flat, paper_values
+from pml_ext_train.records import check_unchanged, read_metrics
 
 RECIPE_FILE = "recipe.toml"
 METRICS_FILE = "metrics.json"  # a run that has it is finished

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pml_ext.errors import needs_extra, one_line
 from pml_ext.distributed import threads_for
+from pml_ext.errors import needs_extra, one_line
 
 from .executors import ATTEMPTS, POLL, Executor
 from .jobs import Job, JobResult, OnProgress, run_job

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext_train.report import ReportFigure, ReportTable, draw, epoch_curves, render
 from pml_ext.distributed import choose_device
-from pml_ext_train.records import metric_by_epoch, write_csv
 from pml_ext.evaluation import title_of
 from pml_ext_train.files import write_json, write_text, writing
+from pml_ext_train.records import metric_by_epoch, write_csv
+from pml_ext_train.report import ReportFigure, ReportTable, draw, epoch_curves, render
 
 from .groups import Group
 from .queries import compare_queries

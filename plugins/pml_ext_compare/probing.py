@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from markupsafe import Markup
 
-from pml_ext.errors import ConfigError
-from pml_ext_train.training import Listener, open_run
-from pml_ext_train.recipe import Override, build_dataset, build_network, load_recipe, overrides_of, preprocessing_of
-from pml_ext_train.report import ReportFigure, ReportTable, percent, render
 from pml_ext.distributed import choose_device
-from pml_ext_train.networks import named_trunk
-from pml_ext_train.records import spread, write_csv
+from pml_ext.errors import ConfigError
 from pml_ext.evaluation import title_of
-from pml_ext_train.launch import train
 from pml_ext_train.files import write_json, write_text
+from pml_ext_train.launch import train
+from pml_ext_train.networks import named_trunk
+from pml_ext_train.recipe import Override, build_dataset, build_network, load_recipe, overrides_of, preprocessing_of
+from pml_ext_train.records import spread, write_csv
+from pml_ext_train.report import ReportFigure, ReportTable, percent, render
+from pml_ext_train.training import Listener, open_run
 
 from .runs import slug
 from .statistics import paired_difference

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from pml_ext_train.training import PASSED_ON
 from pml_ext.distributed import threads_for
+from pml_ext_train.training import PASSED_ON
 
 from .executors import POLL, Executor
 from .jobs import Job, JobResult, OnProgress, run_job

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext_train.report import GRAY, ReportFigure, ReportTable, answer, draw, gallery, short_name
 from pml_ext.errors import DataError, one_line
+from pml_ext_train.report import GRAY, ReportFigure, ReportTable, answer, draw, gallery, short_name
 from pml_ext_train.training import nearest, open_run
 
 from .groups import Group

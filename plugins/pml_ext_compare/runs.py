@@ -11,14 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pml_ext.errors import ConfigError
-from pml_ext_train.recipe import Override, Recipe, load_recipes, overridden, plugins_in, reported_phases, tables_of_papers, validate
-from pml_ext_train.launch import Plan, execute
 from pml_ext import __version__
 from pml_ext.distributed import choose_device, keep_freed_memory
-from pml_ext_train.records import is_finished
+from pml_ext.errors import ConfigError
 from pml_ext.evaluation import is_of_clusters, is_of_protocol
 from pml_ext_train.files import locked_folder
+from pml_ext_train.launch import Plan, execute
+from pml_ext_train.recipe import (
+    Override,
+    Recipe,
+    load_recipes,
+    overridden,
+    plugins_in,
+    reported_phases,
+    tables_of_papers,
+    validate,
+)
+from pml_ext_train.records import is_finished
 
 from .executors import Executor
 from .groups import METRICS_FILE, Group, add_run, disambiguate_names, find_group, groups_below, settings_of

@@ -12,8 +12,8 @@ from typing import Any
 import tomli_w
 
 from pml_ext.errors import DataError, needs_extra, one_line
-from pml_ext_train.recipe import Recipe, TuneTable, flat, overridden
 from pml_ext_train.files import write_text
+from pml_ext_train.recipe import Recipe, TuneTable, flat, overridden
 
 from .runs import slug
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pml_ext.errors import ConfigError, PmlExtError, TrainingError, one_line
 from pml_ext.distributed import choose_device, keep_freed_memory
+from pml_ext.errors import ConfigError, PmlExtError, TrainingError, one_line
 from pml_ext_train.files import locked_folder
 from pml_ext_train.launch import train_and_validate
 

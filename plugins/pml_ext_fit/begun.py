@@ -10,11 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.records import CHOICE, RECIPE, TRIALS, tables_of_run
-from pml_ext_train.launch import LOCK, locked
+from pml_ext.errors import ConfigError, DataError, StoppedError, one_line
 from pml_ext_train.files import DamagedError, read_json, write_json
-from pml_ext.errors import StoppedError, one_line
+from pml_ext_train.launch import LOCK, locked
+from pml_ext_train.records import CHOICE, RECIPE, TRIALS, tables_of_run
 from pml_ext_train.training import signals
 
 from .candidates import Choice

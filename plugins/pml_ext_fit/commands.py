@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import ConfigError, DataError, NothingToLearnError
 from pml_ext_train.cli import AsJson, DataFolder, OnDevice, Overrides, Progress, process_number
-from pml_ext.errors import NothingToLearnError
 
 from .fitting import FitOptions, Fitting, Told, check_used, what_to_train
 
@@ -91,9 +90,9 @@ def fit(
         pml-ext fit photographs
         pml-ext fit vectors.npz --out runs/vectors
     """
-    from pml_ext_train.launch import QUICK, restarted
     from pml_ext.distributed import choose_device, keep_freed_memory
     from pml_ext_train.cli import print_results
+    from pml_ext_train.launch import QUICK, restarted
 
     from .unlabeled import has_no_labels
 
@@ -150,8 +149,8 @@ def _named_trunk(text: str, place: Path, told: Told) -> Trunk:
 
 def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Progress) -> list[dict[str, Any]]:
     """Fit a head to kept features of a folder by a table of classes, and index the folder by it."""
-    from pml_ext_train.launch import QUICK
     from pml_ext.distributed import num_processes
+    from pml_ext_train.launch import QUICK
 
     from . import folder_runs
     from .later_labels import labeled_table

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pml_ext.errors import ConfigError
-from pml_ext_train.records import CHOICE
 from pml_ext_train.cli import Progress, process_number
 from pml_ext_train.recipe import flat, tables_of
+from pml_ext_train.records import CHOICE
 
 if TYPE_CHECKING:
     from pml_ext_train.recipe import Override
@@ -105,8 +105,8 @@ def what_to_train(place: Path, options: FitOptions, told: Told) -> Fitting:
 
 def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
-    from pml_ext_train.recipe import load_recipe, overrides_of
     from pml_ext.distributed import num_processes
+    from pml_ext_train.recipe import load_recipe, overrides_of
 
     from . import begun, selection
     from .vectors import RECIPE, describe_vectors
@@ -192,8 +192,8 @@ def _begun_for_images(
     folder: Path, images: OwnImages, options: FitOptions, told: Told, pretrained: bool
 ) -> Fitting | None:
     """Return what the run in a folder trains, with the trunk that it was begun with; None without a run."""
-    from pml_ext_train.records import RECIPE
     from pml_ext_train.recipe import flat, load_recipe
+    from pml_ext_train.records import RECIPE
 
     from . import begun, fine_tuning
     from .candidates import features_as_they_are

@@ -6,8 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from pml_ext_train.files import DamagedError, read_json, write_json
 from pml_ext_train.data import cache_folder
+from pml_ext_train.files import DamagedError, read_json, write_json
 from pml_ext_train.records import is_finished
 
 FILE = "run.json"

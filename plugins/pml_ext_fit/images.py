@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext.errors import DataError
-from pml_ext_train.data import LabeledImages
+from pml_ext.errors import DataError, first_of
+from pml_ext_train.data import LabeledImages, columns_of_parquet, has_split, open_image, shown_size
 from pml_ext_train.recipe import Override, read_tables
-from pml_ext_train.data import columns_of_parquet, has_split, open_image, shown_size
-from pml_ext.errors import first_of
 
 from .framing import SQUASH, Framing
 from .own_data import (

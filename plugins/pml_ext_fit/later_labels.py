@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pml_ext.distributed import choose_device
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import CLUSTERS_COLUMNS, is_empty, read_rows, table_text
-from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
 from pml_ext_train.files import as_spelled, write_text
-from pml_ext.distributed import choose_device
+from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
 from pml_ext_train.records import tables_of_run
 
 from . import folder_runs

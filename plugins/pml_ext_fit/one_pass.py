@@ -9,13 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pml_ext.errors import DataError
-from pml_ext_train.data import LabeledImages
-from pml_ext_train.training import FeatureCache, signals
+from pml_ext.errors import DataError, counted, first_of
+from pml_ext_train.data import LabeledImages, Steps, prepare
 from pml_ext_train.networks import Preprocessing, use_channels_last
 from pml_ext_train.recipe import Recipe, build_network
-from pml_ext_train.data import Steps, prepare
-from pml_ext.errors import counted, first_of
+from pml_ext_train.training import FeatureCache, signals
 
 BATCH = 64  # images in a forward pass
 PART = 256  # images that are read, and whose features are kept, together

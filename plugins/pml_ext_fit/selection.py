@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pml_ext.errors import ConfigError
-from pml_ext_train.data import DataSplits, LabeledImages
-from pml_ext.errors import MissingExtraError
+from pml_ext.errors import ConfigError, MissingExtraError
+from pml_ext_train.data import DataSplits, LabeledImages, prepare
 from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
 from pml_ext_train.records import import_tracker
-from pml_ext_train.data import prepare
 
 from . import vector_candidates
 from .candidates import (

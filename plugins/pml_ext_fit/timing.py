@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pml_ext.errors import DataError
-from pml_ext_train.recipe import Override, build_dataset, build_network, load_recipe, overrides_of, preprocessing_of
-from pml_ext_train.training import Run, embed_batches
 from pml_ext.distributed import choose_device
+from pml_ext.errors import DataError
 from pml_ext_train.data import prepare
 from pml_ext_train.networks import use_channels_last
+from pml_ext_train.recipe import Override, build_dataset, build_network, load_recipe, overrides_of, preprocessing_of
+from pml_ext_train.training import Run, embed_batches
 
 from .candidates import Candidate
 

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.errors import ConfigError
+from pml_ext.errors import ConfigError, NothingToLearnError
 from pml_ext_train.data import DataSplits, LabeledImages
-from pml_ext_train.training import Listener, Run, Silence, activations, refit, train_run
-from pml_ext.errors import NothingToLearnError
 from pml_ext_train.recipe import Override, Recipe, flat, load_recipe, overrides_of, tables_of
+from pml_ext_train.training import Listener, Run, Silence, activations, refit, train_run
 
 from .candidates import Candidate, Trained
 from .closed_forms import ClosedForm, coordinates

@@ -13,16 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pml_ext.errors import ConfigError
-from pml_ext_train.data import DataSplits
-from pml_ext_train.records import RECIPE, tables_of_run
-from pml_ext_train.recipe import Override, build_dataset, load_recipe, overrides_of, preprocessing_of
-from pml_ext_train.retrieval import SearchService
-from pml_ext.errors import UnwritableError, one_line
-from pml_ext_train.launch import check_folder, default_folder, train
 from pml_ext.distributed import choose_device, keep_freed_memory, num_processes
-from pml_ext_train.data import is_vector_file, read_vectors, visible_entries
+from pml_ext.errors import ConfigError, UnwritableError, one_line
 from pml_ext.registry import service
+from pml_ext_train.data import DataSplits, is_vector_file, read_vectors, visible_entries
+from pml_ext_train.launch import check_folder, default_folder, train
+from pml_ext_train.recipe import Override, build_dataset, load_recipe, overrides_of, preprocessing_of
+from pml_ext_train.records import RECIPE, tables_of_run
+from pml_ext_train.retrieval import SearchService
 
 from . import folder_runs
 from .begun import begun_folder

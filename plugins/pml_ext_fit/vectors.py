@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from pml_ext.errors import DataError
-from pml_ext_train.data import LabeledImages
+from pml_ext_train.data import LabeledImages, VectorFile, read_vectors
 from pml_ext_train.recipe import VECTORS, Override, read_tables
-from pml_ext_train.data import VectorFile, read_vectors
 
 from .candidates import NOTHING_TO_LEARN, Choice
 from .own_data import (

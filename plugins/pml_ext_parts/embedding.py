@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pml_ext_train.retrieval import EmbeddedRows, FileEmbedder, Vectors
 from pml_ext_train.files import FileStat
+from pml_ext_train.retrieval import EmbeddedRows, FileEmbedder, Vectors
 
 from .listing import BATCH
 from .segments import Segment, Work

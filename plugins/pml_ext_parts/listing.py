@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pml_ext.errors import DataError, needs_extra, one_line, shortened
 from pml_ext_train.data import IMAGE_ENDINGS, SYSTEM_FOLDER, is_system_folder
 from pml_ext_train.files import MISSING, FileStat, file_stat, is_inside
-from pml_ext.errors import DataError, needs_extra, one_line, shortened
 from pml_ext_train.retrieval import ImageListing
 
 from .segments import Segment, Work, filesystem

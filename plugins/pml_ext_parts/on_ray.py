@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pml_ext.errors import DataError, needs_extra, one_line
-from pml_ext_train.retrieval import FileEmbedder
 from pml_ext.distributed import threads_for
+from pml_ext.errors import DataError, needs_extra, one_line
 from pml_ext_train.files import write_atomically
+from pml_ext_train.retrieval import FileEmbedder
 
 from .segments import Work
 from .tables import META

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pml_ext_train.data import IMAGE_ENDINGS
-from pml_ext.errors import ConfigError, DataError, needs_extra, one_line
-from pml_ext_train.files import FileStat
 from pml_ext.distributed import share_of
+from pml_ext.errors import ConfigError, DataError, needs_extra, one_line
+from pml_ext_train.data import IMAGE_ENDINGS
+from pml_ext_train.files import FileStat
 
 
 class ImageBytes(io.BytesIO):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pml_ext.errors import ConfigError, DataError, needs_extra
-from pml_ext_train.retrieval import FileEmbedder
 from pml_ext_train.files import check_writable, write_atomically
+from pml_ext_train.retrieval import FileEmbedder
 
 from .embedding import embedded_segments
 from .segments import Work

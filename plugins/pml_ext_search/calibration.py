@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pml_ext_train.networks import By
-from pml_ext_train.files import DamagedError, read_json, write_json
 from pml_ext.errors import DataError, counted, needs_extra, shortened
 from pml_ext.evaluation import best_threshold, sample_indices
+from pml_ext_train.files import DamagedError, read_json, write_json
+from pml_ext_train.networks import By
 
 from .open_set import (
     Classes,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pml_ext.errors import DataError, counted, printable
-from pml_ext_train.files import composed
 from pml_ext_train.data import read_rows
+from pml_ext_train.files import composed
 
 from .duplicates import Copy, Duplicates, Group
 from .duplicates_pages import table_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pml_ext.errors import needs_extra
 from pml_ext_train.data import SPLIT_FOLDERS, VALIDATION_FOLDERS
 from pml_ext_train.files import composed
-from pml_ext.errors import needs_extra
 
 with needs_extra("train", "a collection"):
     from pydantic import BaseModel

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from pml_ext_train.data import CLUSTERS_COLUMNS, CLUSTERS_TABLE, listed_sheets, table_text
 from pml_ext.errors import ConfigError, counted
-from pml_ext_train.retrieval import Numbers, Vectors
-from pml_ext_train.report import drawable, short_name
 from pml_ext.evaluation import kmeans, nearest_of, sample_indices
+from pml_ext_train.data import CLUSTERS_COLUMNS, CLUSTERS_TABLE, listed_sheets, table_text
 from pml_ext_train.files import write_atomically, write_text
+from pml_ext_train.report import drawable, short_name
+from pml_ext_train.retrieval import Numbers, Vectors
 
 from .embedded import Embedded
 from .first_neighbors import first_neighbor_partitions

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pml_ext_train.retrieval import Changes, Numbers, Vectors
-from pml_ext_train.files import FileStat, path_bytes, sha256_of, write_atomically, writing
 from pml_ext.errors import counted, shortened
+from pml_ext_train.files import FileStat, path_bytes, sha256_of, write_atomically, writing
+from pml_ext_train.retrieval import Changes, Numbers, Vectors
 
 from .class_folders import ClassFolders
 from .database import DATABASE, STEMS, Database

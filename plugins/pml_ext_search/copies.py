@@ -13,10 +13,10 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from pml_ext.errors import DataError
-from pml_ext_train.retrieval import Vectors
-from pml_ext_train.files import path_bytes
-from pml_ext_train.data import read_image
 from pml_ext.evaluation import sample_indices
+from pml_ext_train.data import read_image
+from pml_ext_train.files import path_bytes
+from pml_ext_train.retrieval import Vectors
 
 from .near_pairs import Pairs
 from .thumbnails import Thumbnails, thumbnail_of

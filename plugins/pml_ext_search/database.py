@@ -27,10 +27,10 @@ from time import time_ns
 
 import numpy as np
 
-from pml_ext_train.networks import By
 from pml_ext.errors import ConfigError, DataError, UnwritableError, shortened
-from pml_ext_train.retrieval import Vectors
 from pml_ext_train.files import final_path, locked_folder, writing
+from pml_ext_train.networks import By
+from pml_ext_train.retrieval import Vectors
 
 from .problems import DamagedCollectionError, StoreWarning
 from .state import Index, State, state_of

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pml_ext.errors import ConfigError, counted
-from pml_ext_train.retrieval import Numbers
-from pml_ext_train.files import path_bytes
 from pml_ext.evaluation import sample_indices
+from pml_ext_train.files import path_bytes
+from pml_ext_train.retrieval import Numbers
 
 from .copies import chosen_radius, nearest_beyond
 from .embedded import Embedded

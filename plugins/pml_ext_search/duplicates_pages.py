@@ -10,10 +10,10 @@ from typing import Any
 
 from PIL import Image
 
-from pml_ext_train.report import RIGHT
 from pml_ext.errors import needs_extra, printable
 from pml_ext_train.data import table_text
 from pml_ext_train.files import write_atomically, write_text
+from pml_ext_train.report import RIGHT
 
 from .clusters import CELL, contact_sheet
 from .duplicates import Copy, Duplicates, Group

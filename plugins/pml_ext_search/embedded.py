@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from pml_ext_train.retrieval import Numbers
 from pml_ext_train.files import path_bytes, write_atomically
+from pml_ext_train.retrieval import Numbers
 
 from .class_folders import ClassFolders
 from .state import crc_of

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pml_ext_train.networks import By, Network, Preprocessing, use_channels_last
-from pml_ext.errors import ConfigError, DataError, UnwritableError, shortened
-from pml_ext_train.training import FeatureCache
-from pml_ext_train.files import FileStat, file_stat, path_bytes
 from pml_ext.distributed import Precision, autocast, check_precision
+from pml_ext.errors import ConfigError, DataError, UnwritableError, shortened
 from pml_ext_train.data import Steps
+from pml_ext_train.files import FileStat, file_stat, path_bytes
+from pml_ext_train.networks import By, Network, Preprocessing, use_channels_last
 from pml_ext_train.retrieval import Vectors
+from pml_ext_train.training import FeatureCache
 
 from .class_folders import ClassFolders
 from .collection import LAYOUT, Collection

@@ -10,10 +10,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pml_ext_train.data import IMAGE_ENDINGS, SPLIT_FOLDERS, open_image
-from pml_ext_train.retrieval import Changes
 from pml_ext.errors import ConfigError, DataError, shortened
-from pml_ext_train.files import as_spelled, check_writable, composed, locked_folder, sha256_of, write_atomically, writing
+from pml_ext_train.data import IMAGE_ENDINGS, SPLIT_FOLDERS, open_image
+from pml_ext_train.files import (
+    as_spelled,
+    check_writable,
+    composed,
+    locked_folder,
+    sha256_of,
+    write_atomically,
+    writing,
+)
+from pml_ext_train.retrieval import Changes
 
 from .class_folders import ClassFolders
 from .free_name import free_name

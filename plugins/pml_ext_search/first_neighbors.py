@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pml_ext_train.retrieval import Numbers
 from pml_ext.evaluation import nearest_of
+from pml_ext_train.retrieval import Numbers
 
 
 def first_neighbor_partitions(points: Tensor) -> list[Numbers]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pml_ext.errors import DataError
-from pml_ext_train.retrieval import Vectors
-from pml_ext_train.files import check_writable, path_bytes
 from pml_ext.distributed import from_rank_0, from_ranks, num_processes, rank, share_of
+from pml_ext.errors import DataError
+from pml_ext_train.files import check_writable, path_bytes
+from pml_ext_train.retrieval import Vectors
 
 from .class_folders import ClassFolders
 from .collection import is_below

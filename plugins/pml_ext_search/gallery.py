@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext_train.retrieval import Changes, Numbers, Vectors
 from pml_ext.errors import ConfigError, DataError, shortened, unknown
 from pml_ext.evaluation import Search, nearest_of
-from pml_ext_train.files import composed, file_stat, is_inside, path_bytes
 from pml_ext_train.data import read_vectors
+from pml_ext_train.files import composed, file_stat, is_inside, path_bytes
+from pml_ext_train.retrieval import Changes, Numbers, Vectors
 
 from .collection import Collection
 from .embedded import Embedded

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from pml_ext_train.networks import By, Preprocessing
+from pml_ext.distributed import num_processes
 from pml_ext.errors import ConfigError, DataError
+from pml_ext.registry import service
+from pml_ext_train.data import class_levels
+from pml_ext_train.networks import By, Preprocessing
 from pml_ext_train.results import LoadedRun
 from pml_ext_train.retrieval import PartsService
-from pml_ext_train.data import class_levels
-from pml_ext.distributed import num_processes
-from pml_ext.registry import service
 
 from .database import COLLECTION, recorded_by
 from .embedded import Embedded

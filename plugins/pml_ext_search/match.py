@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pml_ext_train.retrieval import EmbeddedRows, PartsService, RowsOfFolder, Vectors
-from pml_ext_train.files import FileStat, utf8_of, write_atomically
 from pml_ext.errors import needs_extra
 from pml_ext.registry import service
+from pml_ext_train.files import FileStat, utf8_of, write_atomically
+from pml_ext_train.retrieval import EmbeddedRows, PartsService, RowsOfFolder, Vectors
 
 from .query import Answer, Answers
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pml_ext_train.retrieval import Numbers, Vectors
 from pml_ext.evaluation import has_faiss
+from pml_ext_train.retrieval import Numbers, Vectors
 
 MOST_EXACT = 20_000  # vectors up to which all pairs are compared
 _TILE = 2048  # vectors per block of all pairs

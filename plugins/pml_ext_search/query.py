@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pml_ext_train.retrieval import SearchFilter, SearchResult
 from pml_ext.errors import ConfigError
 from pml_ext_train.files import utf8_of
+from pml_ext_train.retrieval import SearchFilter, SearchResult
 
 from .problems import RetrievalWarning
 from .state import Image
 
 if TYPE_CHECKING:
-    from pml_ext.pml import BaseDistance
     from pml_ext.evaluation import KReciprocal, QueryExpansion
+    from pml_ext.pml import BaseDistance
 
 METRICS = ("euclidean", "learned")
 

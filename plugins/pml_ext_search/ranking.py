@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pml_ext_train.retrieval import SearchResult
-from pml_ext_train.retrieval import Numbers
 from pml_ext.evaluation import Search, neighbors_under, reranked_under
+from pml_ext_train.retrieval import Numbers, SearchResult
 
 from .query import QueryOptions
 from .state import Image

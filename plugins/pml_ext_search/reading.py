@@ -15,9 +15,20 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from pml_ext_train.data import CLUSTERS_TABLE, GONE, IMAGE_ENDINGS, SYSTEM_FOLDER, Steps, contact_sheets, image_tensor, is_run, read_image, visible_entries
-from pml_ext_train.files import MISSING, FileStat, file_stat
 from pml_ext.errors import ConfigError, DataError, shortened
+from pml_ext_train.data import (
+    CLUSTERS_TABLE,
+    GONE,
+    IMAGE_ENDINGS,
+    SYSTEM_FOLDER,
+    Steps,
+    contact_sheets,
+    image_tensor,
+    is_run,
+    read_image,
+    visible_entries,
+)
+from pml_ext_train.files import MISSING, FileStat, file_stat
 from pml_ext_train.training import WorkerDataset, data_loader
 
 MOST_WORKERS = 8

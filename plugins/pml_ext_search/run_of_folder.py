@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pml_ext.errors import DataError
-from pml_ext_train.retrieval import EmbeddingListener, FitService
 from pml_ext.registry import service
+from pml_ext_train.retrieval import EmbeddingListener, FitService
 
 from .reading import found_instead, list_folder
 

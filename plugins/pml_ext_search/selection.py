@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.retrieval import Numbers
 from pml_ext.evaluation import has_faiss, nearest_of
+from pml_ext_train.retrieval import Numbers
 
 from .embedded import Embedded
 from .near_pairs import LISTS_SEARCHED, MOST_EXACT, lists_of

@@ -6,9 +6,9 @@ import functools
 import zlib
 from typing import Any, NamedTuple
 
-from pml_ext_train.networks import By
-from pml_ext_train.files import FileStat
 from pml_ext.errors import needs_extra
+from pml_ext_train.files import FileStat
+from pml_ext_train.networks import By
 
 from .class_folders import ClassFolders
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pml_ext_train.retrieval import SearchFilter
 from pml_ext.errors import ConfigError, DataError, printable, shortened
-from pml_ext_train.retrieval import Mirror, StoresService
 from pml_ext.registry import service
 from pml_ext_train.files import utf8_of
+from pml_ext_train.retrieval import Mirror, SearchFilter, StoresService
 
 from .query import Answer, Answers, QueryOptions, answers_of
 from .state import Image

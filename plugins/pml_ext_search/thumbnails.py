@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pml_ext.errors import DataError
-from pml_ext_train.retrieval import Numbers, Vectors
 from pml_ext.evaluation import has_faiss
 from pml_ext_train.data import read_image
+from pml_ext_train.retrieval import Numbers, Vectors
 
 from .near_pairs import LISTS_SEARCHED, MOST_EXACT, lists_of
 

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pml_ext_train.retrieval import SearchFilter
-from pml_ext_train.networks import By
-from pml_ext_train.retrieval import Changes, Mirror
+from pml_ext.distributed import choose_device, keep_freed_memory
 from pml_ext.errors import ConfigError, DataError, unknown
 from pml_ext_train.files import check_writable, composed
-from pml_ext.distributed import choose_device, keep_freed_memory
+from pml_ext_train.networks import By
+from pml_ext_train.retrieval import Changes, Mirror, SearchFilter
 
 from .embedded import Embedded
 from .embedding import ImageEmbedder, Listener
@@ -29,8 +28,8 @@ from .stored import answers_of_store, is_store, open_store
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
 
-    from pml_ext.pml import BaseDistance
     from pml_ext.evaluation import KReciprocal, QueryExpansion
+    from pml_ext.pml import BaseDistance
 
     from .calibration import Calibration
     from .choices import ChosenCopies

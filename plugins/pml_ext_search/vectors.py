@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pml_ext.errors import DataError
-from pml_ext_train.networks import Network
-from pml_ext_train.retrieval import Numbers, Vectors
 from pml_ext_train.data import VectorFile, read_vectors
 from pml_ext_train.files import check_writable, write_atomically
+from pml_ext_train.networks import Network
+from pml_ext_train.retrieval import Numbers, Vectors
 
 from .collection import LAYOUT, Collection
 from .embedded import Embedded

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pml_ext_train.retrieval import Store
 from pml_ext.plugin import hookimpl
+from pml_ext_train.retrieval import Store
 
 if TYPE_CHECKING:
     from pml_ext.testing import Named

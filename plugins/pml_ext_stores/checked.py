@@ -10,10 +10,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from numbers import Integral, Real
 from typing import Any
 
-from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Store
-from pml_ext.errors import PluginError, PmlExtError, counted, one_line, shortened
-from pml_ext_train.retrieval import Vectors
 from pml_ext import registry
+from pml_ext.errors import PluginError, PmlExtError, counted, one_line, shortened
+from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Store, Vectors
 
 METHODS = ("write", "search", "delete", "count", "checksums")
 TOLERANCE = 1e-4  # of distances between vectors of length 1 that a store computes in float32

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext_train.retrieval import Rows, SearchFilter
 from pml_ext.errors import ConfigError, DataError, MissingExtraError, PluginError, one_line, shortened
 from pml_ext.testing import Named, SkipCheck, requires_no_options, takes_arguments
+from pml_ext_train.retrieval import Rows, SearchFilter
 
 from .checked import TOLERANCE, CheckedStore, checked
 

@@ -8,9 +8,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult
-from pml_ext_train.retrieval import Vectors
 from pml_ext.errors import needs_extra
+from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Vectors
 
 from .address import database_errors
 

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult
 from pml_ext.errors import ConfigError, DataError, needs_extra
-from pml_ext_train.retrieval import Vectors
+from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Vectors
 
 from .address import database_errors, masked
 from .conninfo import is_readable

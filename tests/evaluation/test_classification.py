@@ -7,17 +7,17 @@ import pytest
 import torch
 from PIL import Image
 
-from pml_ext_train.data import omniglot
-from pml_ext_train.data.image_sets import read_wordnet_parents
-from pml_ext_train.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means
 from pml_ext.evaluation.classification import ancestors
+from pml_ext_train.data import omniglot
+from pml_ext_train.data.image_sets import read_wordnet_parents
+from pml_ext_train.data.published import Count
 from pml_ext_train.launch.launch import train
 from pml_ext_train.training.protocols import first_halves
 
-from ..plugins.train.data.made_up import omniglot_zip
 from ..overrides import typed
+from ..plugins.train.data.made_up import omniglot_zip
 
 
 def random_points(count, size, seed=0):

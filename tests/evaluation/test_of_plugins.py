@@ -5,11 +5,11 @@ import torch
 from typer.testing import CliRunner
 
 from pml_ext import RetrievalAccuracyCalculator
-from pml_ext_train.cli.app import app_for
 from pml_ext.errors import PluginError, PluginWarning
 from pml_ext.evaluation import (
     kmeans,
 )
+from pml_ext_train.cli.app import app_for
 from pml_ext_train.launch.launch import train
 
 from ..overrides import typed

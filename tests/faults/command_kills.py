@@ -188,7 +188,12 @@ def kill_and_repeat(name: str, place: Path, images: Path, undisturbed: Path, sec
 
 def import_once() -> None:
     """Import for all forked processes what commands import; wandb, if timm finds it, makes temporary folders then."""
-    for module in ("pml_ext_train.cli.app", "pml_ext_train.results.run_report", "pml_ext_fit.trials", "pml_ext_search.trained"):
+    for module in (
+        "pml_ext_train.cli.app",
+        "pml_ext_train.results.run_report",
+        "pml_ext_fit.trials",
+        "pml_ext_search.trained",
+    ):
         importlib.import_module(module)
     with contextlib.suppress(ImportError):
         importlib.import_module("timm")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pml_ext_train.data import LabeledImages, build_transforms, open_image, prepare
 from pml_ext.errors import DataError
 from pml_ext_search.reading import FileImages, as_tensor
+from pml_ext_train.data import LabeledImages, build_transforms, open_image, prepare
 
 FORMATS = {"JPEG": "jpg", "PNG": "png", "TIFF": "tif", "BMP": "bmp", "GIF": "gif", "WEBP": "webp", "PPM": "ppm"}
 PIECES = (b"P6\n50 40\n255\x0e\xac", b"\xff" * 8, bytes(8), b"\xff\xd8\xff\xe0", b"IDAT", b"II*\x00")

@@ -9,8 +9,8 @@ import warnings
 import pytest
 
 from pml_ext import registry
-from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext.errors import PluginWarning
+from pml_ext_train.cli.diagnosis import diagnosis
 
 from ..overrides import typed
 

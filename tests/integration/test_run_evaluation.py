@@ -9,9 +9,9 @@ import torch
 from matplotlib.figure import Figure
 
 from pml_ext import registry
+from pml_ext.plugin import RunView
 from pml_ext_train.data import LabeledImages
 from pml_ext_train.launch.launch import draw_report, train
-from pml_ext.plugin import RunView
 from pml_ext_train.records.series import metric_series
 from pml_ext_train.training.evaluation import nearest
 from pml_ext_train.training.run import Run

@@ -14,8 +14,8 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import nn
 
 from pml_ext import CachedGradients, CBMLLoss, CrossBatchMemory, TiledMultiSimilarityLoss, registry
-from pml_ext_train.cli.benchmark import peak_bytes
 from pml_ext.errors import TrainingWarning
+from pml_ext_train.cli.benchmark import peak_bytes
 
 
 def network():

@@ -15,10 +15,10 @@ from pml_ext import (
     TiledContrastiveLoss,
     TiledMultiSimilarityLoss,
 )
-from pml_ext_train.cli.benchmark import peak_bytes
 from pml_ext.distances import compare
 from pml_ext.losses import PairLoss, per_anchor, reduced
 from pml_ext.pairwise import rows_per_tile, tiles_of_rows
+from pml_ext_train.cli.benchmark import peak_bytes
 
 from .tiled_batches import CALLS, LABELS, LOSSES, SIZE, X, agree
 

@@ -9,9 +9,9 @@ import warnings
 import pytest
 
 from pml_ext import builtin, registry
-from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, PluginError, PluginWarning, StoppedError, UnknownNameError
 from pml_ext.registry import Paper
+from pml_ext_train.cli.diagnosis import diagnosis
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 

@@ -9,12 +9,12 @@ from torch.utils.data import SequentialSampler
 
 import pml_ext
 from pml_ext import registry
+from pml_ext.errors import PluginError, PluginWarning, UnknownNameError
+from pml_ext.registry import service
 from pml_ext_train.cli.description import describe
 from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext_train.cli.targets import find_components
-from pml_ext.errors import PluginError, PluginWarning, UnknownNameError
 from pml_ext_train.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
-from pml_ext.registry import service
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 

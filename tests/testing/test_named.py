@@ -3,9 +3,9 @@
 import pytest
 
 from pml_ext import registry
-from pml_ext_train.cli.targets import find_named
 from pml_ext.testing.contracts import CONTRACTS, Named
 from pml_ext.testing.named import check_named, checks_of_tools
+from pml_ext_train.cli.targets import find_named
 
 CHECKS = """
 from pml_ext.plugin import hookimpl

@@ -9,10 +9,10 @@ import torch
 from pytorch_metric_learning import losses
 
 import pml_ext
-from pml_ext_train.cli.targets import find_components
 from pml_ext.errors import ConfigError
 from pml_ext.testing import check_component, parametrize_with_checks
 from pml_ext.testing.subject import kept_generators, set_seed, subject_of
+from pml_ext_train.cli.targets import find_components
 from tests.testing.planted import ByHand
 
 

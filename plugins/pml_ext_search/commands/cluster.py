@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers, print_result
 from pml_ext.errors import ConfigError, counted, printable
+from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers, print_result
 
 from .loading import RunOrImages, embedding_run, run_for_command
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
 
-from pml_ext_train.data import SYSTEM_FOLDER, is_run, is_system_folder, is_vector_file, read_vectors
-from pml_ext_train.cli import AsJson, StoreFolder, print_result, say, stderr
 from pml_ext.errors import ConfigError, DataError, counted, printable, unknown
+from pml_ext_train.cli import AsJson, StoreFolder, print_result, say, stderr
+from pml_ext_train.data import SYSTEM_FOLDER, is_run, is_system_folder, is_vector_file, read_vectors
 from pml_ext_train.files import check_writable
 
 from .loading import load_for_command

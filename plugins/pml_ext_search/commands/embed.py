@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from typer import Argument, Option
 
-from pml_ext_train.cli import AsJson, ComparedBy, Device, OnDevice, Progress, RayAddress, RunFolder, StoreFolder, Workers, print_result
-from pml_ext_train.networks import By
 from pml_ext.errors import ConfigError
-from pml_ext_train.retrieval import PartsService, Written
-from pml_ext_train.files import check_writable
 from pml_ext.registry import service
+from pml_ext_train.cli import (
+    AsJson,
+    ComparedBy,
+    Device,
+    OnDevice,
+    Progress,
+    RayAddress,
+    RunFolder,
+    StoreFolder,
+    Workers,
+    print_result,
+)
+from pml_ext_train.files import check_writable
+from pml_ext_train.networks import By
+from pml_ext_train.retrieval import PartsService, Written
 
 from .loading import embedding_run, load_for_command, read_list
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
 from pml_ext.errors import counted, printable
+from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
 
 from .loading import RunOrImages, load_for_command, run_for_command, say_doubts, update_index
 

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_json, print_result, print_table, say, stdout
 from pml_ext.errors import ConfigError, printable
+from pml_ext_train.cli import (
+    AsJson,
+    ComparedBy,
+    OnDevice,
+    Progress,
+    StoreFolder,
+    print_json,
+    print_result,
+    print_table,
+    say,
+    stdout,
+)
 from pml_ext_train.report import percent
 
 from .loading import RunOrImages, load_for_command, run_for_command, update_index

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers, print_result, say
 from pml_ext.errors import ConfigError, first_of, printable
+from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers, print_result, say
 
 from .loading import STORES, IndexedFolder, RunOrImages, embedding_run, load_for_command, run_for_command, say_doubts
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit
 
-from pml_ext_train.networks import By
 from pml_ext.errors import ConfigError
 from pml_ext_train.cli import Device, Progress, process_number, say
 from pml_ext_train.files import doubt_about
+from pml_ext_train.networks import By
 
 if TYPE_CHECKING:
     from ..embedding import Listener

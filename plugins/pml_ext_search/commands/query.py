@@ -9,10 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from pml_ext_train.cli import AsJson, ComparedBy, Device, OnDevice, Progress, Workers, print_json, print_result, print_table, say, stdout
-from pml_ext_train.networks import By
 from pml_ext.errors import ConfigError, counted, one_line, printable
+from pml_ext_train.cli import (
+    AsJson,
+    ComparedBy,
+    Device,
+    OnDevice,
+    Progress,
+    Workers,
+    print_json,
+    print_result,
+    print_table,
+    say,
+    stdout,
+)
 from pml_ext_train.files import check_writable
+from pml_ext_train.networks import By
 
 from .loading import STORES, RunOrImages, load_for_command, read_list, run_for_command, update_index
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
 from pml_ext.errors import ConfigError, counted, printable
+from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
 from pml_ext_train.files import check_writable
 
 from .loading import load_for_command, run_for_command, update_index

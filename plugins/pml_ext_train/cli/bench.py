@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError
+
 from .options import AsJson, DataFolder, OnDevice, Overrides
 from .output import print_result, stderr
 

@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data import DataSplits
 from pml_ext.errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
 from pml_ext.evaluation.calculator import RetrievalAccuracyCalculator
 from pml_ext.evaluation.of_plugins import needs_clusters
-from ..recipe import load_recipes
 from pml_ext.registry import settings_of
 from pml_ext.testing import SkipCheck
 from pml_ext.testing.batches import shuffle
 from pml_ext.testing.calling import error_summary
 from pml_ext.testing.contracts import Contract, Named, requires_no_options, takes_arguments
 from pml_ext.testing.subject import set_seed
+
+from ..data import DataSplits
+from ..recipe import load_recipes
 
 _SIZES = ((3, 64), (1, 28), (3, 224))  # channels and pixels with which a trunk is tried, in this order
 _FORMS_OF_IMAGES = ((3, 40), (1, 28))  # channels and pixels with which a transform is tried

@@ -8,11 +8,12 @@ from typing import Any
 
 from pml_ext import registry
 from pml_ext.errors import UnknownNameError, unknown
+from pml_ext.registry.components import KINDS, capabilities
+from pml_ext.settings import settings_of
+
 from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, papers, quoted, tables_of_papers, texts
 from ..recipe.papers import names_of_tables
 from ..recipe.sweep import without_variant
-from pml_ext.registry.components import KINDS, capabilities
-from pml_ext.settings import settings_of
 
 _OTHER_KINDS = ("recipe", "table", "data set", "transform", "trunk")
 _FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data sets and trunks

@@ -8,6 +8,7 @@ import warnings
 from typer import Exit
 
 from pml_ext.errors import PluginWarning
+
 from .options import AsJson
 from .output import print_json, print_table, stdout
 

@@ -29,6 +29,7 @@ def export(
         pml-ext export runs/digits --out exported --onnx
     """
     from pml_ext.distributed.allocator import keep_freed_memory
+
     from ..results.trained_network import LoadedRun
 
     keep_freed_memory()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from typer import Argument, Exit, Option
 
 from pml_ext.errors import ConfigError, DataError, PmlExtError, UnknownNameError, unknown
+
 from .options import AsJson
 from .output import print_json, print_result, print_table, stdout
 

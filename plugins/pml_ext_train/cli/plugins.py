@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from pml_ext.errors import ConfigError, PluginWarning, one_line
+
 from .options import AsJson, Verbose
 from .output import print_json, print_result, print_table, stderr, stdout
 
 if TYPE_CHECKING:
     from pml_ext.testing.runner import CheckResult
+
     from .diagnosis import Diagnosis
 
 COUNTED = ("passed", "failed", "skipped", "xfail")
@@ -77,6 +79,7 @@ def check(
     """
     from pml_ext.testing.named import check_named
     from pml_ext.testing.runner import CheckResult, check_component
+
     from .targets import broken_plugins, find_components, find_named, find_named_by_name
 
     all_named = find_named(what)

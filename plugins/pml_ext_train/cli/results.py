@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pml_ext.errors import counted
+
 from .output import mean_and_std, print_json, print_table, say, stdout
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
 def _print_metrics(metrics: dict[str, Any]) -> None:
     """Write a row for each metric and a column for each phase: titles of phases may be wrapped, as 80 columns want."""
     from pml_ext.evaluation.metrics import title_of
+
     from ..results.verdict import shown_phases
 
     if not metrics["after"]:  # of data without labels
@@ -89,6 +91,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Write a table for each recipe, with mean and standard deviation of its runs."""
     from pml_ext.evaluation.metrics import title_of
+
     from ..results.verdict import shown_phases
 
     for recipe, values in summary.items():

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from pml_ext.errors import ConfigError
+
 from .options import AsJson, DataFolder, OnDevice, Overrides, RunFolder
 from .output import Progress, process_number, stdout
 from .results import print_results
@@ -56,6 +57,7 @@ def train(
     """
     from pml_ext.distributed.allocator import keep_freed_memory
     from pml_ext.distributed.devices import choose_device
+
     from ..launch.launch import QUICK, FailedRunsError
     from ..launch.launch import train as run_recipe
     from ..launch.plan import restarted

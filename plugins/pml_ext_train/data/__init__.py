@@ -15,7 +15,19 @@ with needs_extra("train", "a data set"):
     from .augmentation import torchvision_transforms as torchvision_transforms
     from .digits import digits as digits
     from .digits import digits_unseen as digits_unseen
+    from .folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
+    from .folder import CLUSTERS_TABLE as CLUSTERS_TABLE
+    from .folder import GONE as GONE
+    from .folder import SPLIT_FOLDERS as SPLIT_FOLDERS
+    from .folder import SYSTEM_FOLDER as SYSTEM_FOLDER
+    from .folder import VALIDATION_FOLDERS as VALIDATION_FOLDERS
+    from .folder import class_levels as class_levels
+    from .folder import contact_sheets as contact_sheets
     from .folder import folder as folder
+    from .folder import is_run as is_run
+    from .folder import is_system_folder as is_system_folder
+    from .folder import listed_sheets as listed_sheets
+    from .folder import visible_entries as visible_entries
     from .images import LabeledImages as LabeledImages
     from .listed import pairs as pairs
     from .listed import triplets as triplets
@@ -26,6 +38,7 @@ with needs_extra("train", "a data set"):
     from .published import cache_folder as cache_folder
     from .published import check_archives as check_archives
     from .published import get_archives as get_archives
+    from .reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .reading import Box as Box
     from .reading import bits_of as bits_of
     from .reading import image_tensor as image_tensor
@@ -33,9 +46,18 @@ with needs_extra("train", "a data set"):
     from .reading import read_image as read_image
     from .reading import shown_size as shown_size
     from .reading import upright as upright
+    from .rows import columns_of_parquet as columns_of_parquet
+    from .rows import is_empty as is_empty
+    from .rows import read_rows as read_rows
+    from .rows import table_text as table_text
     from .splits import DataSplits as DataSplits
     from .splits import hold_out_classes as hold_out_classes
+    from .table import TableRow as TableRow
+    from .table import has_split as has_split
+    from .table import rows_of_table as rows_of_table
     from .table import table as table
+    from .thumbnail import placeholder as placeholder
+    from .thumbnail import thumbnail as thumbnail
     from .transforms import Pipeline as Pipeline
     from .transforms import Steps as Steps
     from .transforms import build_transforms as build_transforms

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pml_ext.errors import ConfigError
+
 from .images import LabeledImages
 from .splits import DataSplits, split_by_image
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from pml_ext.errors import ConfigError, DataError
+
 from ..files.stat import composed, doubt_about
 from .images import LabeledImages
 from .reading import IMAGE_ENDINGS

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pml_ext.errors import ConfigError, DataError, one_line
+
 from .published import Archive, Count, Counts, DatasetInfo, Entry, assemble, find_root, read_lines
 from .reading import Box
 from .splits import DataSplits

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pml_ext.pairwise import ListedTuples, sample_tuples
+
 from .reading import Box, read_image
 from .transforms import Steps
 

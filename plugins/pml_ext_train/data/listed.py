@@ -13,6 +13,7 @@ import torch
 
 from pml_ext.errors import DataError, counted, first_of, unknown
 from pml_ext.pairwise import Kind, ListedTuples
+
 from .images import LabeledImages
 from .rows import is_empty, read_rows
 from .splits import DataSplits

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pml_ext.errors import ConfigError, DataError
+
 from .images import LabeledImages
 from .published import Archive, Count, DatasetInfo, check_count, find_root, get_archives
 from .reading import open_image

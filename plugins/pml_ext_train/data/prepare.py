@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, DataError, counted
+
 from .images import LabeledImages, PackedImages, ResizedCache
 from .transforms import Steps
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pml_ext.errors import DataError, UnwritableError, one_line
+
 from ..files import locked_folder
 from .images import LabeledImages
 from .reading import Box

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TooManyPixelsError, one_line
+
 from .transforms import KEPT_WHEN_REDUCED
 
 # Formats that Pillow may detect; others run programs (EPS runs Ghostscript).

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.errors import DataError
+
 from .images import LabeledImages
 
 

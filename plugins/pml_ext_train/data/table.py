@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, InstanceOf, ValidationError, field_validator
 
 from pml_ext.errors import ConfigError, DataError, unknown
+
 from ..files.stat import as_spelled, composed, doubt_about
 from .images import LabeledImages
 from .published import Entry, check_disjoint, labeled, labeled_part

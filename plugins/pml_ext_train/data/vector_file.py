@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pml_ext.errors import DataError, counted, first_of, needs_extra, one_line, shortened, unknown
+
 from ..files.stat import composed
 
 KEYS = ("embeddings", "labels", "ids", "split", "groups")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pml_ext.errors import ConfigError, DataError, first_of, shortened
+
 from .images import LabeledImages
 from .splits import DataSplits, check_trainable, classes_of_two, divide, first_without_gallery
 from .vector_file import KEYS, VectorFile, read_vectors

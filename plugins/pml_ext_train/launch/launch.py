@@ -10,10 +10,11 @@ from typing import Any
 
 import tomli_w
 
-from ..data import DataSplits
 from pml_ext.distributed import from_rank_0, num_processes, process_group, rank, wait_for_all_ranks
 from pml_ext.distributed.devices import choose_device
 from pml_ext.errors import ConfigError, PmlExtError, StoppedError, one_line
+
+from ..data import DataSplits
 from ..files import checksums, locked_folder, write_json
 from ..recipe import Override, Overrides, load_recipe, naming_settings, plugins_in
 from ..records.run_files import LAST, MODEL, read_finished, tables_of_run

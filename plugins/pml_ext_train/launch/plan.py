@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pml_ext.errors import ConfigError, DataError, printable
+
 from ..files import DamagedError, check_writable, final_path, read_toml
 from ..files.checksums import SUMS
 from ..recipe import Override, Overrides, Recipe, flat, load_recipes, overrides_of

@@ -19,6 +19,7 @@ from torch.utils.benchmark import timer  # waits for the accelerator
 from torch.utils.data import DataLoader
 
 from pml_ext.errors import ConfigError
+
 from ..recipe import Overrides, load_recipe
 from ..records.recorder import Records
 from ..training.batches import Batch, draw, epoch_batches

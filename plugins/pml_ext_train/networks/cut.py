@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pml_ext.errors import ConfigError, first_of, one_line, unknown
+
 from .modes import preserved_modes
 from .trunks import RepeatedGray, unwrapped_trunk
 

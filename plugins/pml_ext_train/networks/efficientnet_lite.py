@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, counted, needs_extra, one_line
-from ..files.checksums import sha256_of
 from pml_ext.lazy import require_packages
+
+from ..files.checksums import sha256_of
 
 IMAGENET = "imagenet"  # the name of the weights
 EXTRA = "photos"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, first_of, needs_extra, one_line
+
 from .trunks import RepeatedGray
 
 HF = "hf/"

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pml_ext.errors import ConfigError
+
 from .cut import cut_before
 from .modes import preserved_modes
 from .trunks import unwrapped_trunk

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import ConfigError, unknown
+
 from .efficientnet_lite import IMAGENET, VARIANTS
 from .hf import HF, PROJECTED, is_pair
 from .pretrained import is_file, read_config, torchvision_tag_of

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ..data import Pipeline, Steps, build_transforms
 from pml_ext.errors import ConfigError, needs_extra
+
+from ..data import Pipeline, Steps, build_transforms
 from . import trunks as models
 from .embedders import embedder
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, first_of, needs_extra, one_line
+
 from . import bn_inception
 from .efficientnet_lite import IMAGENET, VARIANTS
 from .hf import HF, images_of_processor

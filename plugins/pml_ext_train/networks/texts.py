@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, one_line
+
 from .hf import HF, PROJECTED, load_model, transformers_library
 from .trunks import unwrapped_trunk
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, needs_extra, one_line, unknown
+
 from . import efficientnet_lite as lite
 from .bn_inception import BNInception
 from .modes import preserved_modes

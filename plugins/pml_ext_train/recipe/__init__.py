@@ -1,8 +1,10 @@
 """Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training."""
 
+from .build import VECTORS as VECTORS
 from .build import augmentation_of as augmentation_of
 from .build import build_dataset as build_dataset
 from .build import build_network as build_network
+from .build import build_trunk as build_trunk
 from .build import preprocessing_of as preprocessing_of
 from .build import vector_input_of as vector_input_of
 from .load import load_recipe as load_recipe
@@ -34,9 +36,13 @@ from .phases import trains_pretrained_trunk as trains_pretrained_trunk
 from .read import pipelines as pipelines
 from .read import read_tables as read_tables
 from .read import variant_tables as variant_tables
+from .schema import DataTable as DataTable
 from .schema import Recipe as Recipe
+from .schema import TuneTable as TuneTable
+from .schema import problem_of as problem_of
 from .tables import flat as flat
 from .tables import merged as merged
+from .tables import name_or_value as name_or_value
 from .tables import nested as nested
 from .tables import origin_of as origin_of
 from .tables import origins_of as origins_of

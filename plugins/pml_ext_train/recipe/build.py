@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError
+
 from .conversion import FILLED_FOR_DATA, FILLED_FOR_TRUNK, located, options_of
 from .schema import (
     FITTED_EMBEDDERS,

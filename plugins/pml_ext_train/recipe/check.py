@@ -7,6 +7,7 @@ import inspect
 from pml_ext import registry
 from pml_ext.errors import ConfigError, unknown
 from pml_ext.registry import BuildContext
+
 from .build import VECTORS, check_vectors, dataset_factory, image_transforms, trunk_factory, trunk_settings
 from .conversion import (
     FILLED_FOR_DATA,

@@ -12,6 +12,7 @@ from typing import Any
 from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError, PmlExtError, needs_extra, shortened
 from pml_ext.registry.components import KINDS
+
 from .schema import NamedTable, unknown_key
 
 with needs_extra("train", "a recipe"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError
+
 from .schema import SHUFFLE, Recipe, StageTable
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pml_ext.errors import ConfigError, PluginError, RecipeWarning, UnknownNameError, needs_extra, shortened
+
 from .check import check_names, check_weights
 from .names import missing_plugins
 from .override import Override, Overrides, culprit, overrides_of

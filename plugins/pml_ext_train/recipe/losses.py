@@ -10,6 +10,7 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError, needs_extra
 from pml_ext.registry import BuildContext
 from pml_ext.registry.components import Component
+
 from .conversion import checked_settings, located, options_of
 from .schema import DataTable, LossTable, NamedTable, OptimizerTable, Recipe, wrong_setting
 from .tables import merged

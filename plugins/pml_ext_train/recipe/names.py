@@ -8,6 +8,7 @@ from typing import Any
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError, PmlExtError, UnknownNameError, shortened
+
 from .read import read_tables
 from .tables import NAMES_ALONE
 

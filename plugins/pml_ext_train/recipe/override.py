@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pml_ext.errors import ConfigError, PmlExtError, shortened
+
 from ..files import toml_value
 from .tables import ABOUT_KEYS, flat, inside, overridden
 

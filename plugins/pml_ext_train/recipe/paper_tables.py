@@ -7,6 +7,7 @@ from typing import Any
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError, UnknownNameError
+
 from .papers import Printed, PrintedTable, is_full, papers
 from .read import variant_tables
 from .sweep import Tables

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError, needs_extra, shortened, unknown
+
 from .conversion import located
 from .schema import PaperTable, Table, problem_of
 

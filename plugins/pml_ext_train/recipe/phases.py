@@ -48,6 +48,7 @@ def _in_closed_form(recipe: Recipe) -> list[str]:
 def reported_phases(recipe: Recipe) -> list[str]:
     """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
     from pml_ext.evaluation import learned_metric
+
     from ..networks.pretrained import is_pretrained
 
     table = recipe.evaluation

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError, UnknownNameError, unknown
+
 from .override import DEEP_KEY, Override
 from .sweep import Tables, expanded, without_variant
 from .tables import INHERITED, flat, merged

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pml_ext.errors import ConfigError, UnknownNameError
+
 from .override import Override, dropped_by
 from .schema import NO_SETTINGS
 from .tables import INHERITED, flat, inside, merged, name_or_value, nested, overridden

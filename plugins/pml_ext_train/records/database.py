@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import DataError, one_line
+
 from ..files import write_text
 from .trackers import of_epochs
 

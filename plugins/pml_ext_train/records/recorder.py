@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import ConfigError, MissingExtraError, one_line
+
 from .database import RecordKeeper, delete_rows_after, write_csv_files
 from .trackers import Tracker
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import DataError, first_of, shortened
+
 from ..files import DamagedError, checksums, read_json, read_toml
 from ..files.checksums import SUMS
 from .run_folder import METRICS, RECIPE, REPORT, check_unchanged, how_to_redo

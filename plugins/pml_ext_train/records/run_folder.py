@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import DataError
+
 from ..files import final_path, reading
 from ..files.checksums import SUMS, read_sums, replace_file, sha256_of, write_sums
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pml_ext import registry
 from pml_ext.errors import needs_extra
 from pml_ext.evaluation.metrics import headline_metric
+
 from ..files import read_json, write_json
 from ..recipe.conversion import FILLED_FOR_TRACKER, options_of
 from ..recipe.schema import NamedTable

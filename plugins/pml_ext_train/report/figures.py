@@ -15,6 +15,7 @@ from torch import Tensor
 from pml_ext.errors import needs_extra
 from pml_ext.evaluation.neighbors import distance_matrix
 from pml_ext.evaluation.sampling import sample_indices as sample_indices
+
 from .fonts import drawable, font_families
 from .projection import COLORS, ONE_POINT, SHAPES, flattened, mark, unit_rows_on_cpu
 

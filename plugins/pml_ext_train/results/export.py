@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, needs_extra, one_line, shortened
 from pml_ext.evaluation.metrics import title_of
+from pml_ext.lazy import require_packages
+
 from ..files import DamagedError, check_writable, read_json, write_atomically
 from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
-from pml_ext.lazy import require_packages
 from ..networks.cut import HEAD
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.pretrained import is_file, is_pretrained, merged_lora

@@ -14,6 +14,7 @@ from pml_ext.errors import needs_extra, one_line
 from pml_ext.evaluation import Evaluation
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
 from pml_ext.evaluation.metrics import headline_metric, title_of
+
 from ..records.database import CURVE, VALIDATION
 from ..records.series import Series, loss_series, metric_series
 from ..report import ReportFigure, draw, figures

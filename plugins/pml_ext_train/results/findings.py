@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from pml_ext.evaluation.metrics import class_means
+
 from ..training.evaluation import clustered, nearest
 from ..training.view import View
 

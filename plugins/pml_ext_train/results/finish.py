@@ -8,6 +8,7 @@ from typing import Any
 
 from pml_ext.distributed.devices import device_name
 from pml_ext.errors import first_of
+
 from ..files.checksums import SUMS
 from ..recipe import plugins_in
 from ..records.database import TEST, write_csv_files

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import ConfigError, DataError, needs_extra, shortened
+
 from ..files import locked_folder
 from ..files.checksums import is_unchanged, recover, replace_file
 from ..networks.network import By

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data import LabeledImages
 from pml_ext.errors import ConfigError, UnknownNameError, needs_extra
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
 from pml_ext.evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
+
+from ..data import LabeledImages
 from ..files import DamagedError, read_json, write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.papers import Quoted

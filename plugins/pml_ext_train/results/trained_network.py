@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pml_ext.errors import ConfigError, DataError, needs_extra, one_line, shortened
+
 from ..files import DamagedError, check_writable, read_json, read_toml, reading
 from ..files.checksums import read_sums, sha256_of
 from ..networks.network import By, Network, Preprocessing, VectorInput

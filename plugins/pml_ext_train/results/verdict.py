@@ -10,6 +10,7 @@ from typing import Any
 
 from pml_ext.errors import first_of
 from pml_ext.evaluation.metrics import headline_metric, title_of
+
 from ..networks.pretrained import is_pretrained
 from ..recipe import Recipe
 from ..report import percent

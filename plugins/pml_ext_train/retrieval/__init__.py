@@ -3,3 +3,7 @@
 A tool imports no other. It asks for one by name, :func:`pml_ext.registry.service`, and gets an object with the methods
 that are written here.
 """
+
+from pml_ext.lazy import lazily
+
+__getattr__, __dir__ = lazily(__name__, "train", "retrieval")

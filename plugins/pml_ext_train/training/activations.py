@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pml_ext.errors import ConfigError, counted
+
 from ..networks.cut import activation_shape, frozen_stem
 from ..networks.network import Preprocessing
 from ..recipe.schema import CutTable

@@ -16,8 +16,9 @@ from torch.utils.data import BatchSampler, Dataset
 from pml_ext.distributed import from_rank_0, num_processes, rank
 from pml_ext.distributed.processes import share_of
 from pml_ext.errors import TrainingError
-from ..networks.modes import preserved_modes
 from pml_ext.pairwise import ListedTuples
+
+from ..networks.modes import preserved_modes
 from .loader import Item, WorkerDataset, data_loader
 
 Batches = list[list[Item]]

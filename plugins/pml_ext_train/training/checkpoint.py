@@ -24,9 +24,10 @@ import torch
 
 from pml_ext import __version__
 from pml_ext.errors import DataError, PluginWarning, shortened
+from pml_ext.pairwise.generators import generator_states, set_generator_states
+
 from ..files import DamagedError, reading
 from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
-from pml_ext.pairwise.generators import generator_states, set_generator_states
 from .plain import from_plain, to_plain
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pml_ext.distributed import from_ranks, max_over_ranks, wait_for_all_ranks
 from pml_ext.errors import DataError
+
 from ..records.recorder import Records
 from . import checkpoint, signals
 from .run import Run

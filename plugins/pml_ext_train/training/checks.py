@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..data.splits import classes_of_two
 from pml_ext.errors import DataError
+
+from ..data.splits import classes_of_two
 from ..networks.modes import is_batch_norm
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import parts_named

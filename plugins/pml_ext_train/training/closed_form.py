@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError
-from ..networks.embedders import fit_whitened_pca
 from pml_ext.whitening import TotalWhitening, WithinClassWhitening
+
+from ..networks.embedders import fit_whitened_pca
 from .view import View
 
 SHRINKAGE = 0.6  # of whitening, unless the recipe says otherwise

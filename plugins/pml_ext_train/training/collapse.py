@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pml_ext.evaluation.listed import tuple_metrics
 from pml_ext.pairwise import ListedTuples
+
 from .batches import indices_of
 from .epoch import Epoch
 

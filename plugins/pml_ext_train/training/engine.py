@@ -20,8 +20,9 @@ from pml_ext.distributed import max_over_ranks, num_processes
 from pml_ext.distributed.devices import autocast, check_precision, read_numbers
 from pml_ext.errors import TrainingError
 from pml_ext.losses import MicroBatched, unwrapped
-from ..networks.modes import is_batch_norm
 from pml_ext.pairwise import to_full_precision
+
+from ..networks.modes import is_batch_norm
 from ..recipe.schema import EngineTable
 from .batches import Batch
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..data import raw_pixels
 from pml_ext.errors import DataError
 from pml_ext.evaluation.blank import explained
 from pml_ext.evaluation.calculator import Evaluation, RetrievalAccuracyCalculator
@@ -17,11 +16,13 @@ from pml_ext.evaluation.metrics import metrics_of, title_of
 from pml_ext.evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
 from pml_ext.evaluation.of_plugins import needs_clusters, plugin_metrics
 from pml_ext.evaluation.verification import best_threshold
+from pml_ext.pml import BaseDistance
+from pml_ext.relations import Relation
+
+from ..data import raw_pixels
 from ..networks.embedders import whitened_components
 from ..networks.pretrained import is_pretrained
-from pml_ext.pml import BaseDistance
 from ..recipe import trains_pretrained_trunk
-from pml_ext.relations import Relation
 from .closed_form import whitened
 from .protocols import classified
 from .stages import Stages

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pml_ext.errors import DataError, UnwritableError, one_line
+
 from ..files import locked_folder, writing
 from ..files.stat import FileStat
 

@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data import LabeledImages, cache_folder
 from pml_ext.distributed import from_rank_0, num_processes, rank
 from pml_ext.distributed.processes import gather_objects, share_of
 from pml_ext.errors import ConfigError, DataError, UnwritableError, one_line
+
+from ..data import LabeledImages, cache_folder
 from ..files.stat import FileStat
 from .batches import embed_batches
 from .feature_keys import file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pml_ext.errors import ConfigError, shortened
+
 from ..records.run_folder import RECIPE
 from . import checkpoint
 from .closed_form import fit_embedder

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..data import LabeledImages
 from pml_ext.distributed import num_processes
+
+from ..data import LabeledImages
 from .activations import DTYPES, Precision, TrunkCut
 from .features import FeatureCache, Features, Remainder
 from .run_context import Built

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pml_ext import registry
-from ..data import LabeledImages
 from pml_ext.distributed.processes import end_with_the_parent
 from pml_ext.errors import DataError, PmlExtError, one_line, shortened
+
+from ..data import LabeledImages
 from .signals import ENDING
 from .workers import STARTED, worker_context
 

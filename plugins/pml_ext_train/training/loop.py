@@ -13,6 +13,7 @@ import numpy as np
 from pml_ext.distributed import from_rank_0, wait_for_all_ranks
 from pml_ext.distributed.devices import deterministic_algorithms
 from pml_ext.errors import StoppedError
+
 from ..records.recorder import Records
 from ..records.run_folder import NETWORK, REPORT, write_run_json
 from ..records.trackers import import_tracker

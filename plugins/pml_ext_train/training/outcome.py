@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from pml_ext.errors import TrainingError
+
 from .engine import NotFiniteError, first_nonfinite_weight
 from .epoch import Epoch
 from .run import Run

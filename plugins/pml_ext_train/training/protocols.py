@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pml_ext.errors import DataError
 from pml_ext.evaluation.classification import nearest_class_mean, related_means
 from pml_ext.evaluation.metrics import class_means
+
 from ..recipe.schema import PROTOCOLS, TOP
 from .view import View
 

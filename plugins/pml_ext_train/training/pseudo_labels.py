@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from ..data import LabeledImages
 from pml_ext.distributed import from_rank_0
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
+
+from ..data import LabeledImages
 from ..recipe.schema import PseudoTable
 from .run import Run
 from .samplers import build_sampler, sized, with_clusters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from pml_ext import registry
+
 from ..recipe import flat
 from ..records.recorder import Records
 from ..records.trackers import build_tracker

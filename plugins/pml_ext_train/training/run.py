@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import torch
 
-from ..data import DataSplits
 from pml_ext.distributed import join
 from pml_ext.distributed.devices import choose_device
 from pml_ext.errors import ConfigError
+
+from ..data import DataSplits
 from ..networks.trunks import freeze
 from ..recipe import Recipe, own_optimizer
 from ..recipe.schema import frozen_patterns

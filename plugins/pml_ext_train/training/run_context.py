@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from ..data import DataSplits
 from pml_ext.distributed import num_processes, synchronize_batch_norm
+from pml_ext.relations import Relation
+
+from ..data import DataSplits
 from ..networks.memory_format import use_channels_last
 from ..networks.network import Network, VectorInput
 from ..recipe import Recipe, build_network, build_relation
-from pml_ext.relations import Relation
 from . import checkpoint
 from .run_data import RunData, load_run_data
 

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from pml_ext import pml, registry
-from ..data import LabeledImages
 from pml_ext.errors import ConfigError, PmlExtError, RecipeWarning, shortened
 from pml_ext.pairwise import ListedTuples
-from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable
 from pml_ext.registry import BuildContext
 from pml_ext.samplers import TupleSampler
+
+from ..data import LabeledImages
+from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable
 
 Labels = NDArray[np.int64]
 

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..data import LabeledImages
 from pml_ext.distributed import DistributedLoss, DistributedMiner, num_processes
+from pml_ext.registry import BuildContext
+
+from ..data import LabeledImages
 from ..recipe import Recipe, build_loss, loss_context
 from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
 from ..recipe.losses import check_class_weights
 from ..recipe.schema import StageTable
-from pml_ext.registry import BuildContext
 from .engine import data_parallel
 from .optimizers import build_loss_optimizer
 from .samplers import build_sampler, fitting, sampler_before_clusters

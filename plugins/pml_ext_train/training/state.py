@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import ConfigError
+
 from ..records.history import RunHistory
 from . import checkpoint
 from .optimizers import extend_schedule

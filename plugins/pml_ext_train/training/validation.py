@@ -6,6 +6,7 @@ import math
 import time
 
 from pml_ext.errors import TrainingError
+
 from ..recipe import stage_before_whole
 from ..records.database import CURVE, VALIDATION
 from ..records.recorder import Records

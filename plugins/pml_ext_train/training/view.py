@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data import LabeledImages
 from pml_ext.distributed import num_processes, rank
 from pml_ext.errors import DataError, PluginWarning, TrainingError
-from ..networks.modes import preserved_modes
 from pml_ext.run_view import RunView
+
+from ..data import LabeledImages
+from ..networks.modes import preserved_modes
 from .activations import GIGABYTE, TrunkCut, size_of
 from .batches import Pass, embed_batches
 from .engine import first_nonfinite

@@ -10,6 +10,7 @@ from torch import Tensor
 from pml_ext.distributed import join, max_over_ranks
 from pml_ext.errors import NothingToLearnError
 from pml_ext.relations import Relation
+
 from .batches import Batches, indices_of
 from .epoch import Epoch
 from .outcome import stopped

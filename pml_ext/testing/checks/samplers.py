@@ -222,7 +222,10 @@ def check_sampler_state(subject: Subject) -> None:
 
 
 def _check_state(subject: Subject, settings: Mapping[str, Any]) -> None:
-    from pml_ext_train.training.checkpoint import sampler_state, set_sampler_state  # imports much that other checks do not need
+    from pml_ext_train.training.checkpoint import (  # imports much that other checks do not need
+        sampler_state,
+        set_sampler_state,
+    )
 
     one = subject.make(settings)
     other = subject.make(settings)

@@ -8,9 +8,9 @@ import torch
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
-from pml_ext_train.launch.launch import train
 from pml_ext.testing import check_component
 from pml_ext_cbml.softmax import SoftmaxLoss
+from pml_ext_train.launch.launch import train
 
 from ...overrides import typed
 

@@ -8,11 +8,11 @@ from contextlib import closing
 import tomli_w
 from typer.testing import CliRunner
 
+from pml_ext_compare.job_queue import do
+from pml_ext_compare.runs import RunJob, plans_of
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.files import read_json, write_json
 from pml_ext_train.recipe import load_recipes
-from pml_ext_compare.job_queue import do
-from pml_ext_compare.runs import RunJob, plans_of
 
 ONE = [0.70, 0.72, 0.71, 0.75, 0.69]
 OTHER = [0.73, 0.74, 0.72, 0.75, 0.74]

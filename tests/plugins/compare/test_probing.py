@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.training.loop import train_run
 from pml_ext_compare.probing import probe
+from pml_ext_train.training.loop import train_run
 
 from ...overrides import typed
 from ..train.training.made_up_photos import write_photos

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from pml_ext_train.recipe import load_recipes
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.groups import groups_below
 from pml_ext_compare.queries import NearestImages, compare_queries, queries_that_differ
 from pml_ext_compare.runs import plans_of, rows_of
+from pml_ext_train.recipe import load_recipes
 
 from ...overrides import typed
 from .examples import silent

@@ -1,7 +1,7 @@
 """Tables of a comparison, on results written by hand."""
 
-from pml_ext_train.report import ReportTable
 from pml_ext_compare.tables import differences_table, latex_table, markdown_table, remarks, rows_table, tuning_table
+from pml_ext_train.report import ReportTable
 
 ESTIMATE = {"mean": 0.5, "std": 0.1, "low": 0.4, "high": 0.6, "values": [0.4, 0.6]}
 PRINTED = {"value": 0.7, "text": "70.0", "row": "CBML", "data": "CUB", "same_data": False}

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
+from pml_ext_density.functional import class_densities
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import load_recipes
 from pml_ext_train.training.run import Run
-from pml_ext_density.functional import class_densities
 
 from ...overrides import typed
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from pml_ext_train.recipe import build_dataset, load_recipe
-from pml_ext_train.training.listener import Silence
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import SmallNetwork
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.scores import Scores
 from pml_ext_fit.trials import Workplace
+from pml_ext_train.recipe import build_dataset, load_recipe
+from pml_ext_train.training.listener import Silence
 
 
 def scores(mean, spread=0.01, classes=12, seed=0):

@@ -6,13 +6,13 @@ import signal
 import pytest
 
 from pml_ext.errors import ConfigError, DataError, StoppedError
-from pml_ext_train.files import locked_folder
-from pml_ext_train.files.checksums import replace_file
-from pml_ext_train.launch import launch
 from pml_ext_fit import begun, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
+from pml_ext_train.files import locked_folder
+from pml_ext_train.files.checksums import replace_file
+from pml_ext_train.launch import launch
 
 from .helpers import needs_weights
 

@@ -9,12 +9,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from pml_ext.errors import ConfigError, DataError, NothingToLearnError
-from pml_ext_train.files import read_json
-from pml_ext_train.records.run_files import tables_of_run
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import LastBlocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
+from pml_ext_train.files import read_json
+from pml_ext_train.records.run_files import tables_of_run
 
 from ...overrides import typed
 from .helpers import needs_weights

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pml_ext_train.recipe import build_dataset
 from pml_ext_fit import expected
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.timing import PerImage
 from pml_ext_fit.trunk import LITE0
+from pml_ext_train.recipe import build_dataset
 
 from .helpers import needs_weights, recipe_of, workplace
 

@@ -7,13 +7,13 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError, MissingExtraError
-from pml_ext_train.recipe import load_recipe, reported_phases
 from pml_ext_fit import candidates, fine_tuning, selection
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.timing import PerImage
 from pml_ext_fit.trunk import BLOCKS_FIRST, LITE0, PRETRAINED
+from pml_ext_train.recipe import load_recipe, reported_phases
 
 from ...overrides import typed
 from .helpers import needs_weights

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from pml_ext.errors import DataError
-from pml_ext_train.recipe import build_dataset, load_recipe, overrides_of
 from pml_ext_fit import candidates
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images, is_table
 from pml_ext_fit.trunk import PRETRAINED
+from pml_ext_train.recipe import build_dataset, load_recipe, overrides_of
 
 from ...overrides import typed
 

@@ -7,11 +7,11 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.files import read_json
-from pml_ext_train.records.run_files import tables_of_run
 from pml_ext_fit import folder_runs
 from pml_ext_fit.commands import fit
 from pml_ext_fit.later_labels import labeled_table
+from pml_ext_train.files import read_json
+from pml_ext_train.records.run_files import tables_of_run
 
 from ..train.training.made_up_photos import write_photos
 from .helpers import needs_weights

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pml_ext.errors import DataError
+from pml_ext_fit import one_pass
 from pml_ext_train.recipe import build_dataset, load_recipe, preprocessing_of
 from pml_ext_train.training.features import FeatureCache
-from pml_ext_fit import one_pass
 
 from ..search.photographs import photograph
 

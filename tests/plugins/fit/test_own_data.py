@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_train.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_fit.own_data import dataset_options, describe_split, fitting_batch, fitting_split, range_of, splits_of
+from pml_ext_train.data import LabeledImages
 
 from ...overrides import typed
 

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext_train.recipe import build_dataset, load_recipe
 from pml_ext_fit import candidates, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
@@ -22,6 +21,7 @@ from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.scores import Scores
 from pml_ext_fit.trunk import LITE0
+from pml_ext_train.recipe import build_dataset, load_recipe
 
 from ...overrides import typed
 from ..train.training.made_up_photos import write_photos

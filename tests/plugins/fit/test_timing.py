@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from pml_ext_train.recipe import build_dataset
 from pml_ext_fit import timing
 from pml_ext_fit.candidates import LastBlocks, SmallNetwork
 from pml_ext_fit.images import describe_images
+from pml_ext_train.recipe import build_dataset
 
 from ...overrides import typed
 from ..train.training.made_up_photos import write_photos

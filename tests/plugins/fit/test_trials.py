@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_train.data import DataSplits, LabeledImages
 from pml_ext.errors import NothingToLearnError
-from pml_ext_train.recipe import build_dataset
 from pml_ext_fit import trials
 from pml_ext_fit.candidates import LastBlocks, SmallNetwork
 from pml_ext_fit.closed_forms import AS_THEY_ARE, CLOSED_FORMS, WITHIN_CLASSES
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.trials import Trials
+from pml_ext_train.data import DataSplits, LabeledImages
+from pml_ext_train.recipe import build_dataset
 
 from ...overrides import typed
 from .helpers import needs_weights, recipe_of, workplace

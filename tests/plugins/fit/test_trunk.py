@@ -9,18 +9,18 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
-from pml_ext_train.files import read_json
-from pml_ext_train.recipe import load_recipe, overrides_of
-from pml_ext_train.records.run_files import tables_of_run
 from pml_ext_fit import fine_tuning, folder_runs, selection
 from pml_ext_fit.candidates import FeaturesOfImages, LastBlocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.trunk import BLOCKS_FIRST, LITE0, PRETRAINED, Trunk, check_resumed, trunk_named, trunk_of_table
+from pml_ext_train.files import read_json
+from pml_ext_train.recipe import load_recipe, overrides_of
+from pml_ext_train.records.run_files import tables_of_run
 
-from ..train.networks.pairs import MEAN, STD, own_image_features, saved_pair
 from ...overrides import typed
+from ..train.networks.pairs import MEAN, STD, own_image_features, saved_pair
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import torch
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext_fit import folder_runs, unlabeled
+from pml_ext_fit.commands import fit
+from pml_ext_fit.unlabeled import has_no_labels
 from pml_ext_train.files import read_json
 from pml_ext_train.launch.launch import draw_report
 from pml_ext_train.records.run_files import tables_of_run
 from pml_ext_train.training.listener import Silence
-from pml_ext_fit import folder_runs, unlabeled
-from pml_ext_fit.commands import fit
-from pml_ext_fit.unlabeled import has_no_labels
 
 from ...overrides import typed
 from ..search.photographs import photograph

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pml_ext_train.recipe import load_recipe
 from pml_ext_fit import vector_candidates
 from pml_ext_fit.vectors import describe_vectors
+from pml_ext_train.recipe import load_recipe
 
 from .test_vectors import file_of
 

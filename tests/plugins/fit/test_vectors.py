@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from pml_ext.errors import DataError
-from pml_ext_train.recipe import load_recipe, overrides_of
 from pml_ext_fit.vectors import RECIPE, describe_vectors
+from pml_ext_train.recipe import load_recipe, overrides_of
 
-from ..train.data.vector_files import file_of
 from ...overrides import typed
+from ..train.data.vector_files import file_of
 
 
 def test_few_classes_are_divided_by_image(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pml_ext import MahalanobisDistance, PDDMDistance
-from pml_ext_train.cli.benchmark import peak_bytes
 from pml_ext.testing import check_component
+from pml_ext_train.cli.benchmark import peak_bytes
 
 from . import loops
 

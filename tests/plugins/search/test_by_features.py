@@ -10,8 +10,8 @@ from torch import nn
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.launch.launch import train
 from pml_ext_search.embedding import SkippedImage
+from pml_ext_train.launch.launch import train
 
 from ...overrides import typed
 from .conftest import empty, garbage

@@ -3,9 +3,9 @@
 from matplotlib.font_manager import findfont
 from PIL import Image
 
-from pml_ext_train.report import fonts
 from pml_ext_search.clusters import contact_sheet
 from pml_ext_search.fonts import font_file
+from pml_ext_train.report import fonts
 
 
 def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):

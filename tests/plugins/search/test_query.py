@@ -11,11 +11,11 @@ from pytorch_metric_learning.distances import LpDistance
 import pml_ext
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.launch.launch import train
 from pml_ext.plugin import SearchResult
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.query import QueryOptions, answers_of
 from pml_ext_search.state import Image
+from pml_ext_train.launch.launch import train
 
 from ...overrides import typed
 from .conftest import made_up

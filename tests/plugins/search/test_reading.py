@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 from benchmarks import one_vector
-from pml_ext_train.data import build_transforms
-from pml_ext_train.data.folder import folder as image_folder
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.networks.trunks import builtin_trunk
 from pml_ext_fit.unlabeled import has_no_labels
 from pml_ext_search import reading
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.reading import default_workers, list_folder, listed
+from pml_ext_train.data import build_transforms
+from pml_ext_train.data.folder import folder as image_folder
+from pml_ext_train.networks.trunks import builtin_trunk
 
 from .drawings import write_some
 

@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import normalize
 
 from pml_ext import load_run
-from pml_ext_train.launch.launch import train
 from pml_ext_search.refitting import refit_of
+from pml_ext_train.launch.launch import train
 
 from ...overrides import typed
 

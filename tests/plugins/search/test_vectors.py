@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.launch.launch import train
 from pml_ext_search.vectors import VectorEmbedder
+from pml_ext_train.launch.launch import train
 
 from ...overrides import typed
 

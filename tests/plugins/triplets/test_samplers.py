@@ -6,8 +6,8 @@ import torch
 
 from pml_ext import HardNegativePoolSampler
 from pml_ext.evaluation import kmeans
-from pml_ext_train.launch.launch import train
 from pml_ext.pairwise import euclidean_distances, normalize
+from pml_ext_train.launch.launch import train
 
 from ...overrides import typed
 

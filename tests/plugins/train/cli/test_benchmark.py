@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pml_ext import CBMLLoss, registry
+from pml_ext.errors import ConfigError
 from pml_ext_train.cli import benchmark
 from pml_ext_train.cli.benchmark import Shape, bench
-from pml_ext.errors import ConfigError
 
 SMALL = [Shape(32, 8, 4)]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_train.cli.targets import find_named, find_named_by_name
 from pml_ext.plugin import Command, DataError, DataSplits, LabeledImages
 from pml_ext.testing.contracts import Named
 from pml_ext.testing.named import check_named
+from pml_ext_train.cli.targets import find_named, find_named_by_name
 
 
 def shapes(root=None, seed=0, channels=1, dtype=torch.uint8, offset=0):

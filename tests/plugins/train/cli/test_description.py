@@ -3,8 +3,8 @@
 import pytest
 
 from pml_ext import CBMLLoss
-from pml_ext_train.cli.description import describe
 from pml_ext.errors import UnknownNameError
+from pml_ext_train.cli.description import describe
 
 
 def test_a_component_has_its_documentation_and_recipes():

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from pml_ext_train.cli.scaffold import new_plugin
 from pml_ext.errors import ConfigError
+from pml_ext_train.cli.scaffold import new_plugin
 
 
 def test_writes_a_package_and_nothing_over_it(tmp_path):

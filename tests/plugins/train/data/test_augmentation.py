@@ -6,6 +6,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from pml_ext.errors import ConfigError
 from pml_ext_train.data import (
     ImageTransforms,
     LabeledImages,
@@ -14,7 +15,6 @@ from pml_ext_train.data import (
     build_transforms,
     torchvision_transforms,
 )
-from pml_ext.errors import ConfigError
 from pml_ext_train.training.batches import BatchReader, epoch_batches
 
 CPU = torch.device("cpu")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pml_ext.errors import ConfigError
 from pml_ext_train.data import (
     DataSplits,
     digits,
 )
-from pml_ext.errors import ConfigError
 
 
 def test_digits_are_halved_within_every_class():

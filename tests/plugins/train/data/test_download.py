@@ -14,9 +14,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from pml_ext.errors import DataError
 from pml_ext_train.data import get_archives, image_sets, omniglot, omniglot_small
 from pml_ext_train.data.published import Archive, Count
-from pml_ext.errors import DataError
 
 from .made_up import cub_folder, omniglot_zip
 

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
+from pml_ext.errors import DataError
 from pml_ext_train.data import (
     folder,
 )
-from pml_ext.errors import DataError
 
 from .made_up import photos
 

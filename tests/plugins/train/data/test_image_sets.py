@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
+from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import image_sets
 from pml_ext_train.data.published import Count
-from pml_ext.errors import ConfigError, DataError
 
 from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, sop_folder
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pml_ext_train.data import pairs, triplets
 from pml_ext.errors import DataError
+from pml_ext_train.data import pairs, triplets
 
 HEAD = "image1,image2,same,split"
 PAIRS = ["a,b,1,train", "a,c,0,train", "d,e,true,test", "e,f,False,test"]

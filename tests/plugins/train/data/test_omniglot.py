@@ -5,9 +5,9 @@ import zlib
 
 import pytest
 
+from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import omniglot
 from pml_ext_train.data.published import Count
-from pml_ext.errors import ConfigError, DataError
 
 from .made_up import omniglot_zip
 

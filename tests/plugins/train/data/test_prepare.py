@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import (
     Box,
     LabeledImages,
@@ -14,7 +15,6 @@ from pml_ext_train.data import (
     build_transforms,
     prepare,
 )
-from pml_ext.errors import ConfigError, DataError
 
 TRAIN, PLAIN = build_transforms(20, 3, crop=True, pipeline=Pipeline(resize=30, random_crop_scale=(0.2, 1.0), flip=True))
 

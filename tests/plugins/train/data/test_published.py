@@ -2,8 +2,8 @@
 
 import pytest
 
-from pml_ext_train.data import image_sets
 from pml_ext.errors import DataError
+from pml_ext_train.data import image_sets
 
 from .made_up import cub_folder, jpeg, sop_folder
 

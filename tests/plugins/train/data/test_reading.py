@@ -8,9 +8,9 @@ import pytest
 from numpy.testing import assert_allclose
 from PIL import Image
 
+from pml_ext.errors import ConfigError, DataError, TooManyPixelsError
 from pml_ext_train.data import Box, folder, image_tensor, open_image, read_image, shown_size
 from pml_ext_train.data.reading import IMAGE_ENDINGS, TURNS, _array_of
-from pml_ext.errors import ConfigError, DataError, TooManyPixelsError
 
 from .made_up import save, write_deep_png
 

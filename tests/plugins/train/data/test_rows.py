@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from pml_ext_train.data.rows import is_empty, read_rows, rows_of_frame, table_text
 from pml_ext.errors import DataError
+from pml_ext_train.data.rows import is_empty, read_rows, rows_of_frame, table_text
 from pml_ext_train.files import write_text
 
 

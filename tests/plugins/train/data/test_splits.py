@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from pml_ext.errors import DataError
 from pml_ext_train.data import (
     DataSplits,
     LabeledImages,
     digits,
     hold_out_classes,
 )
-from pml_ext.errors import DataError
 
 
 def test_held_out_classes():

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pml_ext_train.data import table
 from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.data import table
 
 from .made_up import jpeg
 

@@ -9,6 +9,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import resize
 
+from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import (
     Box,
     Pipeline,
@@ -18,7 +19,6 @@ from pml_ext_train.data import (
     raw_pixels,
     read_image,
 )
-from pml_ext.errors import ConfigError, DataError
 
 from .made_up import photos
 

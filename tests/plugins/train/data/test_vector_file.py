@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_train.data import is_vector_file, read_vectors, vectors
 from pml_ext.errors import DataError, MissingExtraError
+from pml_ext_train.data import is_vector_file, read_vectors, vectors
 
 from .vector_files import LABELS, PARTS, ROWS, columns, npz
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pml_ext_train.data import vectors
 from pml_ext.errors import ConfigError
+from pml_ext_train.data import vectors
 
 from .vector_files import PARTS, ROWS, npz
 

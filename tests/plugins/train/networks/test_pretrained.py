@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from pml_ext.errors import ConfigError
+from pml_ext_search.trained import load_run
 from pml_ext_train.launch.launch import train
 from pml_ext_train.networks.hf import hf_trunk
 from pml_ext_train.networks.pretrained import (
@@ -17,7 +18,6 @@ from pml_ext_train.networks.pretrained import (
 )
 from pml_ext_train.networks.trunks import mlp
 from pml_ext_train.recipe import load_recipes
-from pml_ext_search.trained import load_run
 
 from ....overrides import typed
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pml_ext import registry
-from pml_ext_train.data import DataSplits, digits
 from pml_ext.errors import ConfigError
+from pml_ext_train.data import DataSplits, digits
 from pml_ext_train.recipe import build_dataset
 from pml_ext_train.recipe.build import build_trunk
 

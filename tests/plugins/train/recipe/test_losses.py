@@ -7,8 +7,8 @@ from pytorch_metric_learning.losses import ArcFaceLoss, TripletMarginLoss
 from pytorch_metric_learning.reducers import ClassWeightedReducer
 
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss
-from pml_ext_train.data import LabeledImages
 from pml_ext.errors import ConfigError
+from pml_ext_train.data import LabeledImages
 from pml_ext_train.recipe import (
     build_loss,
     load_recipes,

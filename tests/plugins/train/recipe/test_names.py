@@ -4,9 +4,9 @@ import pytest
 
 from pml_ext import registry
 from pml_ext.errors import PluginError
+from pml_ext_search.trained import load_run
 from pml_ext_train.launch.plan import plan
 from pml_ext_train.recipe import names_in
-from pml_ext_search.trained import load_run
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 

@@ -4,9 +4,9 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.cli.description import describe
-from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
 from pml_ext_train.recipe import is_full, load_recipes, paper_values, papers, quoted, texts
 from pml_ext_train.results.run_report import paper_tables
 

@@ -3,10 +3,17 @@
 import pytest
 
 from pml_ext.errors import ConfigError
-from pml_ext_train.recipe import build_dataset, build_network, load_recipe, load_recipes, reported_phases, vector_input_of
+from pml_ext_train.recipe import (
+    build_dataset,
+    build_network,
+    load_recipe,
+    load_recipes,
+    reported_phases,
+    vector_input_of,
+)
 
-from ..data.vector_files import file_of
 from ....overrides import typed
+from ..data.vector_files import file_of
 
 
 @pytest.mark.parametrize("recipe", ["fit/vectors", "cbml/digits", "density/digits", "cbml/frozen", "triplets/digits"])

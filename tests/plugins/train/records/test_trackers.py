@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext.errors import MissingExtraError, StoppedError
+from pml_ext_train.cli.diagnosis import diagnosis
 from pml_ext_train.launch.launch import train
 from pml_ext_train.records.trackers import of_epochs
 from pml_ext_train.training.listener import Silence

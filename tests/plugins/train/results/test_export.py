@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from pml_ext import load_run
-from pml_ext_train.data import read_image
 from pml_ext.errors import ConfigError, UnwritableError
+from pml_ext_train.data import read_image
 from pml_ext_train.files.checksums import changed_files
 from pml_ext_train.recipe.schema import CutTable
 from pml_ext_train.results import export

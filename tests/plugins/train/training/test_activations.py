@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pml_ext.errors import ConfigError
+from pml_ext_search.trained import load_run
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training import checkpoint
@@ -14,7 +15,6 @@ from pml_ext_train.training.features import FeatureCache
 from pml_ext_train.training.loop import train_run
 from pml_ext_train.training.run import Run
 from pml_ext_train.training.session import open_run
-from pml_ext_search.trained import load_run
 
 from ....overrides import typed
 from .short_runs import SHORT, finished

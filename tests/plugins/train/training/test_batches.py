@@ -6,10 +6,10 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from pml_ext_train.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import TrainingError
 from pml_ext.pairwise import ListedTuples
 from pml_ext.samplers import TupleSampler
+from pml_ext_train.data import LabeledImages, Pipeline, build_transforms
 from pml_ext_train.training.batches import (
     Batch,
     BatchReader,

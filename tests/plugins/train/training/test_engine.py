@@ -11,8 +11,8 @@ from pytorch_metric_learning.trainers import MetricLossOnly
 from torch import nn
 
 from pml_ext import CrossBatchMemory
-from pml_ext_train.data import LabeledImages
 from pml_ext.errors import TrainingError
+from pml_ext_train.data import LabeledImages
 from pml_ext_train.recipe.schema import EngineTable
 from pml_ext_train.training.batches import Batch, BatchReader, epoch_batches
 from pml_ext_train.training.engine import Engine, NotFiniteError, Objective

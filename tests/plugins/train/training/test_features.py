@@ -11,16 +11,16 @@ import torch
 from PIL import Image
 from torch import nn
 
-from pml_ext_train.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext_search import folder_pass, reading
+from pml_ext_search.problems import StoreWarning
+from pml_ext_search.trained import load_run
+from pml_ext_train.data import LabeledImages
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import reported_phases
 from pml_ext_train.training import checkpoint
 from pml_ext_train.training.features import FeatureCache
 from pml_ext_train.training.session import open_run
-from pml_ext_search import folder_pass, reading
-from pml_ext_search.problems import StoreWarning
-from pml_ext_search.trained import load_run
 
 from ....overrides import typed
 from .short_runs import finished

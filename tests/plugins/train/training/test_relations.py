@@ -10,11 +10,11 @@ from PIL import Image
 
 import pml_ext
 from pml_ext import Hierarchy, SharedLabel, WithRelation
-from pml_ext_train.data import LabeledImages, folder, table
 from pml_ext.errors import ConfigError, DataError
+from pml_ext.relations import RELATIONS
+from pml_ext_train.data import LabeledImages, folder, table
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import build_loss, load_recipes, loss_context, schema
-from pml_ext.relations import RELATIONS
 from pml_ext_train.training.samplers import build_sampler
 
 from ....overrides import typed

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_train.data import LabeledImages
 from pml_ext.errors import DataError
+from pml_ext_train.data import LabeledImages
 from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training.run_data import SAMPLE, listing_of, load_run_data
 

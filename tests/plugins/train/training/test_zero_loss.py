@@ -6,8 +6,8 @@ from pytorch_metric_learning import losses
 
 import pml_ext
 from pml_ext.errors import NothingToLearnError, TrainingError
-from pml_ext_train.files import read_json
 from pml_ext.relations import Hierarchy
+from pml_ext_train.files import read_json
 from pml_ext_train.training import checkpoint
 from pml_ext_train.training.zero_loss import missing_pairs
 

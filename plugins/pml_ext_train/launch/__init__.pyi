@@ -1,0 +1,10 @@
+from .launch import QUICK as QUICK
+from .launch import execute as execute
+from .launch import locked as locked
+from .launch import train as train
+from .plan import LOCK as LOCK
+from .plan import Plan as Plan
+from .plan import check_folder as check_folder
+from .plan import default_folder as default_folder
+from .plan import restarted as restarted
+from .trial import train_and_validate as train_and_validate
