@@ -32,8 +32,8 @@ with needs_extra("train", "a data set"):
     from .listed import pairs as pairs
     from .listed import triplets as triplets
     from .omniglot import omniglot_small as omniglot_small
-    from .prepare import left_out_text as left_out_text
-    from .prepare import prepare as prepare
+    from .preparation import left_out_text as left_out_text
+    from .preparation import prepare as prepare
     from .published import DatasetInfo as DatasetInfo
     from .published import cache_folder as cache_folder
     from .published import check_archives as check_archives
@@ -56,8 +56,8 @@ with needs_extra("train", "a data set"):
     from .table import has_split as has_split
     from .table import rows_of_table as rows_of_table
     from .table import table as table
-    from .thumbnail import placeholder as placeholder
-    from .thumbnail import thumbnail as thumbnail
+    from .thumbnails import placeholder as placeholder
+    from .thumbnails import thumbnail as thumbnail
     from .transforms import Pipeline as Pipeline
     from .transforms import Steps as Steps
     from .transforms import build_transforms as build_transforms

@@ -1,6 +1,6 @@
+from .blocks import last_blocks as last_blocks
 from .hf import HF as HF
 from .hf import image_size_of as image_size_of
-from .last_blocks import last_blocks as last_blocks
 from .memory_format import use_channels_last as use_channels_last
 from .naming import named_trunk as named_trunk
 from .network import By as By

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext_train.files.writing import (
+from pml_ext_train.files.atomic import (
     DamagedError,
     check_writable,
     final_path,

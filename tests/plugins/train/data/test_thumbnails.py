@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from pml_ext_train.data.thumbnail import placeholder, thumbnail
+from pml_ext_train.data.thumbnails import placeholder, thumbnail
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pml_ext_train.networks.last_blocks import SHARE, last_blocks, operations_of
+from pml_ext_train.networks.blocks import SHARE, last_blocks, operations_of
 from pml_ext_train.networks.trunks import RepeatedGray, timm_trunk, torchvision_trunk
 
 
