@@ -1,11 +1,38 @@
 """Everything that a plugin may import from ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
 
-PML's own base classes are here too; its losses and miners are components: ``build("pml/contrastive", "loss")``. Data
-sets, clustering and figures, which need the extra ``train``, are imported on first use.
+PML's own base classes are here too; its losses and miners are components: ``build("pml/contrastive", "loss")``. Names
+are imported on first use. Data sets, figures, stores and trackers come from the plugin ``pml_ext_train``.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+from .errors import needs_extra
 from .lazy import lazily
 
-__getattr__, __dir__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")
+_OF_TRAINING = {
+    "DataSplits": "data",
+    "LabeledImages": "data",
+    "Rows": "retrieval",
+    "SearchFilter": "retrieval",
+    "SearchResult": "retrieval",
+    "Store": "retrieval",
+    "Tracker": "records",
+    "figures": "report",
+    "write_atomically": "files",
+}
+_get, _listed = lazily(__name__, "train", "clustering of pml_ext.plugin")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_TRAINING:
+        return _get(name)
+    with needs_extra("train", f"pml_ext.plugin.{name}"):
+        room = importlib.import_module(f"pml_ext_train.{_OF_TRAINING[name]}")
+        return getattr(room, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*_listed(), *_OF_TRAINING})

@@ -101,13 +101,21 @@ from .settings import check_number as check_number
 from .settings import check_tile_size as check_tile_size
 
 # data sets, clustering, figures, trackers and stores
-from pml_ext_train.data import DataSplits as DataSplits
-from pml_ext_train.data import LabeledImages as LabeledImages
 from .evaluation import kmeans as kmeans
-from pml_ext_train.files import write_atomically as write_atomically
-from pml_ext_train.report import figures as figures
-from pml_ext_train.retrieval.stores import Rows as Rows
-from pml_ext_train.retrieval.stores import SearchFilter as SearchFilter
-from pml_ext_train.retrieval.stores import SearchResult as SearchResult
-from pml_ext_train.retrieval.stores import Store as Store
-from pml_ext_train.records.trackers import Tracker as Tracker
+
+# of the plugin pml_ext_train
+import pml_ext_train.data as _data
+import pml_ext_train.files as _files
+import pml_ext_train.records as _records
+import pml_ext_train.report as _report
+import pml_ext_train.retrieval as _retrieval
+
+DataSplits = _data.DataSplits
+LabeledImages = _data.LabeledImages
+Rows = _retrieval.Rows
+SearchFilter = _retrieval.SearchFilter
+SearchResult = _retrieval.SearchResult
+Store = _retrieval.Store
+Tracker = _records.Tracker
+figures = _report.figures
+write_atomically = _files.write_atomically

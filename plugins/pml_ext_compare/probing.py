@@ -80,8 +80,8 @@ def probe(
     Finished runs in ``out`` are reused, and features of earlier comparisons come from the cache. ``data_set`` is
     ``folder:PATH``, ``table:FILE.csv`` or a data set's name; trunks are ``NAME``, ``NAME=WEIGHTS`` and all else that
     :func:`pml_ext_train.networks.named_trunk` reads; ``head`` is the recipe of a head to train ``seeds`` times on
-    each trunk. The other arguments are those of :func:`pml_ext_train.launch.train`. ``out`` gets the runs, ``probe.json``,
-    ``.csv`` and ``.html``.
+    each trunk. The other arguments are as in :func:`pml_ext_train.launch.train`. ``out`` gets the runs,
+    ``probe.json``, ``.csv`` and ``.html``.
 
     ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.
     """

@@ -26,7 +26,7 @@ GROUP = "pml_ext"
 ALLOW = "PML_EXT_PLUGINS"  # environment variables with names of entry points
 BLOCK = "PML_EXT_BLOCK"
 LOCAL = "local"  # plugin name of classes registered in the current process
-BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
+BUILTIN = "pml"  # the name of what the layer and pml_ext_train register; not open to other entry points
 RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
 BUILTIN_MODULE = "pml_ext.builtin"  # it imports what is above the registry, which imports it by its name
 
@@ -98,6 +98,8 @@ def _listed_in(variable: str) -> set[str]:
 
 def _left_out_by(name: str) -> str:
     """Return the environment variable that leaves a plugin out, or an empty string."""
+    if name == BUILTIN:
+        return ""
     if ALLOW in os.environ and name not in _listed_in(ALLOW):
         return ALLOW
     return BLOCK if name in _listed_in(BLOCK) else ""
@@ -160,11 +162,11 @@ class Plugins:
         builtin = importlib.import_module(BUILTIN_MODULE)
         for component in builtin.pml_components():
             self.register(component.plugin, [(component.kind, component.name, component)])
-        self._manager.register(builtin, BUILTIN)
+        self.register(BUILTIN, entries("pml_ext_components", BUILTIN, builtin.components()))
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
         """Import a plugin; its hooks are called when they are needed."""
-        if not KEBAB.fullmatch(point.name) or point.name in RESERVED:
+        if not KEBAB.fullmatch(point.name) or (point.name in RESERVED and not record.shipped):
             raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
         if not metadata.EntryPoint.pattern.match(point.value):
             found = shortened(repr(point.value), 100)
@@ -191,11 +193,11 @@ class Plugins:
         self.loaded[point.name] = record
 
     @contextlib.contextmanager
-    def _attributed(self, record: PluginRecord | None, hook: str = "") -> Iterator[None]:
+    def _attributed(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
         """Attribute an error inside the block to a plugin, which is recorded as broken; output goes to stderr.
 
-        The block imports the plugin, or calls one of its hooks. Errors of the layer's own hooks, without a record, are
-        ours, and raised. Only a missing extra is kept: :func:`find` raises it when a name is looked up.
+        The block imports the plugin, or calls one of its hooks. A missing extra of pml_ext_train is kept: :func:`find`
+        raises it when a name is looked up.
         """
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -203,17 +205,15 @@ class Plugins:
         except (KeyboardInterrupt, PluginWarning, StoppedError):  # a PluginWarning: where warnings are errors
             raise
         except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
-            if record is not None:
+            if not (record.name == BUILTIN and isinstance(error, MissingExtraError)):
                 record.add_error(error, hook)
                 left_out = f"the answer of {hook}" if hook else "it"
                 advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
                 reason = reason_of(error, record.package)
                 text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
                 warnings.warn(text, PluginWarning, stacklevel=4)
-            elif isinstance(error, MissingExtraError):
-                self.missing_extras[hook] = error
             else:
-                raise
+                self.missing_extras[hook] = error
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return ``{name: {plugin: value}}`` of a kind, a key of HOOK_OF; UnknownNameError for another one."""
@@ -235,7 +235,7 @@ class Plugins:
                 continue
             self._called.add((plugin, hook))
             try:
-                with self._attributed(self.loaded.get(plugin), hook):
+                with self._attributed(self.loaded[plugin], hook):
                     self.register(plugin, entries(hook, plugin, implementation.function()))
             except BaseException as error:
                 if not isinstance(error, PluginWarning):  # with that, the plugin is recorded as broken

@@ -20,12 +20,12 @@ from .second_device import SecondDevice
 from .subject import SkipCheck
 
 __all__ = [
-    "Named",
-    "requires_no_options",
-    "takes_arguments",
     "CheckResult",
+    "Named",
     "SecondDevice",
     "SkipCheck",
     "check_component",
     "parametrize_with_checks",
+    "requires_no_options",
+    "takes_arguments",
 ]

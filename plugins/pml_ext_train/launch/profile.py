@@ -97,7 +97,7 @@ def profile_recipe(
     steps: int = 60,
     warm_up: int = 5,
 ) -> StepProfile:
-    """Profile training steps of a recipe in a temporary folder; arguments as of :func:`pml_ext_train.launch.launch.train`."""
+    """Profile training steps of a recipe in a temporary folder; arguments as of :func:`.launch.train`."""
     recipe = load_recipe(name, overrides)
     before = torch.get_num_threads()
     steps = steps + warm_up

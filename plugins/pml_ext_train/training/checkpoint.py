@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import io
 import pickle
 import platform
 import random
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,12 @@ import numpy as np
 import torch
 
 from pml_ext import __version__
-from pml_ext.errors import DataError, PluginWarning, shortened
+from pml_ext.errors import DataError, shortened
 from pml_ext.pairwise.generators import generator_states, set_generator_states
+from pml_ext.serialization import from_plain, to_plain
 
 from ..files import DamagedError, reading
 from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
-from .plain import from_plain, to_plain
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
 
@@ -142,33 +140,6 @@ def _refused(path: Path, reason: str, advice: str = "") -> DataError:
     }
     anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
     return DataError(f"{path}: {reason}; {advice}{remedies.get(path.name, anew)}")
-
-
-def sampler_state(sampler: Any) -> Any:
-    """Return a sampler's ``state_dict()``, or a copy of its attributes; one that cannot be saved is left out."""
-    if hasattr(sampler, "state_dict"):
-        return sampler.state_dict()
-    state = {}
-    for name, value in vars(sampler).items():
-        file = io.BytesIO()
-        try:
-            torch.save(to_plain(value), file)
-            file.seek(0)
-            state[name] = from_plain(torch.load(file, weights_only=True))
-        except Exception:  # of any kind, as pickling raises them
-            _warn_of(f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(value).__name__})")
-    return state
-
-
-@functools.cache  # once
-def _warn_of(text: str) -> None:
-    more = "a state_dict() and load_state_dict() of its own would keep it"
-    warnings.warn(f"{text}; {more}", PluginWarning, stacklevel=3)
-
-
-def set_sampler_state(sampler: Any, state: Any) -> None:
-    """Restore a state of :func:`sampler_state`."""
-    getattr(sampler, "load_state_dict", vars(sampler).update)(state)
 
 
 def random_state() -> dict[str, Any]:

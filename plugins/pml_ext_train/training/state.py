@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pml_ext.errors import ConfigError
+from pml_ext.serialization import sampler_state, set_sampler_state
 
 from ..records.history import RunHistory
 from . import checkpoint
@@ -62,7 +63,7 @@ def state_of(run: Run) -> dict[str, Any]:
         **_origin(run),
         **vars(run.history),
         "parts": parts,
-        "samplers": [checkpoint.sampler_state(stage.sampler) for stage in run.stages],
+        "samplers": [sampler_state(stage.sampler) for stage in run.stages],
         "random": checkpoint.random_state(),
     }
 
@@ -77,7 +78,7 @@ def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
         for name, part in _parts(run).items():
             _restore_part(run, name, part, state)
         for stage, sampler in zip(run.stages, state["samplers"], strict=True):
-            checkpoint.set_sampler_state(stage.sampler, sampler)
+            set_sampler_state(stage.sampler, sampler)
         if "ranks" in state:
             random = state["ranks"][run.rank]
         else:

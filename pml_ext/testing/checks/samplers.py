@@ -15,6 +15,7 @@ import numpy as np
 
 from ...errors import one_line
 from ...registry import settings_of
+from ...serialization import sampler_state, set_sampler_state
 from ..batches import shuffle
 from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed, subject_of
 from .reference import declared, variants
@@ -222,11 +223,6 @@ def check_sampler_state(subject: Subject) -> None:
 
 
 def _check_state(subject: Subject, settings: Mapping[str, Any]) -> None:
-    from pml_ext_train.training.checkpoint import (  # imports much that other checks do not need
-        sampler_state,
-        set_sampler_state,
-    )
-
     one = subject.make(settings)
     other = subject.make(settings)
     _seed(0)

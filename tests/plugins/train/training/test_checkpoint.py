@@ -9,6 +9,7 @@ import torch
 from pytorch_metric_learning import samplers
 
 from pml_ext.errors import DataError, PluginWarning, UnwritableError
+from pml_ext.serialization import sampler_state, set_sampler_state
 from pml_ext_train.training import checkpoint
 
 ANEW = r"delete the folder .*checkpoints and train with --resume"
@@ -100,12 +101,12 @@ def test_pmls_and_torchs_samplers_go_on_where_they_were_saved(folder, make):
     one = make()
     other = make()
     list(one)
-    state = {"sampler": checkpoint.sampler_state(one), "random": checkpoint.random_state()}
+    state = {"sampler": sampler_state(one), "random": checkpoint.random_state()}
     checkpoint.save(folder / "x.pt", state)
     torch.load(folder / "x.pt", weights_only=True)  # without permissions
     wanted = [list(one), list(one)]
     state = checkpoint.load(folder / "x.pt")
-    checkpoint.set_sampler_state(other, state["sampler"])
+    set_sampler_state(other, state["sampler"])
     checkpoint.set_random_state(state["random"])
     assert [list(other), list(other)] == wanted
 
@@ -127,11 +128,11 @@ def test_an_attribute_that_cannot_be_kept_is_named_once(folder, recwarn):
     other = OfItsOwn(2)
     text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
     with pytest.warns(PluginWarning, match=text):
-        checkpoint.save(folder / "x.pt", {"sampler": checkpoint.sampler_state(one)})
+        checkpoint.save(folder / "x.pt", {"sampler": sampler_state(one)})
     recwarn.clear()
-    assert "generator" not in checkpoint.sampler_state(one)
+    assert "generator" not in sampler_state(one)
     assert not recwarn.list
-    checkpoint.set_sampler_state(other, checkpoint.load(folder / "x.pt")["sampler"])
+    set_sampler_state(other, checkpoint.load(folder / "x.pt")["sampler"])
     assert other.members[3].tolist() == one.members[3].tolist()
     assert (other.order, other.seen, other.pair, other.all) == (one.order, one.seen, one.pair, one.all)
 

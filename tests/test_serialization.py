@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_train.training.plain import from_plain, to_plain
+from pml_ext.serialization import from_plain, to_plain
 
 
 def written_and_read(value):

@@ -6,11 +6,16 @@ what they were. Keys that are numbers of numpy become Python's, which are equal 
 
 from __future__ import annotations
 
+import functools
+import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+
+from .errors import PluginWarning
 
 _ARRAY = "numpy array"
 _RANGE = "range"
@@ -78,3 +83,30 @@ def _are_same(new: list[Any], old: Any) -> bool:
 def _key(value: Any) -> Any:
     """Return a key of a dictionary, or an item of a set; numbers of numpy as Python's."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def sampler_state(sampler: Any) -> Any:
+    """Return a sampler's ``state_dict()``, or a copy of its attributes; one that cannot be saved is left out."""
+    if hasattr(sampler, "state_dict"):
+        return sampler.state_dict()
+    state = {}
+    for name, value in vars(sampler).items():
+        file = io.BytesIO()
+        try:
+            torch.save(to_plain(value), file)
+            file.seek(0)
+            state[name] = from_plain(torch.load(file, weights_only=True))
+        except Exception:  # of any kind, as pickling raises them
+            _warn_of(f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(value).__name__})")
+    return state
+
+
+@functools.cache  # once
+def _warn_of(text: str) -> None:
+    more = "a state_dict() and load_state_dict() of its own would keep it"
+    warnings.warn(f"{text}; {more}", PluginWarning, stacklevel=3)
+
+
+def set_sampler_state(sampler: Any, state: Any) -> None:
+    """Restore a state of :func:`sampler_state`."""
+    getattr(sampler, "load_state_dict", vars(sampler).update)(state)
