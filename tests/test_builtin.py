@@ -1,4 +1,4 @@
-"""The core as a plugin: what it registers, and that every name leads to something."""
+"""What the layer and training register: what it registers, and that every name leads to something."""
 
 import inspect
 import pkgutil
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import pml_ext
+import pml_ext_train
 from pml_ext import builtin, registry
 
-COMMANDS = builtin.pml_ext_commands()
+COMMANDS = pml_ext_train.pml_ext_commands()
 
 
-@pytest.mark.parametrize("component", builtin.pml_ext_components(), ids=lambda component: component.name)
+@pytest.mark.parametrize("component", builtin.components(), ids=lambda component: component.name)
 def test_a_component_is_registered_with_a_summary(component):
     found = registry.get(component.name, component.kind)
     assert (found.plugin, found.summary) == ("pml", component.summary)
@@ -31,7 +31,7 @@ def test_a_command_is_a_function_that_says_what_it_does(name):
 
 
 def test_recipes_are_the_files_of_the_package():
-    folder = Path(pml_ext.__file__).parent / "recipes"
+    folder = Path(pml_ext_train.__file__).parent / "recipes"
     files = {f"pml/{file.relative_to(folder).with_suffix('').as_posix()}" for file in folder.rglob("*.toml")}
     assert "pml/contrastive/digits" in files
     assert {name for name in registry.recipes() if name.startswith("pml/")} == files
@@ -39,10 +39,10 @@ def test_recipes_are_the_files_of_the_package():
 
 def test_data_sets_trunks_and_trackers_are_factories():
     for kind, table in (
-        ("data set", builtin.pml_ext_datasets()),
-        ("trunk", builtin.pml_ext_trunks()),
-        ("transform", builtin.pml_ext_transforms()),
-        ("tracker", builtin.pml_ext_trackers()),
+        ("data set", pml_ext_train.pml_ext_datasets()),
+        ("trunk", pml_ext_train.pml_ext_trunks()),
+        ("transform", pml_ext_train.pml_ext_transforms()),
+        ("tracker", pml_ext_train.pml_ext_trackers()),
     ):
         assert table
         for name, factory in table.items():

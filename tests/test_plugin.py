@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pml_ext import plugin, tool
+from pml_ext import plugin
 from pml_ext.plugin import RunView
 from pml_ext_train.cli.scaffold import new_plugin
 from pml_ext_train.recipe import load_recipes
@@ -31,7 +31,7 @@ def imports(file: Path) -> set[str]:
             found.add(node.module or "")
         elif isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
-    return {name for name in found if name.partition(".")[0] in ("pml_ext", "pytorch_metric_learning")}
+    return {name for name in found if name.partition(".")[0] in ("pml_ext", "pml_ext_train", "pytorch_metric_learning")}
 
 
 def test_the_scaffold_and_the_example_import_nothing_else(tmp_path):
@@ -39,7 +39,7 @@ def test_the_scaffold_and_the_example_import_nothing_else(tmp_path):
     scaffold = list((tmp_path / "new" / "src").rglob("*.py"))
     assert set.union(*map(imports, scaffold)) == {"pml_ext.plugin"}
     for file in (ROOT / "examples" / "third_party_plugin" / "src").rglob("*.py"):
-        allowed = {"pml_ext.tool", "pml_ext"} if file.name == "commands.py" else {"pml_ext.plugin"}
+        allowed = {"pml_ext", "pml_ext_train.cli"} if file.name == "commands.py" else {"pml_ext.plugin"}
         assert imports(file) <= allowed, file
 
 
@@ -51,13 +51,12 @@ def test_the_page_for_authors_lists_existing_names():
     assert not set(names) - set(dir(plugin))
 
 
-@pytest.mark.parametrize("door", ["plugin", "tool"])
-def test_the_page_for_authors_has_the_groups_of_each_door(door):
-    stub = (ROOT / "pml_ext" / f"{door}.pyi").read_text()
+def test_the_page_for_authors_has_the_groups_of_names():
+    stub = (ROOT / "pml_ext" / "plugin.pyi").read_text()
     groups = re.findall("^# (.*)$", stub.partition("\n")[2], re.M)
     assert len(groups) > 5
     page = (ROOT / "docs" / "plugins.md").read_text()
-    table = page.partition(f"| group in `pml_ext.{door}` | for |")[2].partition("\n\n")[0]
+    table = page.partition("| group in `pml_ext.plugin` | for |")[2].partition("\n\n")[0]
     listed = re.findall(r"^\| ([^|]*) \|", table, re.M)
     assert listed == groups
 
@@ -80,14 +79,13 @@ def test_a_run_is_what_components_are_promised(tmp_path):
     assert not [name for name in promised if f"`{name}" not in table]
 
 
-@pytest.mark.parametrize(("door", "known"), [("plugin", {*dir(plugin)}), ("tool", {*dir(tool)})])
-def test_every_name_of_a_door_is_used_by_a_plugin_or_shown_to_authors(door, known):
+def test_every_name_is_used_by_a_plugin_or_shown_to_authors():
     used: set[str] = set()
     for folder in ("plugins", "examples", "plugins/pml_ext_train/cli/templates"):
         for file in (ROOT / folder).rglob("*.[pj]*"):
             if file.suffix in (".py", ".jinja"):
-                for names in re.findall(rf"from pml_ext\.{door} import (\([^)]*\)|.*)", file.read_text("utf-8")):
+                for names in re.findall(r"from pml_ext\.plugin import (\([^)]*\)|.*)", file.read_text("utf-8")):
                     used |= set(re.findall(r"\w+", names))
     for page in ("plugins.md", "plugins/components.md", "plugins/checks.md"):
         used |= set(re.findall(r"\w+", (ROOT / "docs" / page).read_text("utf-8")))
-    assert not known - used
+    assert not {*dir(plugin)} - used
