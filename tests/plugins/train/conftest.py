@@ -2,8 +2,8 @@
 
 import pytest
 
-from ...search.conftest import folder  # noqa: F401 (a fixture)
-from .whole_runs import quick
+from ..search.conftest import folder  # noqa: F401 (a fixture)
+from .training.whole_runs import quick
 
 
 @pytest.fixture(autouse=True)
