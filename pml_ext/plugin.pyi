@@ -103,7 +103,6 @@ from .settings import check_tile_size as check_tile_size
 # data sets, clustering, figures, trackers and stores
 from .evaluation import kmeans as kmeans
 
-# of the plugin pml_ext_train
 import pml_ext_train.data as _data
 import pml_ext_train.files as _files
 import pml_ext_train.records as _records

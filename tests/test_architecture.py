@@ -10,7 +10,7 @@ def test_the_files_of_the_page_exist():
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     names = set(re.findall(r"`([\w/]+\.py)`", page))
     assert len(names) > 20
-    places = [ROOT, ROOT / "pml_ext", ROOT / "plugins" / "pml_ext_search"]
+    places = [ROOT, ROOT / "pml_ext", ROOT / "plugins" / "pml_ext_train", ROOT / "plugins" / "pml_ext_search"]
     missing = [name for name in names if not any((place / name).is_file() for place in places)]
     assert not missing
 
@@ -18,6 +18,7 @@ def test_the_files_of_the_page_exist():
 def test_the_tree_has_every_room():
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     rooms = [path.parent.name for path in (ROOT / "pml_ext").glob("*/__init__.py")]
+    rooms += [path.parent.name for path in (ROOT / "plugins" / "pml_ext_train").glob("*/__init__.py")]
     plugins = [path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")]
     assert all(f"{room}/" in page for room in rooms)
     assert all(plugin in page for plugin in plugins)

@@ -59,7 +59,12 @@ def text(statement):
         return f"{type(error).__name__}: {error}"
     return ""
 
-modules = [m.name for m in pkgutil.walk_packages(pml_ext.__path__, "pml_ext.", onerror=lambda name: None)]
+import pml_ext_train
+
+modules = []
+for package in (pml_ext, pml_ext_train):
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None)
+    modules += [module.name for module in found]
 modules = [name for name in modules if not name.startswith("pml_ext_train.cli.") and name != "pml_ext.__main__"]
 answers = {name: text(f"from pml_ext import {name}") for name in dir(pml_ext)}
 print(json.dumps({**answers, **{name: text(f"import {name}") for name in modules}}))

@@ -20,7 +20,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
-ALONE = ["architecture", "evaluate", "index", "own-loop", "recipes", "relations", "scale"]
+ALONE = ["evaluate", "index", "own-loop", "recipes", "relations", "scale"]
 # Pages whose lines run in a test below or in test_chapters.py, and blocks that need what a test does not have.
 RUN_ELSEWHERE = {"pairs.md", "vectors.md", "plugins.md", "checks.md", "components.md"}
 NOT_RUN = {
@@ -111,7 +111,8 @@ def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeyp
         for line in block.splitlines():
             _, command, *given = shlex.split(line)
             if command in ("fit", "train"):
-                given += ["--quick", "--set", "schedule.epochs=2", "--device", "cpu"]
+                given += ["--quick", "--device", "cpu"]
+                given += [] if "--no-labels" in given else ["--set", "schedule.epochs=2"]
                 given += [] if "cbml/digits" not in given else ["--set", "schedule.milestones=[1]"]
             done = pml_ext_command(command, *given)
             assert done.returncode == 0, f"{line}: {done.stderr}"
@@ -137,7 +138,8 @@ def test_the_lines_of_the_page_on_pairs_run(pml_ext_command, tmp_path, monkeypat
         for line in block.splitlines():
             _, command, *given = shlex.split(line)
             if command == "train":
-                given += ["--quick", "--set", "schedule.epochs=2", "--device", "cpu"]
+                given += ["--quick", "--device", "cpu"]
+                given += [] if "--no-labels" in given else ["--set", "schedule.epochs=2"]
             done = pml_ext_command(command, *given)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             commands.append(command)

@@ -84,7 +84,10 @@ def test_every_name_is_used_by_a_plugin_or_shown_to_authors():
     for folder in ("plugins", "examples", "plugins/pml_ext_train/cli/templates"):
         for file in (ROOT / folder).rglob("*.[pj]*"):
             if file.suffix in (".py", ".jinja"):
-                for names in re.findall(r"from pml_ext\.plugin import (\([^)]*\)|.*)", file.read_text("utf-8")):
+                for names in re.findall(
+                    r"from pml_ext(?:\.plugin|\.errors|_train\.retrieval) import (\([^)]*\)|.*)",
+                    file.read_text("utf-8"),
+                ):
                     used |= set(re.findall(r"\w+", names))
     for page in ("plugins.md", "plugins/components.md", "plugins/checks.md"):
         used |= set(re.findall(r"\w+", (ROOT / "docs" / page).read_text("utf-8")))

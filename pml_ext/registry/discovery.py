@@ -196,8 +196,8 @@ class Plugins:
     def _attributed(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
         """Attribute an error inside the block to a plugin, which is recorded as broken; output goes to stderr.
 
-        The block imports the plugin, or calls one of its hooks. A missing extra of pml_ext_train is kept: :func:`find`
-        raises it when a name is looked up.
+        The block imports the plugin, or calls one of its hooks. Errors of pml_ext_train are ours,
+        and raised. Only its missing extras are kept: :func:`find` raises them when a name is looked up.
         """
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -205,15 +205,17 @@ class Plugins:
         except (KeyboardInterrupt, PluginWarning, StoppedError):  # a PluginWarning: where warnings are errors
             raise
         except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
-            if not (record.name == BUILTIN and isinstance(error, MissingExtraError)):
+            if record.name != BUILTIN:
                 record.add_error(error, hook)
                 left_out = f"the answer of {hook}" if hook else "it"
                 advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
                 reason = reason_of(error, record.package)
                 text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
                 warnings.warn(text, PluginWarning, stacklevel=4)
-            else:
+            elif isinstance(error, MissingExtraError):
                 self.missing_extras[hook] = error
+            else:
+                raise
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return ``{name: {plugin: value}}`` of a kind, a key of HOOK_OF; UnknownNameError for another one."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypedDict
 from ..errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened, unknown
 from ..settings import settings_of
 from .components import KINDS, Command, Component, Paper, kebab, kind_of, package_of
-from .discovery import LOCAL, PluginRecord, Plugins
+from .discovery import BUILTIN, LOCAL, PluginRecord, Plugins
 from .hooks import HOOK_OF, entries_of_component, validated
 
 _plugins = Plugins()
@@ -38,7 +38,7 @@ def plugins_naming(kind: str) -> dict[str, dict[str, Any]]:
 def record_of(plugin: str) -> PluginRecord | None:
     """Return the record of a plugin that is loaded; None for the core, PML and classes of the running process."""
     _plugins.load()
-    return _plugins.loaded.get(plugin)
+    return None if plugin == BUILTIN else _plugins.loaded.get(plugin)
 
 
 @contextlib.contextmanager

@@ -1,3 +1,3 @@
 """The finished run of the tests of training."""
 
-from ..plugins.train.training.conftest import finished  # noqa: F401 (a fixture)
+from ..plugins.train.conftest import finished  # noqa: F401 (a fixture)

@@ -9,5 +9,6 @@ from .run_folder import check_unchanged as check_unchanged
 from .run_folder import remove_run as remove_run
 from .series import metric_by_epoch as metric_by_epoch
 from .summary import spread as spread
+from .trackers import Tracker as Tracker
 from .trackers import import_tracker as import_tracker
 from .trackers import phases_of as phases_of

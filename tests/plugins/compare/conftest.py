@@ -6,7 +6,7 @@ from pml_ext_compare import runs
 from pml_ext_compare.executors import Executor
 from pml_ext_train.launch.launch import execute
 
-from ..train.training.conftest import own_cache  # noqa: F401 (a fixture)
+from ..train.conftest import own_cache  # noqa: F401 (a fixture)
 from .examples import ONE, OTHER, SMALL, TUNABLE, finished_run, jobs, metrics
 
 

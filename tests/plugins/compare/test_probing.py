@@ -23,9 +23,9 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     trained = []
     out = tmp_path / "out"
 
-    def counted(run, resume=False):
+    def counted(run, finish, resume=False):
         trained.append(run.folder)
-        return train_run(run, resume)
+        return train_run(run, finish, resume)
 
     monkeypatch.setattr("pml_ext_train.launch.launch.train_run", counted)
     for seeds, new in ((1, 4), (1, 0), (2, 2)):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ..train.training.conftest import own_cache  # noqa: F401 (a fixture)
+from ..train.conftest import own_cache  # noqa: F401 (a fixture)
 from ..train.training.made_up_photos import write_photos
 
 

@@ -14,8 +14,8 @@ from pml_ext_search.commands.query import query
 from pml_ext_search.texts import features_gallery
 
 from ...overrides import typed
+from ..train.conftest import own_cache  # noqa: F401 (a fixture)
 from ..train.networks.pairs import own_image_features, own_text_features, saved_pair
-from ..train.training.conftest import own_cache  # noqa: F401 (a fixture)
 from .photographs import photograph
 
 TEXTS = ["a red car", "the blue house on the hill"]

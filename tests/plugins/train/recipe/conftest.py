@@ -6,8 +6,6 @@ import pytest
 
 from pml_ext import registry
 
-from ..training.conftest import own_cache  # noqa: F401 (a fixture)
-
 PLUGIN = """
     import importlib.resources
     from pml_ext.plugin import hookimpl
