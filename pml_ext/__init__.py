@@ -6,8 +6,7 @@ The first name that needs torch and PML imports them. Type checkers read ``__ini
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
+from importlib.metadata import PackageNotFoundError, version as _version
 from typing import Any
 
 import lazy_loader

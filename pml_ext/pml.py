@@ -8,18 +8,21 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
-from pytorch_metric_learning import distances
-from pytorch_metric_learning import losses as losses
-from pytorch_metric_learning import miners as miners
-from pytorch_metric_learning import reducers as reducers
-from pytorch_metric_learning import regularizers as regularizers
-from pytorch_metric_learning.distances import CosineSimilarity as CosineSimilarity
-from pytorch_metric_learning.distances import DotProductSimilarity as DotProductSimilarity
-from pytorch_metric_learning.distances import LpDistance as LpDistance
+from pytorch_metric_learning import (
+    distances,
+    losses as losses,
+    miners as miners,
+    reducers as reducers,
+    regularizers as regularizers,
+)
+from pytorch_metric_learning.distances import (
+    CosineSimilarity as CosineSimilarity,
+    DotProductSimilarity as DotProductSimilarity,
+    LpDistance as LpDistance,
+)
 from pytorch_metric_learning.losses import ContrastiveLoss as ContrastiveLoss
 from pytorch_metric_learning.miners import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
-from pytorch_metric_learning.reducers import BaseReducer as BaseReducer
-from pytorch_metric_learning.reducers import MultipleReducers as MultipleReducers
+from pytorch_metric_learning.reducers import BaseReducer as BaseReducer, MultipleReducers as MultipleReducers
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords as ModuleWithRecords
 from torch import Tensor, nn
 from torch.utils.data import Sampler
@@ -74,9 +77,11 @@ if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
     from pytorch_metric_learning.trainers import MetricLossOnly as MetricLossOnly
     from pytorch_metric_learning.utils import common_functions as common_functions
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as AccuracyCalculator
-    from pytorch_metric_learning.utils.inference import CustomKNN as CustomKNN
-    from pytorch_metric_learning.utils.inference import FaissKMeans as FaissKMeans
-    from pytorch_metric_learning.utils.inference import FaissKNN as FaissKNN
+    from pytorch_metric_learning.utils.inference import (
+        CustomKNN as CustomKNN,
+        FaissKMeans as FaissKMeans,
+        FaissKNN as FaissKNN,
+    )
     from pytorch_metric_learning.utils.logging_presets import HookContainer as HookContainer
 
     class _CalledAsLoss:

@@ -13,8 +13,7 @@ import lazy_loader
 from pml_ext.plugin import Command, hookimpl
 
 if TYPE_CHECKING:
-    from .collection import BrowsedRun as BrowsedRun
-    from .collection import open_collections as open_collections
+    from .collection import BrowsedRun as BrowsedRun, open_collections as open_collections
 
 __getattr__, _, __all__ = lazy_loader.attach(__name__, submod_attrs={"collection": ["BrowsedRun", "open_collections"]})
 

@@ -298,8 +298,7 @@ def probe(
     """
     from pml_ext.distributed import choose_device, keep_freed_memory
 
-    from .probing import COLUMNS, rows_of_all
-    from .probing import probe as probe_trunks
+    from .probing import COLUMNS, probe as probe_trunks, rows_of_all
 
     keep_freed_memory(choose_device(device))
     name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set

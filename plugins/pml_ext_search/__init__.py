@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from pml_ext_train.retrieval import SearchService
 
     from .embedding import SkippedImage as SkippedImage
-    from .problems import RetrievalWarning as RetrievalWarning
-    from .problems import StoreWarning as StoreWarning
+    from .problems import RetrievalWarning as RetrievalWarning, StoreWarning as StoreWarning
     from .query import Answer as Answer
-    from .selection import most_distinct as most_distinct
-    from .selection import nearest_to_centers as nearest_to_centers
-    from .selection import outliers as outliers
-    from .trained import TrainedRun as TrainedRun
-    from .trained import load_run as load_run
+    from .selection import (
+        most_distinct as most_distinct,
+        nearest_to_centers as nearest_to_centers,
+        outliers as outliers,
+    )
+    from .trained import TrainedRun as TrainedRun, load_run as load_run
 
 __getattr__, _, __all__ = lazy_loader.attach(
     __name__,

@@ -38,8 +38,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from .enrolment import Enrolment
     from .identify import Identified, Rate, Scored
     from .open_set import Nearest
-    from .selection import Kind as SelectionKind
-    from .selection import Selection
+    from .selection import Kind as SelectionKind, Selection
 
 
 def load_run(

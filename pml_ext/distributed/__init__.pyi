@@ -1,21 +1,23 @@
 from .allocator import keep_freed_memory as keep_freed_memory
-from .batch_norm import JoinedBatchNorm as JoinedBatchNorm
-from .batch_norm import synchronize_batch_norm as synchronize_batch_norm
-from .devices import Precision as Precision
-from .devices import autocast as autocast
-from .devices import check_precision as check_precision
-from .devices import choose_device as choose_device
+from .batch_norm import JoinedBatchNorm as JoinedBatchNorm, synchronize_batch_norm as synchronize_batch_norm
+from .devices import (
+    Precision as Precision,
+    autocast as autocast,
+    check_precision as check_precision,
+    choose_device as choose_device,
+)
 from .gather import join as join
-from .losses_and_miners import DistributedLoss as DistributedLoss
-from .losses_and_miners import DistributedMiner as DistributedMiner
-from .processes import from_rank_0 as from_rank_0
-from .processes import from_ranks as from_ranks
-from .processes import max_over_ranks as max_over_ranks
-from .processes import num_processes as num_processes
-from .processes import process_group as process_group
-from .processes import rank as rank
-from .processes import rank_0_first as rank_0_first
-from .processes import share_of as share_of
-from .processes import wait_for_all_ranks as wait_for_all_ranks
+from .losses_and_miners import DistributedLoss as DistributedLoss, DistributedMiner as DistributedMiner
+from .processes import (
+    from_rank_0 as from_rank_0,
+    from_ranks as from_ranks,
+    max_over_ranks as max_over_ranks,
+    num_processes as num_processes,
+    process_group as process_group,
+    rank as rank,
+    rank_0_first as rank_0_first,
+    share_of as share_of,
+    wait_for_all_ranks as wait_for_all_ranks,
+)
 from .sampling import DistributedBatchSampler as DistributedBatchSampler
 from .threads import threads_for as threads_for

@@ -1,32 +1,37 @@
 """Base of pair losses, losses in tiles, cross-batch memory, gradient caching, and wrappers around losses."""
 
-from .cached import CachedGradients as CachedGradients
-from .cached import MicroBatched as MicroBatched
-from .calling import WrapperCapabilities as WrapperCapabilities
-from .calling import WrapsLoss as WrapsLoss
-from .calling import call_loss as call_loss
-from .calling import check_call as check_call
-from .calling import check_module as check_module
-from .calling import relation_of as relation_of
-from .calling import unwrapped as unwrapped
+from .cached import CachedGradients as CachedGradients, MicroBatched as MicroBatched
+from .calling import (
+    WrapperCapabilities as WrapperCapabilities,
+    WrapsLoss as WrapsLoss,
+    call_loss as call_loss,
+    check_call as check_call,
+    check_module as check_module,
+    relation_of as relation_of,
+    unwrapped as unwrapped,
+)
 from .compilation import Compilation as Compilation
-from .listed import takes_conflicts as takes_conflicts
-from .listed import why_unusable as why_unusable
+from .listed import takes_conflicts as takes_conflicts, why_unusable as why_unusable
 from .memory import CrossBatchMemory as CrossBatchMemory
-from .pair_loss import PairLoss as PairLoss
-from .pair_loss import PairLossSettings as PairLossSettings
-from .pairs import Pairs as Pairs
-from .pairs import Terms as Terms
-from .pairs import per_anchor as per_anchor
-from .pairs import per_pair as per_pair
-from .pairs import per_triplet as per_triplet
-from .pairs import reduced as reduced
-from .tiled import TiledContrastiveLoss as TiledContrastiveLoss
-from .tiled import TiledMultiSimilarityLoss as TiledMultiSimilarityLoss
-from .tiled import TiledNTXentLoss as TiledNTXentLoss
-from .tiled import TiledSupConLoss as TiledSupConLoss
-from .tiled import TiledTripletMarginLoss as TiledTripletMarginLoss
+from .pair_loss import PairLoss as PairLoss, PairLossSettings as PairLossSettings
+from .pairs import (
+    Pairs as Pairs,
+    Terms as Terms,
+    per_anchor as per_anchor,
+    per_pair as per_pair,
+    per_triplet as per_triplet,
+    reduced as reduced,
+)
+from .tiled import (
+    TiledContrastiveLoss as TiledContrastiveLoss,
+    TiledMultiSimilarityLoss as TiledMultiSimilarityLoss,
+    TiledNTXentLoss as TiledNTXentLoss,
+    TiledSupConLoss as TiledSupConLoss,
+    TiledTripletMarginLoss as TiledTripletMarginLoss,
+)
 from .with_relation import WithRelation as WithRelation
-from .wrappers import MultipleLosses as MultipleLosses
-from .wrappers import RegularizedLoss as RegularizedLoss
-from .wrappers import SelfSupervisedLoss as SelfSupervisedLoss
+from .wrappers import (
+    MultipleLosses as MultipleLosses,
+    RegularizedLoss as RegularizedLoss,
+    SelfSupervisedLoss as SelfSupervisedLoss,
+)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf
-from ..pairwise import all_entries, row_numbers
+from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf, all_entries, row_numbers
 
 Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
 Triplets = tuple[Tensor, Tensor, Tensor]

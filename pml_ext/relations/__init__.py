@@ -1,10 +1,12 @@
 """Relations between items beyond equal labels: label sets, trees, matrices, numbers, groups, unknown classes."""
 
 from .base import Relation as Relation
-from .batch import Related as Related
-from .batch import label_tensors as label_tensors
-from .batch import related as related
-from .batch import related_pairs as related_pairs
+from .batch import (
+    Related as Related,
+    label_tensors as label_tensors,
+    related as related,
+    related_pairs as related_pairs,
+)
 from .by_name import RELATIONS as RELATIONS
 from .groups import DifferentGroups as DifferentGroups
 from .label_sets import SharedLabel as SharedLabel

@@ -12,9 +12,7 @@ or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml
 conventions follow scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
 """
 
-from .contracts import Named as Named
-from .contracts import requires_no_options as requires_no_options
-from .contracts import takes_arguments as takes_arguments
+from .contracts import Named as Named, requires_no_options as requires_no_options, takes_arguments as takes_arguments
 from .runner import CheckResult, check_component, parametrize_with_checks
 from .second_device import SecondDevice
 from .subject import SkipCheck

@@ -5,8 +5,7 @@ import random
 import pytest
 
 pytest.importorskip("hypothesis")
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pml_ext.errors import ConfigError
 from pml_ext_train.recipe import load_recipes, read_tables, validate

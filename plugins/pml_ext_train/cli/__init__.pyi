@@ -1,22 +1,26 @@
 from .main import main as main
-from .options import AsJson as AsJson
-from .options import ComparedBy as ComparedBy
-from .options import DataFolder as DataFolder
-from .options import Device as Device
-from .options import ImageFolder as ImageFolder
-from .options import OnDevice as OnDevice
-from .options import Overrides as Overrides
-from .options import RayAddress as RayAddress
-from .options import RunFolder as RunFolder
-from .options import StoreFolder as StoreFolder
-from .options import Workers as Workers
-from .output import Progress as Progress
-from .output import mean_and_std as mean_and_std
-from .output import print_json as print_json
-from .output import print_result as print_result
-from .output import print_table as print_table
-from .output import process_number as process_number
-from .output import say as say
-from .output import stderr as stderr
-from .output import stdout as stdout
+from .options import (
+    AsJson as AsJson,
+    ComparedBy as ComparedBy,
+    DataFolder as DataFolder,
+    Device as Device,
+    ImageFolder as ImageFolder,
+    OnDevice as OnDevice,
+    Overrides as Overrides,
+    RayAddress as RayAddress,
+    RunFolder as RunFolder,
+    StoreFolder as StoreFolder,
+    Workers as Workers,
+)
+from .output import (
+    Progress as Progress,
+    mean_and_std as mean_and_std,
+    print_json as print_json,
+    print_result as print_result,
+    print_table as print_table,
+    process_number as process_number,
+    say as say,
+    stderr as stderr,
+    stdout as stdout,
+)
 from .results import print_results as print_results

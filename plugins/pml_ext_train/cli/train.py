@@ -58,8 +58,7 @@ def train(
     from pml_ext.distributed.allocator import keep_freed_memory
     from pml_ext.distributed.devices import choose_device
 
-    from ..launch.launch import QUICK, FailedRunsError
-    from ..launch.launch import train as run_recipe
+    from ..launch.launch import QUICK, FailedRunsError, train as run_recipe
     from ..launch.plan import restarted
     from ..recipe import Override
 

@@ -1,10 +1,9 @@
-from .launch import QUICK as QUICK
-from .launch import execute as execute
-from .launch import locked as locked
-from .launch import train as train
-from .plan import LOCK as LOCK
-from .plan import Plan as Plan
-from .plan import check_folder as check_folder
-from .plan import default_folder as default_folder
-from .plan import restarted as restarted
+from .launch import QUICK as QUICK, execute as execute, locked as locked, train as train
+from .plan import (
+    LOCK as LOCK,
+    Plan as Plan,
+    check_folder as check_folder,
+    default_folder as default_folder,
+    restarted as restarted,
+)
 from .trial import train_and_validate as train_and_validate

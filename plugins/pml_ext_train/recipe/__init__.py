@@ -1,49 +1,57 @@
 """Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training."""
 
-from .build import VECTORS as VECTORS
-from .build import augmentation_of as augmentation_of
-from .build import build_dataset as build_dataset
-from .build import build_network as build_network
-from .build import build_trunk as build_trunk
-from .build import preprocessing_of as preprocessing_of
-from .build import vector_input_of as vector_input_of
-from .load import load_recipe as load_recipe
-from .load import load_recipes as load_recipes
-from .load import naming_settings as naming_settings
-from .load import ranges_of as ranges_of
-from .load import validate as validate
-from .losses import build_loss as build_loss
-from .losses import build_relation as build_relation
-from .losses import loss_context as loss_context
-from .losses import own_optimizer as own_optimizer
-from .names import names_in as names_in
-from .names import plugins_in as plugins_in
-from .override import Override as Override
-from .override import Overrides as Overrides
-from .override import overrides_of as overrides_of
-from .override import parse_override as parse_override
-from .override import tables_of as tables_of
+from .build import (
+    VECTORS as VECTORS,
+    augmentation_of as augmentation_of,
+    build_dataset as build_dataset,
+    build_network as build_network,
+    build_trunk as build_trunk,
+    preprocessing_of as preprocessing_of,
+    vector_input_of as vector_input_of,
+)
+from .load import (
+    load_recipe as load_recipe,
+    load_recipes as load_recipes,
+    naming_settings as naming_settings,
+    ranges_of as ranges_of,
+    validate as validate,
+)
+from .losses import (
+    build_loss as build_loss,
+    build_relation as build_relation,
+    loss_context as loss_context,
+    own_optimizer as own_optimizer,
+)
+from .names import names_in as names_in, plugins_in as plugins_in
+from .override import (
+    Override as Override,
+    Overrides as Overrides,
+    overrides_of as overrides_of,
+    parse_override as parse_override,
+    tables_of as tables_of,
+)
 from .paper_tables import tables_of_papers as tables_of_papers
-from .papers import is_full as is_full
-from .papers import paper_values as paper_values
-from .papers import papers as papers
-from .papers import printed as printed
-from .papers import quoted as quoted
-from .papers import texts as texts
-from .phases import reported_phases as reported_phases
-from .phases import stage_before_whole as stage_before_whole
-from .phases import trains_pretrained_trunk as trains_pretrained_trunk
-from .read import pipelines as pipelines
-from .read import read_tables as read_tables
-from .read import variant_tables as variant_tables
-from .schema import DataTable as DataTable
-from .schema import Recipe as Recipe
-from .schema import TuneTable as TuneTable
-from .schema import problem_of as problem_of
-from .tables import flat as flat
-from .tables import merged as merged
-from .tables import name_or_value as name_or_value
-from .tables import nested as nested
-from .tables import origin_of as origin_of
-from .tables import origins_of as origins_of
-from .tables import overridden as overridden
+from .papers import (
+    is_full as is_full,
+    paper_values as paper_values,
+    papers as papers,
+    printed as printed,
+    quoted as quoted,
+    texts as texts,
+)
+from .phases import (
+    reported_phases as reported_phases,
+    stage_before_whole as stage_before_whole,
+    trains_pretrained_trunk as trains_pretrained_trunk,
+)
+from .read import pipelines as pipelines, read_tables as read_tables, variant_tables as variant_tables
+from .schema import DataTable as DataTable, Recipe as Recipe, TuneTable as TuneTable, problem_of as problem_of
+from .tables import (
+    flat as flat,
+    merged as merged,
+    name_or_value as name_or_value,
+    nested as nested,
+    origin_of as origin_of,
+    origins_of as origins_of,
+    overridden as overridden,
+)

@@ -1,21 +1,20 @@
 from . import figures as figures
-from .figures import BLUE as BLUE
-from .figures import GRAY as GRAY
-from .figures import RIGHT as RIGHT
-from .figures import WRONG as WRONG
-from .figures import Cell as Cell
-from .figures import answer as answer
-from .figures import epoch_curves as epoch_curves
-from .figures import gallery as gallery
-from .fonts import drawable as drawable
-from .fonts import font_families as font_families
-from .fonts import short_name as short_name
-from .page import ReportFigure as ReportFigure
-from .page import ReportTable as ReportTable
-from .page import draw as draw
-from .page import percent as percent
-from .page import render as render
-from .projection import COLORS as COLORS
-from .projection import SHAPES as SHAPES
-from .projection import flattened as flattened
-from .projection import mark as mark
+from .figures import (
+    BLUE as BLUE,
+    GRAY as GRAY,
+    RIGHT as RIGHT,
+    WRONG as WRONG,
+    Cell as Cell,
+    answer as answer,
+    epoch_curves as epoch_curves,
+    gallery as gallery,
+)
+from .fonts import drawable as drawable, font_families as font_families, short_name as short_name
+from .page import (
+    ReportFigure as ReportFigure,
+    ReportTable as ReportTable,
+    draw as draw,
+    percent as percent,
+    render as render,
+)
+from .projection import COLORS as COLORS, SHAPES as SHAPES, flattened as flattened, mark as mark

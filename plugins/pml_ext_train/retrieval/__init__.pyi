@@ -1,22 +1,20 @@
-from .fit import EmbeddingListener as EmbeddingListener
-from .fit import FitService as FitService
-from .images import EmbeddedImages as EmbeddedImages
-from .images import ImageCluster as ImageCluster
-from .images import ImageClusters as ImageClusters
-from .mirror import Changes as Changes
-from .mirror import Mirror as Mirror
-from .mirror import StoresService as StoresService
-from .parts import EmbeddedRows as EmbeddedRows
-from .parts import FileEmbedder as FileEmbedder
-from .parts import ImageListing as ImageListing
-from .parts import PartsService as PartsService
-from .parts import RowsOfFolder as RowsOfFolder
-from .parts import Written as Written
-from .run import SearchedRun as SearchedRun
-from .run import SearchService as SearchService
-from .stores import Numbers as Numbers
-from .stores import Rows as Rows
-from .stores import SearchFilter as SearchFilter
-from .stores import SearchResult as SearchResult
-from .stores import Store as Store
-from .stores import Vectors as Vectors
+from .fit import EmbeddingListener as EmbeddingListener, FitService as FitService
+from .images import EmbeddedImages as EmbeddedImages, ImageCluster as ImageCluster, ImageClusters as ImageClusters
+from .mirror import Changes as Changes, Mirror as Mirror, StoresService as StoresService
+from .parts import (
+    EmbeddedRows as EmbeddedRows,
+    FileEmbedder as FileEmbedder,
+    ImageListing as ImageListing,
+    PartsService as PartsService,
+    RowsOfFolder as RowsOfFolder,
+    Written as Written,
+)
+from .run import SearchedRun as SearchedRun, SearchService as SearchService
+from .stores import (
+    Numbers as Numbers,
+    Rows as Rows,
+    SearchFilter as SearchFilter,
+    SearchResult as SearchResult,
+    Store as Store,
+    Vectors as Vectors,
+)

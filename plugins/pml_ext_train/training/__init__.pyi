@@ -1,15 +1,11 @@
-from . import activations as activations
-from . import signals as signals
+from . import activations as activations, signals as signals
 from .batches import embed_batches as embed_batches
 from .closed_form import refit as refit
 from .evaluation import nearest as nearest
 from .features import FeatureCache as FeatureCache
-from .listener import Listener as Listener
-from .listener import Silence as Silence
-from .loader import WorkerDataset as WorkerDataset
-from .loader import data_loader as data_loader
+from .listener import Listener as Listener, Silence as Silence
+from .loader import WorkerDataset as WorkerDataset, data_loader as data_loader
 from .loop import train_run as train_run
 from .run import Run as Run
 from .session import open_run as open_run
-from .signals import PASSED_ON as PASSED_ON
-from .signals import handle_signals as handle_signals
+from .signals import PASSED_ON as PASSED_ON, handle_signals as handle_signals

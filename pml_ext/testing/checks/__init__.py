@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from ..subject import CHECKS, SLOW, Check
-from . import building as building  # the first, since its checks come first
-from . import contract, kinds, objects, reference, samplers, situations, use  # noqa: F401 (importing registers them)
+from . import (  # noqa: F401 (importing registers them)
+    building as building,  # the first, since its checks come first
+    contract,
+    kinds,
+    objects,
+    reference,
+    samplers,
+    situations,
+    use,
+)
 from .building import check_constructor, check_docstring
 from .contract import check_call_forms
 from .situations import settings_of_process

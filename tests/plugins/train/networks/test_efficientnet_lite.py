@@ -12,8 +12,7 @@ from pml_ext_search.trained import load_run
 from pml_ext_train.launch.launch import train
 from pml_ext_train.networks import efficientnet_lite as lite
 from pml_ext_train.networks.pretrained import PretrainedImages, pretrained_images
-from pml_ext_train.networks.trunks import RepeatedGray
-from pml_ext_train.networks.trunks import efficientnet_lite as trunk_of
+from pml_ext_train.networks.trunks import RepeatedGray, efficientnet_lite as trunk_of
 from pml_ext_train.recipe import load_recipes
 
 from ....overrides import typed
