@@ -53,6 +53,7 @@ SLOW = {
     "cli",
     "testing",
     "search",
+    "copies",
     "test_processes.py",
     "test_on_ray.py",
     "test_on_slurm.py",
