@@ -80,8 +80,15 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        product: Tensor = (grad + grad.T) @ x
+        product: Tensor = _plus_transposed(grad) @ x
         return product
+
+
+def _plus_transposed(matrix: Tensor) -> Tensor:
+    """Return a square matrix plus its transpose; a CPU adds two rows faster than a row and a column."""
+    if matrix.device.type != "cpu":
+        return matrix + matrix.T
+    return matrix.T.clone(memory_format=torch.contiguous_format).add_(matrix)
 
 
 def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
@@ -200,7 +207,7 @@ class _EuclideanDistances(torch.autograd.Function):
             return torch.addmm(weights.sum(1, keepdim=True) * rows, weights, others, alpha=-1)
 
         if references is None:
-            return gradient(x, weights + weights.T, x), None, None
+            return gradient(x, _plus_transposed(weights), x), None, None
         wanted_x, wanted_references = ctx.needs_input_grad[:2]
         return (
             gradient(x, weights, references) if wanted_x else None,
