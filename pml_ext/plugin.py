@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # functions of matrices of pairs
     from .pairwise import hard_pair_masks as hard_pair_masks
     from .pairwise import in_parts as in_parts
     from .pairwise import in_tiles as in_tiles
+    from .pairwise import indicators as indicators
     from .pairwise import log_one_plus_exp as log_one_plus_exp
     from .pairwise import log_one_plus_sums as log_one_plus_sums
     from .pairwise import log_sum_exp as log_sum_exp
@@ -81,14 +82,19 @@ if TYPE_CHECKING:  # functions of matrices of pairs
     from .pairwise import normalize as normalize
     from .pairwise import pair_masks as pair_masks
     from .pairwise import pair_to_full_precision as pair_to_full_precision
+    from .pairwise import places_in as places_in
+    from .pairwise import prefers_floats as prefers_floats
     from .pairwise import rows_per_tile as rows_per_tile
     from .pairwise import run_eagerly as run_eagerly
     from .pairwise import scaled_product as scaled_product
     from .pairwise import tiles_of_rows as tiles_of_rows
     from .pairwise import to_full_precision as to_full_precision
     from .pairwise import transformed as transformed
+    from .pairwise import weights_of_shares as weights_of_shares
     from .pairwise import widest_dtype as widest_dtype
     from .pairwise import with_log_weights as with_log_weights
+    from .pairwise import without_tiny as without_tiny
+    from .pairwise import zero_outside as zero_outside
 
 if TYPE_CHECKING:  # PML's base classes, and the types of their settings
     from .pml import BaseDistance as BaseDistance

@@ -21,9 +21,14 @@ from .batch import transformed as transformed
 from .batch import widest_dtype as widest_dtype
 from .batch import with_bad_input as with_bad_input
 from .fill import fill_outside as fill_outside
+from .fill import indicators as indicators
+from .fill import prefers_floats as prefers_floats
 from .fill import row_numbers as row_numbers
 from .fill import scaled_product as scaled_product
+from .fill import weights_of_shares as weights_of_shares
+from .fill import without_tiny as without_tiny
 from .fill import zero_at_most as zero_at_most
+from .fill import zero_outside as zero_outside
 from .listed import Kind as Kind
 from .listed import ListedTuples as ListedTuples
 from .listed import TupleBatch as TupleBatch
@@ -34,6 +39,7 @@ from .masks import RelationWeights as RelationWeights
 from .masks import all_entries as all_entries
 from .masks import hard_pair_masks as hard_pair_masks
 from .masks import pair_masks as pair_masks
+from .masks import places_in as places_in
 from .reductions import exp_bounded as exp_bounded
 from .reductions import log_one_plus_exp as log_one_plus_exp
 from .reductions import log_one_plus_sums as log_one_plus_sums

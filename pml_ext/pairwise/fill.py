@@ -8,6 +8,7 @@ from torch import Tensor
 from .batch import transformed
 
 _CONSTANTS: dict[tuple[float | tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
+_FLOATS_ON = frozenset({"cpu"})  # types of devices where masks are faster as floats
 _ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 
 
@@ -16,12 +17,17 @@ def indicators(masks: Tensor, like: Tensor) -> Tensor:
 
     A CPU takes two to ten times as long for an operator with a boolean; a GPU is bound by the bytes it moves.
     """
-    if masks.dtype != torch.bool or masks.device.type != "cpu" or torch.compiler.is_compiling():
-        return masks
-    return masks.view(torch.uint8).to(like.dtype)
+    if masks.dtype == torch.bool and prefers_floats(masks):
+        return masks.view(torch.uint8).to(like.dtype)
+    return masks
 
 
-def fill_outside(values: Tensor, mask: Tensor, number: float) -> Tensor:
+def prefers_floats(values: Tensor) -> bool:
+    """Return whether masks of these values are faster as floats than as booleans."""
+    return values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
+
+
+def fill_outside(values: Tensor, mask: Tensor, number: float | tuple[float, ...]) -> Tensor:
     """Return values inside a mask, boolean or 1 and 0, and a number outside, finite unless the mask is boolean."""
     if mask.dtype == torch.bool:
         return torch.where(mask, values, constant(number, values))
@@ -33,6 +39,22 @@ def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.where(mask, values, constant(0, values))
     return values * mask
+
+
+def without_tiny(shares: Tensor) -> Tensor:
+    """Return shares of sums, on a CPU in place, with 0 for those below the square of the dtype's precision.
+
+    Denormal numbers take a CPU a hundred times as long as others.
+    """
+    if prefers_floats(shares):
+        return torch.threshold_(shares, torch.finfo(shares.dtype).eps ** 2, 0)
+    return shares
+
+
+def weights_of_shares(weights: Tensor) -> Tensor:
+    """Return weights with 0 for those whose product with a share, of :func:`without_tiny`, could be denormal."""
+    precision = torch.finfo(weights.dtype)
+    return torch.nn.functional.hardshrink(weights, precision.tiny / precision.eps**2)
 
 
 def zero_at_most(values: Tensor, others: Tensor, limit: float) -> Tensor:

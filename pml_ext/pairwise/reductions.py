@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 
 from .batch import apply_or_plain
-from .fill import constant, fill_outside, scaled_product, zero_at_most
+from .fill import (
+    constant,
+    fill_outside,
+    indicators,
+    weights_of_shares,
+    without_tiny,
+    zero_at_most,
+    zero_outside,
+)
 
 _LARGE = 50  # above it, float64 cannot tell log(1 + exp(x)) and x apart
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of each row's masked values, ``[B]``, 0 where there are none; values are ``[B, R]``."""
-    return fill_outside(values, mask, 0).sum(1)
+    return zero_outside(values, mask).sum(1)
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
@@ -42,7 +50,7 @@ def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: flo
     A row without entries has a very low number, without gradient. Arguments and cost are those of
     :func:`log_one_plus_sums`, for one sum with mask ``[B, R]``, slope k and center c.
     """
-    arguments = (matrix, mask[None], (slope,), (center,), None, False)
+    arguments = (matrix, indicators(mask[None], matrix), (slope,), (center,), None, False)
     log_sums: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
     return log_sums.squeeze(0)
 
@@ -62,7 +70,7 @@ def log_one_plus_sums(
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
-        masks: :math:`M` of each sum, boolean, ``[S, B, R]``.
+        masks: :math:`M` of each sum, boolean or :func:`indicators`, ``[S, B, R]``.
         slopes: :math:`k` of each sum, not 0.
         centers: :math:`c` of each sum.
         log_factors: :math:`\log f`, a number or ``[S, B]``, without gradient; None for factors of 1.
@@ -70,7 +78,7 @@ def log_one_plus_sums(
     Returns:
         ``[S, B]``; a row without entries has 0.
     """
-    arguments = (matrix, masks, slopes, centers, log_factors, True)
+    arguments = (matrix, indicators(masks, matrix), slopes, centers, log_factors, True)
     terms: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
     return terms
 
@@ -82,7 +90,7 @@ def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope
     """
     if weights is None:
         return matrix
-    return matrix + torch.where(mask, weights, 1).log() / slope
+    return matrix + torch.where(mask > 0, weights, 1).log() / slope
 
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
@@ -95,13 +103,21 @@ def _lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
-def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...]) -> Tensor:
-    """Return the exponents :math:`k (s_{ij} - c)` inside masks, and a very low number outside, ``[S, B, R]``."""
-    exponents = matrix
-    if any(slope != 1 for slope in slopes) or any(centers):
+def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...]) -> Tensor:
+    """Return the exponents :math:`k s_{ij}` inside masks, and a very low number outside, ``[S, B, R]``."""
+    return fill_outside(matrix * constant(slopes, matrix), masks, _lowest(matrix))
+
+
+def _offset(
+    log_sums: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...], log_factors: Tensor | float | None
+) -> Tensor:
+    """Return the logarithms of sums of :math:`e^{k s}` as those of :math:`f e^{k (s - c)}`, ``[S, B]``."""
+    if any(centers):
         offsets = tuple(-slope * center for slope, center in zip(slopes, centers, strict=True))
-        exponents = torch.addcmul(constant(offsets, matrix), matrix, constant(slopes, matrix))
-    return fill_outside(exponents, masks, _lowest(matrix))
+        log_sums = log_sums + constant(offsets, log_sums).squeeze(2)
+    if log_factors is not None:
+        log_sums = log_sums + log_factors
+    return log_sums
 
 
 def _written_out(
@@ -113,10 +129,8 @@ def _written_out(
     adds_one: bool,
 ) -> Tensor:
     """Return :func:`log_one_plus_sums`, or without ``adds_one`` the logarithms of the sums, by plain operations."""
-    log_sums = _exponents(matrix, masks, slopes, centers).logsumexp(2)
-    log_sums = torch.where(masks.any(2), log_sums, _lowest(matrix))
-    if log_factors is not None:
-        log_sums = log_sums + log_factors
+    log_sums = _exponents(matrix, masks, slopes).logsumexp(2)
+    log_sums = _offset(torch.where(masks.any(2), log_sums, _lowest(matrix)), slopes, centers, log_factors)
     if adds_one:
         return log_one_plus_exp(log_sums)
     return log_sums
@@ -135,13 +149,16 @@ class _LogSums(torch.autograd.Function):
         log_factors: Tensor | float | None,
         adds_one: bool,
     ) -> Tensor:
-        exponents = _exponents(matrix, masks, slopes, centers)
+        if masks.dtype == torch.bool:
+            exponents = _exponents(matrix, masks, slopes)
+        else:  # the same in fewer passes
+            lowest = _lowest(matrix)
+            outside = torch.add(constant(lowest, matrix), masks, alpha=-lowest)
+            exponents = outside.addcmul_(matrix, constant(slopes, matrix))
         shares = torch.softmax(exponents, 2)
         # The greatest exponential is this share of the sum.
-        log_sums = exponents.amax(2) - shares.amax(2).log()
-        if log_factors is not None:
-            log_sums = log_sums + log_factors
-        ctx.save_for_backward(matrix, masks, log_sums, shares)
+        log_sums = _offset(exponents.amax(2) - shares.amax(2).log(), slopes, centers, log_factors)
+        ctx.save_for_backward(matrix, masks, log_sums, without_tiny(shares))
         ctx.settings = (slopes, centers, log_factors, adds_one)
         if adds_one:
             return log_one_plus_exp(log_sums)
@@ -159,11 +176,12 @@ class _LogSums(torch.autograd.Function):
             columns = torch.ops.aten.softplus_backward(grad, log_sums, 1, _LARGE)  # 0 in a row without entries
         else:  # the logarithm of a number of columns, added to the lowest number, leaves it as it is
             columns = zero_at_most(grad, log_sums, _lowest(matrix))
+        columns = weights_of_shares(columns)[:, :, None] * constant(slopes, matrix)
         first_share, *other_shares = shares.unbind()
-        first_column, *other_columns = columns[:, :, None].unbind()
-        gradient = scaled_product(first_share, first_column, slopes[0])
-        for share, column, slope in zip(other_shares, other_columns, slopes[1:], strict=True):
-            gradient.addcmul_(share, column, value=slope)
+        first_column, *other_columns = columns.unbind()
+        gradient = first_share * first_column
+        for share, column in zip(other_shares, other_columns, strict=True):
+            gradient.addcmul_(share, column)
         return (gradient, *none)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .batch import apply_or_plain, to_full_precision
 from .fill import zero_at_most
+from .masks import places_in
 
 _EPS = 1e-12  # the least length divided by, as in torch.nn.functional.normalize
 _LEAST = 1e-6  # a shorter row has the gradient of a row of this length
@@ -147,9 +148,8 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         squared.fill_diagonal_(0)
         if normalized:
             near_themselves = x.shape[0]  # all rows, even of NaN; their differences are 0
-    pairs = (squared <= near_length).nonzero()  # also negative rounding errors
-    if pairs.shape[0] > near_themselves:
-        rows, columns = pairs.unbind(1)
+    rows, columns = places_in(squared <= near_length)  # also negative rounding errors
+    if len(rows) > near_themselves:
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
             differences = x[some_rows] - y[some_columns]
