@@ -264,8 +264,7 @@ def _hinge_sums(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
-    negatives = indicators(negatives, distances)
-    far = fill_outside(distances, negatives, _FAR)
+    far = fill_outside(distances, indicators(negatives, distances), _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
         sums, counts, active, by_negative = _hinges_by_sorting(far, d_ap, kind, all_negatives, weights)
         by_negative.mul_(negatives)

@@ -8,23 +8,25 @@ from torch import Tensor
 from .batch import transformed
 
 _CONSTANTS: dict[tuple[float | tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
+_SMALL = 1 << 12
 _FLOATS_ON = frozenset({"cpu"})  # types of devices where masks are faster as floats
 _ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 
 
 def indicators(masks: Tensor, like: Tensor) -> Tensor:
-    """Return masks in their fastest form: 1 and 0 in the dtype of ``like`` on a CPU, booleans elsewhere and compiled.
+    """Return masks in their fastest form: 1 and 0 in the dtype of ``like``, or booleans.
 
-    A CPU takes two to ten times as long for an operator with a boolean; a GPU is bound by the bytes it moves.
+    A CPU takes two to ten times as long for an operator with a boolean as for one with floats. Small matrices take the
+    time of starting operators, and a GPU that of moving bytes: there masks stay as they are, as they do if compiled.
     """
-    if masks.dtype == torch.bool and prefers_floats(masks):
+    if masks.dtype == torch.bool and prefers_floats(like):
         return masks.view(torch.uint8).to(like.dtype)
     return masks
 
 
 def prefers_floats(values: Tensor) -> bool:
-    """Return whether masks of these values are faster as floats than as booleans."""
-    return values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
+    """Return whether masks of a matrix are faster as floats: it is on a CPU, not small, and not compiled."""
+    return values.numel() > _SMALL and values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
 
 
 def fill_outside(values: Tensor, mask: Tensor, number: float | tuple[float, ...]) -> Tensor:
@@ -46,7 +48,7 @@ def without_tiny(shares: Tensor) -> Tensor:
 
     Denormal numbers take a CPU a hundred times as long as others.
     """
-    if prefers_floats(shares):
+    if shares.device.type in _FLOATS_ON and not torch.compiler.is_compiling():
         return torch.threshold_(shares, torch.finfo(shares.dtype).eps ** 2, 0)
     return shares
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .fill import constant, fill_outside
 
-_MANY_ENTRIES = 1 << 13
+_MANY_ENTRIES = 1 << 15
 
 
 class AllPairsExceptSelf(NamedTuple):
@@ -80,7 +80,8 @@ def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
     A CPU looks at eight entries of a large mask at a time, most of which have no True among them.
     """
     if mask.device.type != "cpu" or mask.numel() < _MANY_ENTRIES or mask.shape[1] % 8:
-        return torch.where(mask)
+        rows, columns = torch.where(mask)
+        return rows, columns
     rows, words = torch.where(mask.view(torch.int64))
     word, place = torch.where(mask.view(len(mask), -1, 8)[rows, words])
     return rows[word], torch.add(place, words[word], alpha=8)

@@ -13,6 +13,7 @@ from .fill import (
     constant,
     fill_outside,
     indicators,
+    prefers_floats,
     weights_of_shares,
     without_tiny,
     zero_at_most,
@@ -50,7 +51,7 @@ def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: flo
     A row without entries has a very low number, without gradient. Arguments and cost are those of
     :func:`log_one_plus_sums`, for one sum with mask ``[B, R]``, slope k and center c.
     """
-    arguments = (matrix, indicators(mask[None], matrix), (slope,), (center,), None, False)
+    arguments = (matrix, mask[None], (slope,), (center,), None, False)
     log_sums: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
     return log_sums.squeeze(0)
 
@@ -78,7 +79,7 @@ def log_one_plus_sums(
     Returns:
         ``[S, B]``; a row without entries has 0.
     """
-    arguments = (matrix, indicators(masks, matrix), slopes, centers, log_factors, True)
+    arguments = (matrix, masks, slopes, centers, log_factors, True)
     terms: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
     return terms
 
@@ -103,21 +104,17 @@ def _lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
-def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...]) -> Tensor:
-    """Return the exponents :math:`k s_{ij}` inside masks, and a very low number outside, ``[S, B, R]``."""
-    return fill_outside(matrix * constant(slopes, matrix), masks, _lowest(matrix))
+def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...]) -> Tensor:
+    """Return the exponents :math:`k (s_{ij} - c)` inside masks, and a very low number outside, ``[S, B, R]``."""
+    exponents = matrix
+    if slopes.count(1) < len(slopes) or any(centers):
+        exponents = torch.addcmul(constant(_offsets(slopes, centers), matrix), matrix, constant(slopes, matrix))
+    return fill_outside(exponents, masks, _lowest(matrix))
 
 
-def _offset(
-    log_sums: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...], log_factors: Tensor | float | None
-) -> Tensor:
-    """Return the logarithms of sums of :math:`e^{k s}` as those of :math:`f e^{k (s - c)}`, ``[S, B]``."""
-    if any(centers):
-        offsets = tuple(-slope * center for slope, center in zip(slopes, centers, strict=True))
-        log_sums = log_sums + constant(offsets, log_sums).squeeze(2)
-    if log_factors is not None:
-        log_sums = log_sums + log_factors
-    return log_sums
+def _offsets(slopes: tuple[float, ...], centers: tuple[float, ...]) -> tuple[float, ...]:
+    """Return :math:`-k c` of each sum."""
+    return tuple([-slope * center for slope, center in zip(slopes, centers, strict=True)])
 
 
 def _written_out(
@@ -129,8 +126,10 @@ def _written_out(
     adds_one: bool,
 ) -> Tensor:
     """Return :func:`log_one_plus_sums`, or without ``adds_one`` the logarithms of the sums, by plain operations."""
-    log_sums = _exponents(matrix, masks, slopes).logsumexp(2)
-    log_sums = _offset(torch.where(masks.any(2), log_sums, _lowest(matrix)), slopes, centers, log_factors)
+    log_sums = _exponents(matrix, masks, slopes, centers).logsumexp(2)
+    log_sums = torch.where(masks.any(2), log_sums, _lowest(matrix))
+    if log_factors is not None:
+        log_sums = log_sums + log_factors
     if adds_one:
         return log_one_plus_exp(log_sums)
     return log_sums
@@ -149,16 +148,22 @@ class _LogSums(torch.autograd.Function):
         log_factors: Tensor | float | None,
         adds_one: bool,
     ) -> Tensor:
-        if masks.dtype == torch.bool:
-            exponents = _exponents(matrix, masks, slopes)
-        else:  # the same in fewer passes
+        if prefers_floats(matrix):  # in fewer passes, centers are left to the sums
             lowest = _lowest(matrix)
-            outside = torch.add(constant(lowest, matrix), masks, alpha=-lowest)
+            outside = torch.add(constant(lowest, matrix), indicators(masks, matrix), alpha=-lowest)
             exponents = outside.addcmul_(matrix, constant(slopes, matrix))
+            offsets = constant(_offsets(slopes, centers), matrix).squeeze(2)
+        else:
+            exponents = _exponents(matrix, masks, slopes, centers)
+            offsets = None
         shares = torch.softmax(exponents, 2)
         # The greatest exponential is this share of the sum.
-        log_sums = _offset(exponents.amax(2) - shares.amax(2).log(), slopes, centers, log_factors)
-        ctx.save_for_backward(matrix, masks, log_sums, without_tiny(shares))
+        log_sums = exponents.amax(2) - shares.amax(2).log()
+        if offsets is not None:
+            log_sums += offsets
+        if log_factors is not None:
+            log_sums = log_sums + log_factors
+        ctx.save_for_backward(matrix, log_sums, without_tiny(shares))
         ctx.settings = (slopes, centers, log_factors, adds_one)
         if adds_one:
             return log_one_plus_exp(log_sums)
@@ -166,22 +171,22 @@ class _LogSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        matrix, masks, log_sums, shares = ctx.saved_tensors
+        matrix, log_sums, shares = ctx.saved_tensors
         slopes, _, _, adds_one = ctx.settings
         none = (None,) * 5
-        if torch.is_grad_enabled():  # double backward
+        if torch.is_grad_enabled():  # double backward, where there are shares; a row without entries has equal ones
+            masks = (shares > 0) & (log_sums > _lowest(matrix) / 2)[:, :, None]
             results = _written_out(matrix, masks, *ctx.settings)
             return (*torch.autograd.grad(results, matrix, grad, create_graph=True), *none)
         if adds_one:
             columns = torch.ops.aten.softplus_backward(grad, log_sums, 1, _LARGE)  # 0 in a row without entries
         else:  # the logarithm of a number of columns, added to the lowest number, leaves it as it is
             columns = zero_at_most(grad, log_sums, _lowest(matrix))
-        columns = weights_of_shares(columns)[:, :, None] * constant(slopes, matrix)
         first_share, *other_shares = shares.unbind()
-        first_column, *other_columns = columns.unbind()
-        gradient = first_share * first_column
-        for share, column in zip(other_shares, other_columns, strict=True):
-            gradient.addcmul_(share, column)
+        first_column, *other_columns = weights_of_shares(columns)[:, :, None].unbind()
+        gradient = first_share * (slopes[0] * first_column)
+        for share, column, slope in zip(other_shares, other_columns, slopes[1:], strict=True):
+            gradient.addcmul_(share, column, value=slope)
         return (gradient, *none)
 
 

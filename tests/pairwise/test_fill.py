@@ -103,7 +103,7 @@ def test_row_numbers_do_not_outlive_a_transform_or_inference_mode():
 
 @pytest.mark.parametrize("floats", [True, False])
 def test_masks_of_both_forms_choose_the_same_values(floats, monkeypatch):
-    monkeypatch.setattr(fill, "_FLOATS_ON", {"cpu"} if floats else set())
+    monkeypatch.setattr(fill, "_SMALL", 3 if floats else 4)
     values = torch.tensor([[1.0, -2.0], [3.0, 1e30]])
     mask = torch.tensor([[True, False], [False, True]])
     form = fill.indicators(mask, values)

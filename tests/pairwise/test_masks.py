@@ -91,7 +91,7 @@ def test_anchors_outside_of_the_batch_are_refused(anchor):
         pairwise.PairsOfRows(torch.device("cpu"), None, rows, None, has_references=False, rows=4)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (128, 64), (90, 104), (100, 91)])  # the second and third by words
+@pytest.mark.parametrize("shape", [(3, 5), (256, 128), (330, 104), (400, 91)])  # the second and third by words
 def test_places_in_a_mask_are_those_of_torch(shape):
     masks = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)) < torch.tensor([0.02, 0.5])[:, None, None]
     for mask in masks:
