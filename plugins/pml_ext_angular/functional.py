@@ -69,7 +69,7 @@ class _LogSumsOfPairs(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward: recompute from the input, where there are shares
             shares = torch.softmax(fill_outside(similarity, shares != 0, _lowest(similarity)), 1)
         by_anchor = grad.new_zeros(len(similarity)).index_put_((anchors,), grad, accumulate=True)
-        gradient = shares * weights_of_shares(by_anchor)[:, None]
+        gradient = shares * weights_of_shares(by_anchor, shares)[:, None]
         gradient.index_put_((anchors, partners), -grad, accumulate=True)
         return gradient, None, None, None
 

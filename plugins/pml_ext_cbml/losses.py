@@ -77,7 +77,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
     anchors without hard pairs (``skip_unmined=True``), and uses ``delta=0.25`` with ``"const"``. It excludes positives
     with similarity above 1 - 1e-5; this class excludes only the anchor itself, by index.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of about six ``B x R``.
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 9 ``B x R``.
 
     *Pair with:* a sampler of several samples per class, such as PML's ``MPerClassSampler``; no miner is needed.
 

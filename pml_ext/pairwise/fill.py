@@ -48,13 +48,15 @@ def without_tiny(shares: Tensor) -> Tensor:
 
     Denormal numbers take a CPU a hundred times as long as others.
     """
-    if shares.device.type in _FLOATS_ON and not torch.compiler.is_compiling():
+    if prefers_floats(shares):
         return torch.threshold_(shares, torch.finfo(shares.dtype).eps ** 2, 0)
     return shares
 
 
-def weights_of_shares(weights: Tensor) -> Tensor:
-    """Return weights with 0 for those whose product with a share, of :func:`without_tiny`, could be denormal."""
+def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
+    """Return weights with 0 for those whose product with one of :func:`without_tiny`'s shares could be denormal."""
+    if not prefers_floats(shares):
+        return weights
     precision = torch.finfo(weights.dtype)
     return torch.nn.functional.hardshrink(weights, precision.tiny / precision.eps**2)
 

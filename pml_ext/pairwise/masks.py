@@ -261,13 +261,14 @@ def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> 
     """
     similarity = similarity.detach()
     far = torch.finfo(similarity.dtype).max / 4
-    positives, negatives = fill_outside(similarity, masks, (far, -far)).unbind()
+    of_pairs = fill_outside(similarity, masks, (far, -far))
+    positives, negatives = of_pairs.unbind()
     limits = similarity.new_empty(2, similarity.shape[0], 1)
     limit_of_positives, limit_of_negatives = limits.unbind()
     torch.amax(negatives, 1, keepdim=True, out=limit_of_positives)  # the nearest negative
     torch.amin(positives, 1, keepdim=True, out=limit_of_negatives)  # the farthest positive
     limits += constant((epsilon, -epsilon), similarity)
-    easy = torch.empty_like(masks)
+    easy = of_pairs if masks.is_floating_point() else torch.empty_like(masks)
     easy_positives, easy_negatives = easy.unbind()
     torch.ge(similarity, limit_of_positives, out=easy_positives)
     torch.le(similarity, limit_of_negatives, out=easy_negatives)

@@ -183,7 +183,7 @@ class _LogSums(torch.autograd.Function):
         else:  # the logarithm of a number of columns, added to the lowest number, leaves it as it is
             columns = zero_at_most(grad, log_sums, _lowest(matrix))
         first_share, *other_shares = shares.unbind()
-        first_column, *other_columns = weights_of_shares(columns)[:, :, None].unbind()
+        first_column, *other_columns = weights_of_shares(columns, shares)[:, :, None].unbind()
         gradient = first_share * (slopes[0] * first_column)
         for share, column, slope in zip(other_shares, other_columns, slopes[1:], strict=True):
             gradient.addcmul_(share, column, value=slope)
