@@ -1,6 +1,6 @@
-"""Python calls of functions in pml_ext and its plugins: of a query, and of a loss and a run up to the first equation.
+"""Python calls of functions in pml_ext and its plugins: a step of a loss, a query, a run up to the first equation.
 
-    python benchmarks/calls.py loss                   # CBMLLoss()(embeddings, labels)
+    python benchmarks/calls.py loss                   # CBMLLoss()(embeddings, labels).backward() at 32 x 64
     python benchmarks/calls.py train                  # cbml/digits
     python benchmarks/calls.py query RUN IMAGE
     python benchmarks/calls.py COMMAND ... --top 20   # the functions that are called most
@@ -14,6 +14,7 @@ import collections
 import contextlib
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,18 +28,20 @@ class FirstEquation(BaseException):
 
 
 class Calls:
-    """The number of calls of each function of ours inside a ``with`` block, in the main thread."""
+    """The number of calls of each function of ours inside a ``with`` block, in all threads that Python starts."""
 
     def __init__(self, until: str = "") -> None:
         self._until = until
         self.counts: collections.Counter[CodeType] = collections.Counter()
 
     def __enter__(self) -> Calls:
+        threading.setprofile(self._count)
         sys.setprofile(self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
 
     def _count(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -59,18 +62,18 @@ class Calls:
 
 
 def count_loss() -> Calls:
-    """Count a call of CBMLLoss up to its equation; another was called before."""
+    """Count a whole step of CBMLLoss, forward and backward; another was built and called before."""
     import torch
 
     from pml_ext import CBMLLoss
 
-    embeddings = torch.randn(8, 16)
-    labels = torch.arange(4).repeat_interleave(2)
-    CBMLLoss()(embeddings, labels)
+    embeddings = torch.randn(32, 64, requires_grad=True)
+    labels = torch.arange(32) // 4
+    CBMLLoss()(embeddings, labels).backward()
     loss = CBMLLoss()
-    calls = Calls(until="equation")
-    with contextlib.suppress(FirstEquation), calls:
-        loss(embeddings, labels)
+    calls = Calls()
+    with calls:
+        loss(embeddings, labels).backward()
     return calls
 
 

@@ -49,6 +49,12 @@ from .samplers import GroupSampler as GroupSampler
 from .samplers import members_by_class as members_by_class
 
 # functions of matrices of pairs
+from .pairwise import indicators as indicators
+from .pairwise import places_in as places_in
+from .pairwise import prefers_floats as prefers_floats
+from .pairwise import without_tiny as without_tiny
+from .pairwise import weights_of_shares as weights_of_shares
+from .pairwise import zero_outside as zero_outside
 from .pairwise import Float64Buffers as Float64Buffers
 from .pairwise import all_entries as all_entries
 from .pairwise import apply_or_plain as apply_or_plain

@@ -27,17 +27,16 @@ def check_number(
     or_else: str = "",
 ) -> None:
     """Raise TypeError or ValueError unless a setting is a finite number in a range, or ``or_else``."""
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, Fraction))  # torch takes no fractions
+    if is_number and math.isfinite(value) and least <= value <= most and above < value < below:
+        return
     limits = (("at least", least), ("at most", most), ("above", above), ("below", below))
     bounds = [f"{word} {limit}" for word, limit in limits if math.isfinite(limit)]
     wanted = f"a finite number {' and '.join(bounds)}".strip() + (f" or {or_else}" if or_else else "")
     text = f"{name} of {type(owner).__name__} must be {wanted}, not {value!r}"
-    if isinstance(value, str) and or_else:
+    if is_number or (isinstance(value, str) and or_else):
         raise ValueError(text)
-    is_number = isinstance(value, Real) and not isinstance(value, (bool, Fraction))  # torch takes no fractions
-    if not is_number:
-        raise TypeError(text)
-    if not (math.isfinite(value) and least <= value <= most and above < value < below):
-        raise ValueError(text)
+    raise TypeError(text)
 
 
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
@@ -96,10 +95,11 @@ def settings_repr(module: object) -> str:
     return ", ".join(settings)
 
 
-def number_settings(cls: type) -> list[str]:
+@functools.cache
+def number_settings(cls: type) -> tuple[str, ...]:
     """Return the names of the settings whose annotation is ``float`` or ``int``."""
     parameters = inspect.signature(cls).parameters.values()
-    return [p.name for p in parameters if p.annotation in ("float", "int", float, int)]
+    return tuple(p.name for p in parameters if p.annotation in ("float", "int", float, int))
 
 
 def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:

@@ -87,7 +87,7 @@ def test_an_unknown_keyword_names_the_class():
 def test_a_repr_has_the_settings():
     assert settings_repr(Owner(0.1)) == "margin=0.1, count=3, name='x'"
     assert settings_repr(Owner(tile_size=4)).endswith("name='x', tile_size=4")
-    assert number_settings(Owner) == ["margin", "count"]
+    assert number_settings(Owner) == ("margin", "count")
 
 
 def test_settings_of_base_classes_are_those_of_a_class():

@@ -13,7 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import ClassMembers, apply_or_plain, fill_outside, in_parts, log_sum_exp, scaled_product
+from pml_ext.plugin import (
+    ClassMembers,
+    apply_or_plain,
+    fill_outside,
+    in_parts,
+    indicators,
+    log_sum_exp,
+    weights_of_shares,
+    without_tiny,
+)
 
 # Largest slope 4 t at which products of exponentials of cosines stay finite: they lie between exp(-2 * slope) and
 # exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
@@ -48,10 +57,10 @@ class _LogSumsOfPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
-        exponents = fill_outside(similarity, negatives, _lowest(similarity))
+        exponents = fill_outside(similarity, indicators(negatives, similarity), _lowest(similarity))
         shares = torch.softmax(exponents, 1)
         log_sums = exponents.amax(1) - shares.amax(1).log()  # the greatest exponential is this share of the sum
-        ctx.save_for_backward(similarity, anchors, partners, shares)
+        ctx.save_for_backward(similarity, anchors, partners, without_tiny(shares))
         return log_sums[anchors] - similarity[anchors, partners]
 
     @staticmethod
@@ -60,7 +69,7 @@ class _LogSumsOfPairs(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward: recompute from the input, where there are shares
             shares = torch.softmax(fill_outside(similarity, shares != 0, _lowest(similarity)), 1)
         by_anchor = grad.new_zeros(len(similarity)).index_put_((anchors,), grad, accumulate=True)
-        gradient = shares * by_anchor[:, None]
+        gradient = shares * weights_of_shares(by_anchor, shares)[:, None]
         gradient.index_put_((anchors, partners), -grad, accumulate=True)
         return gradient, None, None, None
 
@@ -198,7 +207,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
         partners: Tensor,
         with_n_pair: bool,
     ) -> Tensor:
-        cosines = fill_outside(similarity, mask, -torch.inf)
+        cosines = fill_outside(similarity, indicators(mask, similarity), _lowest(similarity))
         exponentials: Tensor | None = None  # of Eq. (10); those of cosines need no common factor
         if with_n_pair:
             exponentials = cosines.exp()
@@ -228,7 +237,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
         shares = grad / sums.clamp(min=_BELOW_PRODUCTS)
         weights, by_anchor = _scattered(shares, rows, ctx.places, anchors, len(similarity))
         del shares  # before there are more matrices
-        gradient = scaled_product((weights + weights.mT) @ rows, rows, 4 * ctx.t)
+        gradient = (4 * ctx.t * (weights + weights.mT)) @ rows * rows
         if members is not None:
             gradient = gradient[ctx.rows_of]
         if by_anchor is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import apply_or_plain, exp_bounded, fill_outside, masked_mean, masked_sum, scaled_product
+from pml_ext.plugin import apply_or_plain, exp_bounded, indicators, masked_mean, masked_sum, zero_outside
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,6 +56,7 @@ def metric_variance(
     Without positives or negatives, an anchor has 0. Similarity is ``[B, R]``, the masks of positives and of negatives
     are ``[2, B, R]``; settings are those of the class.
     """
+    masks = indicators(masks, similarity)
     counts = masks.sum(2, dtype=similarity.dtype)
     variance: Tensor = variance_around_target(
         similarity, masks, counts, gamma=gamma, reduction=reduction, detach_target=detach_target
@@ -124,11 +125,11 @@ class _VarianceAroundTarget(torch.autograd.Function):
         theta = gamma if detach_target else gamma**2
         one_or_more = counts.clamp(min=1)
         one_or_more_pos, one_or_more_neg = one_or_more.unbind()
-        means = fill_outside(similarity, masks, 0).sum(2) / one_or_more
+        means = zero_outside(similarity, masks).sum(2) / one_or_more
         mean_pos, mean_neg = means.unbind()
         difference = mean_pos - mean_neg
         center = torch.add(mean_neg, difference, alpha=theta)
-        slopes = fill_outside(similarity - center[:, None], negatives, 0)  # the derivatives, divided by 2
+        slopes = (similarity - center[:, None]).mul_(negatives)  # the derivatives, divided by 2
         weighted = difference * one_or_more_neg
         variance: Tensor = torch.linalg.vector_norm(slopes, dim=1).square()
         variance = variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
@@ -148,6 +149,7 @@ class _VarianceAroundTarget(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward
             variance = _variance_written_out(similarity, masks, counts, *ctx.settings)
             return (*torch.autograd.grad(variance, similarity, grad, create_graph=True), *none)
+        weights = 2 * grad
         if reduction == "mean":
-            grad = grad / one_or_more_neg
-        return (scaled_product(slopes, grad[:, None], 2), *none)
+            weights = weights / one_or_more_neg
+        return (slopes * weights[:, None], *none)

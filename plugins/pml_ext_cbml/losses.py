@@ -26,6 +26,7 @@ from pml_ext.plugin import (
     check_flag,
     check_number,
     hard_pair_masks,
+    indicators,
     log_one_plus_sums,
     per_anchor,
     run_eagerly,
@@ -82,7 +83,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
     anchors without hard pairs (``skip_unmined=True``), and uses ``delta=0.25`` with ``"const"``. It excludes positives
     with similarity above 1 - 1e-5; this class excludes only the anchor itself, by index.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of about six ``B x R``.
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 9 ``B x R``.
 
     *Pair with:* a sampler of several samples per class, such as PML's ``MPerClassSampler``; no miner is needed.
 
@@ -284,15 +285,16 @@ class CBMLLoss(Float64Buffers, PairLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per anchor, Eq. (30)."""
         similarity = pairs.matrix
-        counts = pairs.masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
-        hard = pairs.masks
+        masks = indicators(pairs.masks, similarity)
+        counts = masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
+        hard = masks
         if self.mining:
-            hard = hard_pair_masks(similarity, pairs.masks, self.epsilon)
+            hard = hard_pair_masks(similarity, masks, self.epsilon)
 
         terms = self._pair_terms(similarity, hard, counts, pairs.weights)
         variance = variance_around_target(
             similarity,
-            pairs.masks,
+            masks,
             counts,
             gamma=self.mvc_gamma,
             reduction=self.mvc_reduction,

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import all_entries, apply_or_plain, fill_outside, in_parts, scaled_product, widest_dtype
+from pml_ext.plugin import (
+    all_entries,
+    apply_or_plain,
+    fill_outside,
+    in_parts,
+    indicators,
+    places_in,
+    prefers_floats,
+    scaled_product,
+    widest_dtype,
+    zero_outside,
+)
 
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
@@ -139,7 +150,7 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     if torch.compiler.is_compiling():
         pairs = all_positions(mask)
     else:
-        anchors, positives = torch.where(mask)
+        anchors, positives = places_in(mask)
         pairs = lay_out(anchors, positives, len(mask))
     padded = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask))
     ordered = padded.sort(1).values
@@ -253,7 +264,7 @@ def _hinge_sums(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
-    far = fill_outside(distances, negatives, _FAR)
+    far = fill_outside(distances, indicators(negatives, distances), _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
         sums, counts, active, by_negative = _hinges_by_sorting(far, d_ap, kind, all_negatives, weights)
         by_negative.mul_(negatives)
@@ -279,8 +290,8 @@ _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hing
 def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
     """Compute hinges by a few passes over the matrix for each positive of an anchor.
 
-    ``_AT_ONCE`` positives are compared with the negatives at a time. The sums of their hinges need a matrix of floating
-    point for each positive, so that they are computed in smaller parts where the matrix is large.
+    The hinges need a matrix of floating point for each positive, so that they are computed in parts where the matrix is
+    large. Comparisons that are boolean, a quarter of that, are made for ``_AT_ONCE`` positives at a time.
     """
     compared = kind.compared(far)[:, None]
     thresholds = kind.compared(d_ap) + kind.margin
@@ -289,27 +300,37 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
     sums: list[Tensor] = []
     counts: list[Tensor] = []
     active: list[Tensor] = []
-    # Per negative: the number of thresholds above it, at most _MANY, in uint8; or the sum of their weights.
+    # Per negative: the number of thresholds above it, at most _MANY, of booleans in uint8; or the sum of their weights.
     above: Tensor | None = None
     size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())), d_ap.shape[1])  # positives per part
     excess = far.new_empty(far.shape[0], size, far.shape[1])
+    at_once = min(_AT_ONCE, d_ap.shape[1])
+    dtype = torch.bool
+    if prefers_floats(far):
+        at_once = size
+        dtype = far.dtype
+    comparisons = torch.empty(far.shape[0], at_once, far.shape[1], dtype=dtype, device=far.device)
     thresholds = thresholds[:, :, None]
-    for first in range(0, d_ap.shape[1], _AT_ONCE):
-        threshold = _some_columns(thresholds, first, _AT_ONCE)
-        is_active = compared < threshold
+    for first in range(0, d_ap.shape[1], at_once):
+        threshold = _some_columns(thresholds, first, at_once)
+        is_active = torch.lt(compared, threshold, out=_some_columns(comparisons, 0, threshold.shape[1]))
         if kind.squared:
-            in_s = far[:, None] < _some_columns(kind.limit(d_ap), first, _AT_ONCE)[:, :, None]
+            limit = _some_columns(kind.limit(d_ap), first, at_once)[:, :, None]
+            in_s = torch.lt(far[:, None], limit, out=torch.empty_like(is_active))
             counts.append(in_s.sum(2, dtype=far.dtype))
             if not all_negatives:
-                is_active = is_active & in_s
+                is_active.mul_(in_s)
         active.append(is_active.sum(2, dtype=far.dtype))
-        if weights is None:
+        if weights is not None:
+            newly_above = zero_outside(_some_columns(weights, first, at_once)[:, :, None], is_active).sum(1)
+        elif is_active.dtype == torch.bool:
             newly_above = is_active.view(torch.uint8).sum(1, dtype=torch.uint8)
+        elif is_active.shape[1] > 1:
+            newly_above = is_active.sum(1)
         else:
-            weight = _some_columns(weights, first, _AT_ONCE)[:, :, None]
-            newly_above = torch.where(is_active, weight, 0).sum(1)
+            newly_above = is_active[:, 0]
         if above is None:
-            above = newly_above
+            above = newly_above.clone()
         else:
             above = above.add_(newly_above)
         for k in range(0, is_active.shape[1], size):

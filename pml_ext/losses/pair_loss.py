@@ -140,7 +140,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         self.tile_size = tile_size
         self.relation = relation
         self._sums = {}
-        self.add_to_recordable_attributes(list_of_names=number_settings(type(self)), is_stat=False)
+        self.add_to_recordable_attributes(list_of_names=list(number_settings(type(self))), is_stat=False)  # type: ignore[arg-type]
         self.add_to_recordable_attributes(list_of_names=list(self.statistic_names), is_stat=True)
 
     def equation(self, pairs: Pairs) -> Terms:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf, all_entries, row_numbers
+from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf, all_entries, places_in, row_numbers
 
 Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
 Triplets = tuple[Tensor, Tensor, Tensor]
@@ -59,7 +59,7 @@ class Pairs:
 
     @functools.cached_property
     def _listed(self) -> tuple[Tensor, Tensor]:
-        anchors, partners = torch.where(self.positives)
+        anchors, partners = places_in(self.positives)
         if self.counts is not None:
             times = self.counts[0][anchors, partners].long()
             anchors = anchors.repeat_interleave(times)

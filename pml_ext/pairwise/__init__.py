@@ -24,9 +24,14 @@ from .batch import (
 )
 from .fill import (
     fill_outside as fill_outside,
+    indicators as indicators,
+    prefers_floats as prefers_floats,
     row_numbers as row_numbers,
     scaled_product as scaled_product,
+    weights_of_shares as weights_of_shares,
+    without_tiny as without_tiny,
     zero_at_most as zero_at_most,
+    zero_outside as zero_outside,
 )
 from .listed import Kind as Kind, ListedTuples as ListedTuples, TupleBatch as TupleBatch, sample_tuples as sample_tuples
 from .masks import (
@@ -36,6 +41,7 @@ from .masks import (
     all_entries as all_entries,
     hard_pair_masks as hard_pair_masks,
     pair_masks as pair_masks,
+    places_in as places_in,
 )
 from .reductions import (
     exp_bounded as exp_bounded,

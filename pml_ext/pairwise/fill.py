@@ -8,12 +8,57 @@ from torch import Tensor
 from .batch import transformed
 
 _CONSTANTS: dict[tuple[float | tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
+_SMALL = 1 << 12
+_FLOATS_ON = frozenset({"cpu"})  # types of devices where masks are faster as floats
 _ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 
 
-def fill_outside(values: Tensor, mask: Tensor, number: float) -> Tensor:
-    """Return values inside a mask, and a number outside of it; values and mask are broadcast."""
-    return torch.where(mask, values, constant(number, values))
+def indicators(masks: Tensor, like: Tensor) -> Tensor:
+    """Return masks in their fastest form: 1 and 0 in the dtype of ``like``, or booleans.
+
+    A CPU takes two to ten times as long for an operator with a boolean as for one with floats. Small matrices take the
+    time of starting operators, and a GPU that of moving bytes: there masks stay as they are, as they do if compiled.
+    """
+    if masks.dtype == torch.bool and prefers_floats(like):
+        return masks.view(torch.uint8).to(like.dtype)
+    return masks
+
+
+def prefers_floats(values: Tensor) -> bool:
+    """Return whether masks of a matrix are faster as floats: it is on a CPU, not small, and not compiled."""
+    return values.numel() > _SMALL and values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
+
+
+def fill_outside(values: Tensor, mask: Tensor, number: float | tuple[float, ...]) -> Tensor:
+    """Return values inside a mask, boolean or 1 and 0, and a number outside, finite unless the mask is boolean."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, values, constant(number, values))
+    return torch.lerp(constant(number, values), values, mask)
+
+
+def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
+    """Return values inside a mask, boolean or 1 and 0, and 0 outside; values and mask are broadcast."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, values, constant(0, values))
+    return values * mask
+
+
+def without_tiny(shares: Tensor) -> Tensor:
+    """Return shares of sums, on a CPU in place, with 0 for those below the square of the dtype's precision.
+
+    Denormal numbers take a CPU a hundred times as long as others.
+    """
+    if prefers_floats(shares):
+        return torch.threshold_(shares, torch.finfo(shares.dtype).eps ** 2, 0)
+    return shares
+
+
+def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
+    """Return weights with 0 for those whose product with one of :func:`without_tiny`'s shares could be denormal."""
+    if not prefers_floats(shares):
+        return weights
+    precision = torch.finfo(weights.dtype)
+    return torch.nn.functional.hardshrink(weights, precision.tiny / precision.eps**2)
 
 
 def zero_at_most(values: Tensor, others: Tensor, limit: float) -> Tensor:

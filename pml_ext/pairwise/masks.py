@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .fill import constant
+from .fill import constant, fill_outside
+
+_MANY_ENTRIES = 1 << 15
 
 
 class AllPairsExceptSelf(NamedTuple):
@@ -66,10 +68,23 @@ def pair_masks(
             raise ValueError(f"{missing} must be given where no indices_tuple is")
         rows = labels[:, None]
         torch.eq(rows, columns, out=positives)
-        torch.ne(rows, columns, out=negatives)
+        torch.bitwise_not(positives, out=negatives)
     if not has_references:
         positives.diagonal(first).zero_()
     return masks
+
+
+def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return row and column of every True of a mask ``[B, R]``, in row-major order.
+
+    A CPU looks at eight entries of a large mask at a time, most of which have no True among them.
+    """
+    if mask.device.type != "cpu" or mask.numel() < _MANY_ENTRIES or mask.shape[1] % 8:
+        rows, columns = torch.where(mask)
+        return rows, columns
+    rows, words = torch.where(mask.view(torch.int64))
+    word, place = torch.where(mask.view(len(mask), -1, 8)[rows, words])
+    return rows[word], torch.add(place, words[word], alpha=8)
 
 
 def all_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,19 +256,20 @@ def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> 
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
     Similarities are ``[B, R]``, larger ones mean nearer; masks and the result, of positives and of negatives, are
-    ``[2, B, R]``. Both results are empty for an anchor without positives or negatives. Every pair of a row with NaN
-    counts as hard, so that no NaN is left out.
+    ``[2, B, R]``, boolean or :func:`indicators`. Both results are empty for an anchor without positives or negatives.
+    Every pair of a row with NaN counts as hard, so that no NaN is left out.
     """
     similarity = similarity.detach()
-    of_pairs = torch.where(masks, similarity, constant((torch.inf, -torch.inf), similarity))
+    far = torch.finfo(similarity.dtype).max / 4
+    of_pairs = fill_outside(similarity, masks, (far, -far))
     positives, negatives = of_pairs.unbind()
     limits = similarity.new_empty(2, similarity.shape[0], 1)
     limit_of_positives, limit_of_negatives = limits.unbind()
     torch.amax(negatives, 1, keepdim=True, out=limit_of_positives)  # the nearest negative
     torch.amin(positives, 1, keepdim=True, out=limit_of_negatives)  # the farthest positive
     limits += constant((epsilon, -epsilon), similarity)
-    easy = torch.empty_like(masks)
+    easy = of_pairs if masks.is_floating_point() else torch.empty_like(masks)
     easy_positives, easy_negatives = easy.unbind()
     torch.ge(similarity, limit_of_positives, out=easy_positives)
     torch.le(similarity, limit_of_negatives, out=easy_negatives)
-    return masks > easy  # in the mask and not easy; no pair of a row with NaN is easy
+    return torch.gt(masks, easy, out=easy)  # in the mask and not easy; no pair of a row with NaN is easy

@@ -9,14 +9,23 @@ import torch
 from torch import Tensor
 
 from .batch import apply_or_plain
-from .fill import constant, fill_outside, scaled_product, zero_at_most
+from .fill import (
+    constant,
+    fill_outside,
+    indicators,
+    prefers_floats,
+    weights_of_shares,
+    without_tiny,
+    zero_at_most,
+    zero_outside,
+)
 
 _LARGE = 50  # above it, float64 cannot tell log(1 + exp(x)) and x apart
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of each row's masked values, ``[B]``, 0 where there are none; values are ``[B, R]``."""
-    return fill_outside(values, mask, 0).sum(1)
+    return zero_outside(values, mask).sum(1)
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
@@ -62,7 +71,7 @@ def log_one_plus_sums(
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
-        masks: :math:`M` of each sum, boolean, ``[S, B, R]``.
+        masks: :math:`M` of each sum, boolean or :func:`indicators`, ``[S, B, R]``.
         slopes: :math:`k` of each sum, not 0.
         centers: :math:`c` of each sum.
         log_factors: :math:`\log f`, a number or ``[S, B]``, without gradient; None for factors of 1.
@@ -82,7 +91,7 @@ def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope
     """
     if weights is None:
         return matrix
-    return matrix + torch.where(mask, weights, 1).log() / slope
+    return matrix + torch.where(mask > 0, weights, 1).log() / slope
 
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
@@ -98,10 +107,14 @@ def _lowest(like: Tensor) -> float:
 def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...]) -> Tensor:
     """Return the exponents :math:`k (s_{ij} - c)` inside masks, and a very low number outside, ``[S, B, R]``."""
     exponents = matrix
-    if any(slope != 1 for slope in slopes) or any(centers):
-        offsets = tuple(-slope * center for slope, center in zip(slopes, centers, strict=True))
-        exponents = torch.addcmul(constant(offsets, matrix), matrix, constant(slopes, matrix))
+    if slopes.count(1) < len(slopes) or any(centers):
+        exponents = torch.addcmul(constant(_offsets(slopes, centers), matrix), matrix, constant(slopes, matrix))
     return fill_outside(exponents, masks, _lowest(matrix))
+
+
+def _offsets(slopes: tuple[float, ...], centers: tuple[float, ...]) -> tuple[float, ...]:
+    """Return :math:`-k c` of each sum."""
+    return tuple([-slope * center for slope, center in zip(slopes, centers, strict=True)])
 
 
 def _written_out(
@@ -135,13 +148,22 @@ class _LogSums(torch.autograd.Function):
         log_factors: Tensor | float | None,
         adds_one: bool,
     ) -> Tensor:
-        exponents = _exponents(matrix, masks, slopes, centers)
+        if prefers_floats(matrix):  # in fewer passes, centers are left to the sums
+            lowest = _lowest(matrix)
+            outside = torch.add(constant(lowest, matrix), indicators(masks, matrix), alpha=-lowest)
+            exponents = outside.addcmul_(matrix, constant(slopes, matrix))
+            offsets = constant(_offsets(slopes, centers), matrix).squeeze(2)
+        else:
+            exponents = _exponents(matrix, masks, slopes, centers)
+            offsets = None
         shares = torch.softmax(exponents, 2)
         # The greatest exponential is this share of the sum.
         log_sums = exponents.amax(2) - shares.amax(2).log()
+        if offsets is not None:
+            log_sums += offsets
         if log_factors is not None:
             log_sums = log_sums + log_factors
-        ctx.save_for_backward(matrix, masks, log_sums, shares)
+        ctx.save_for_backward(matrix, log_sums, without_tiny(shares))
         ctx.settings = (slopes, centers, log_factors, adds_one)
         if adds_one:
             return log_one_plus_exp(log_sums)
@@ -149,10 +171,11 @@ class _LogSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        matrix, masks, log_sums, shares = ctx.saved_tensors
+        matrix, log_sums, shares = ctx.saved_tensors
         slopes, _, _, adds_one = ctx.settings
         none = (None,) * 5
-        if torch.is_grad_enabled():  # double backward
+        if torch.is_grad_enabled():  # double backward, where there are shares; a row without entries has equal ones
+            masks = (shares > 0) & (log_sums > _lowest(matrix) / 2)[:, :, None]
             results = _written_out(matrix, masks, *ctx.settings)
             return (*torch.autograd.grad(results, matrix, grad, create_graph=True), *none)
         if adds_one:
@@ -160,8 +183,8 @@ class _LogSums(torch.autograd.Function):
         else:  # the logarithm of a number of columns, added to the lowest number, leaves it as it is
             columns = zero_at_most(grad, log_sums, _lowest(matrix))
         first_share, *other_shares = shares.unbind()
-        first_column, *other_columns = columns[:, :, None].unbind()
-        gradient = scaled_product(first_share, first_column, slopes[0])
+        first_column, *other_columns = weights_of_shares(columns, shares)[:, :, None].unbind()
+        gradient = first_share * (slopes[0] * first_column)
         for share, column, slope in zip(other_shares, other_columns, slopes[1:], strict=True):
             gradient.addcmul_(share, column, value=slope)
         return (gradient, *none)

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from .batch import apply_or_plain, to_full_precision
-from .fill import zero_at_most
+from .fill import prefers_floats, zero_at_most
+from .masks import places_in
 
 _EPS = 1e-12  # the least length divided by, as in torch.nn.functional.normalize
 _LEAST = 1e-6  # a shorter row has the gradient of a row of this length
 _NEAR = 0.2  # nearer pairs use differences: in float32, d^2 by a matrix product has an error of 1e-7
+_LONG = 128  # entries of a row that a CPU reads faster than as many of a column
 _CHUNK = 1 << 22  # entries of differences held at a time
 
 
@@ -80,8 +82,15 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        product: Tensor = (grad + grad.T) @ x
+        product: Tensor = _plus_transposed(grad) @ x
         return product
+
+
+def _plus_transposed(matrix: Tensor) -> Tensor:
+    """Return a square matrix plus its transpose; a CPU adds long rows faster than a row and a column."""
+    if prefers_floats(matrix) and len(matrix) > _LONG:
+        return matrix.T.clone(memory_format=torch.contiguous_format).add_(matrix)
+    return matrix + matrix.T
 
 
 def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
@@ -140,9 +149,8 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         squared.fill_diagonal_(0)
         if normalized:
             near_themselves = x.shape[0]  # all rows, even of NaN; their differences are 0
-    pairs = (squared <= near_length).nonzero()  # also negative rounding errors
-    if pairs.shape[0] > near_themselves:
-        rows, columns = pairs.unbind(1)
+    rows, columns = places_in(squared <= near_length)  # also negative rounding errors
+    if len(rows) > near_themselves:
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
             differences = x[some_rows] - y[some_columns]
@@ -200,7 +208,7 @@ class _EuclideanDistances(torch.autograd.Function):
             return torch.addmm(weights.sum(1, keepdim=True) * rows, weights, others, alpha=-1)
 
         if references is None:
-            return gradient(x, weights + weights.T, x), None, None
+            return gradient(x, _plus_transposed(weights), x), None, None
         wanted_x, wanted_references = ctx.needs_input_grad[:2]
         return (
             gradient(x, weights, references) if wanted_x else None,

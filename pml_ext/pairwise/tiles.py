@@ -23,7 +23,7 @@ Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor
 
 # Defaults by device, if no size is given. On a CPU, tiles of up to 256 rows stay in its caches, and a tensor above
 # 32 MiB is allocated by the system anew each time.
-_ENTRIES = {"cpu": 1 << 22}
+_ENTRIES = {"cpu": 1 << 21}
 _ENTRIES_ELSEWHERE = 1 << 25
 _MOST_ROWS = {"cpu": 256}
 _LEAST_ROWS = 8

@@ -132,7 +132,7 @@ def test_an_equation_of_the_whole_matrix_is_not_torn():
 
 def test_memory_is_linear_and_tiles_come_by_themselves():
     assert rows_per_tile(None, 1024, 1024, torch.device("cpu")) is None
-    assert rows_per_tile(None, 32768, 32768, torch.device("cpu")) == 128
+    assert rows_per_tile(None, 32768, 32768, torch.device("cpu")) == 64
     assert rows_per_tile(3, 8, 8, torch.device("cpu")) == 3
     peaks = []
     for count in (400, 800):

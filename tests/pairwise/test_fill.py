@@ -1,5 +1,7 @@
 """Numbers in place of masked values, and constants that are made once."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -97,3 +99,31 @@ def test_row_numbers_do_not_outlive_a_transform_or_inference_mode():
     tracked = values.clone().requires_grad_()
     first_rows(tracked).backward()
     assert tracked.grad.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("floats", [True, False])
+def test_masks_of_both_forms_choose_the_same_values(floats, monkeypatch):
+    monkeypatch.setattr(fill, "_SMALL", 3 if floats else 4)
+    values = torch.tensor([[1.0, -2.0], [3.0, 1e30]])
+    mask = torch.tensor([[True, False], [False, True]])
+    form = fill.indicators(mask, values)
+    assert (form.dtype, fill.prefers_floats(values)) == (torch.float32 if floats else torch.bool, floats)
+    assert fill.zero_outside(values, form).tolist() == [[1.0, 0.0], [0.0, values[1, 1].item()]]
+    assert torch.equal(fill.fill_outside(values, form, -1e38), torch.where(mask, values, -1e38))
+    assert torch.equal(
+        fill.fill_outside(values, form, (2, -3)), torch.stack([torch.where(mask, values, n) for n in (2, -3)])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_shares_are_never_denormal(dtype, monkeypatch):
+    monkeypatch.setattr(fill, "_SMALL", 0)
+    precision = torch.finfo(dtype)
+    exponents = torch.linspace(math.log(precision.tiny) - 20, 0, 500, dtype=dtype)
+    shares = fill.without_tiny(torch.softmax(exponents, 0))
+    weights = fill.weights_of_shares(torch.cat([exponents.exp(), -exponents.exp()]), shares)
+    products = (shares[:, None] * weights).abs()
+    assert products[products > 0].min() >= precision.tiny
+    assert shares.sum() == pytest.approx(1)
+    assert fill.without_tiny(torch.tensor([torch.nan, 1.0], dtype=dtype)).isnan().tolist() == [True, False]
+    assert fill.weights_of_shares(torch.tensor([torch.nan, 1.0], dtype=dtype), shares).isnan().tolist() == [True, False]

@@ -91,6 +91,14 @@ def test_anchors_outside_of_the_batch_are_refused(anchor):
         pairwise.PairsOfRows(torch.device("cpu"), None, rows, None, has_references=False, rows=4)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (256, 128), (330, 104), (400, 91)])  # the second and third by words
+def test_places_in_a_mask_are_those_of_torch(shape):
+    masks = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)) < torch.tensor([0.02, 0.5])[:, None, None]
+    for mask in masks:
+        for found, expected in zip(pairwise.places_in(mask), torch.where(mask), strict=True):
+            assert torch.equal(found, expected)
+
+
 def test_places_are_in_row_major_order():
     rows, columns = pairwise.all_entries(torch.empty(2, 3))
     assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [(i, j) for i in range(2) for j in range(3)]
