@@ -240,11 +240,9 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
             f"settings: check_component({cls.__name__}(...))"
         )
 
-    known = registry.settings_of(cls)
-
     def build(other: Mapping[str, Any] = first) -> Any:
         chosen = copy.deepcopy({**fixed, **other})
-        return cls(**fill_settings(cls, context, chosen, known)[0], **chosen)
+        return cls(**fill_settings(cls, context, chosen)[0], **chosen)
 
     def make(other: Mapping[str, Any] | None = None) -> Any:
         with kept_generators():

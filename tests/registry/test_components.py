@@ -109,13 +109,6 @@ def test_a_summary_is_by_default_the_docstrings_first_line():
     assert Component(MineLoss, "mine").one_line == "A loss of mine."
 
 
-def test_a_docstring_that_is_no_text_gives_no_summary():
-    class OddLoss(losses.ContrastiveLoss):
-        __doc__ = 5
-
-    assert Component(OddLoss, name="odd").one_line == ""
-
-
 def test_a_class_without_a_base_of_pml_names_component_and_plugin():
     component = Component("collections:Counter", "count", plugin="mine", named_kind="loss")
     with pytest.raises(PluginError, match="^the component 'count' of the plugin 'mine': .*Counter extends none of the"):
