@@ -198,13 +198,6 @@ def test_an_entry_point_that_is_no_module_is_named(install_plugin):
         diagnosis()
 
 
-def test_the_warning_of_a_broken_plugin_has_its_line(install_plugin):
-    install_plugin("broken", "import sys\n1 / 0\n")
-    with pytest.warns(PluginWarning, match=r"ZeroDivisionError: division by zero, in broken/__init__.py:2 \(pml-ext"):
-        diagnosis()
-    assert record("broken").error == "ZeroDivisionError: division by zero, in broken/__init__.py:2"
-
-
 INTERRUPTED = """
     from pathlib import Path
     from pml_ext.errors import StoppedError
