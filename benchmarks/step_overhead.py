@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import pml_ext
-from pml_ext.distributed.devices import read_numbers
 from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training.batches import draw
 from pml_ext_train.training.checkpointing import Checkpointer
+from pml_ext_train.training.devices import read_numbers
 from pml_ext_train.training.loop import train_epoch
 from pml_ext_train.training.recording import open_records
 from pml_ext_train.training.run import Run

@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from pml_ext import load_run
-from pml_ext_train.launch import train
+from pml_ext import load_run, train
 
 with tempfile.TemporaryDirectory() as work:
     digits = load_digits()

@@ -68,21 +68,23 @@ _OF_PLUGINS = {
     "AnchorSwapMiner": "pml_ext_triplets.miners",
     "LocalPositiveMiner": "pml_ext_triplets.miners",
     "HardNegativePoolSampler": "pml_ext_triplets.samplers",
+    "train": "pml_ext_train.launch",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":  # without modules, and without what cannot be imported
-        return sorted({*_NAMES, *_allowed()} - {*_MODULES} | {*filter(_is_importable, _registered())})
+        return sorted({*_NAMES} - {*_MODULES} | {*filter(_is_importable, {*_allowed(), *_registered()})})
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
     if name in _NAMES:
         return _get(name)
-    if name in _allowed():
-        return getattr(importlib.import_module(_OF_PLUGINS[name]), name)
     from . import registry
-    from .errors import UnknownNameError
+    from .errors import UnknownNameError, needs_extra
 
+    if name in _allowed():
+        with needs_extra("train", f"pml_ext.{name}"):
+            return getattr(importlib.import_module(_OF_PLUGINS[name]), name)
     try:
         return registry.find("class", name)[1].cls
     except UnknownNameError as error:
@@ -97,18 +99,16 @@ def _allowed() -> set[str]:
 
 
 def _entry_point_of(module: str) -> str:
-    """Return ``"cbml"`` for ``"pml_ext_cbml.losses"``."""
-    return module.partition(".")[0].removeprefix("pml_ext_")
+    """Return ``"cbml"`` for ``"pml_ext_cbml.losses"``; training registers under the layer's name, ``"pml"``."""
+    return module.partition(".")[0].removeprefix("pml_ext_").replace("train", "pml")
 
 
 def _is_importable(name: str) -> bool:
-    """Return whether a registered class can be imported by its name; ``pml-ext plugins`` says why not."""
-    from . import registry
+    """Return whether a name can be imported; ``pml-ext plugins`` says why not."""
     from .errors import PmlExtError
 
     try:
-        _, component = registry.find("class", name)
-        _ = component.cls
+        __getattr__(name)
     except PmlExtError:
         return False
     return True
@@ -117,7 +117,7 @@ def _is_importable(name: str) -> bool:
 def _registered() -> list[str]:
     from . import registry
 
-    return [*registry.class_names()]
+    return [*registry.registered("class")]
 
 
 def __dir__() -> list[str]:

@@ -22,6 +22,7 @@ from pml_ext_pddm.distances import MahalanobisDistance as MahalanobisDistance, P
 from pml_ext_pddm.losses import PDDMLoss as PDDMLoss
 from pml_ext_pddm.miners import HardQuadrupletMiner as HardQuadrupletMiner
 from pml_ext_search.trained import load_run as load_run
+from pml_ext_train.launch import train as train
 from pml_ext_triplets.losses import BatchAllTripletLoss as BatchAllTripletLoss
 from pml_ext_triplets.miners import AnchorSwapMiner as AnchorSwapMiner, LocalPositiveMiner as LocalPositiveMiner
 from pml_ext_triplets.samplers import HardNegativePoolSampler as HardNegativePoolSampler

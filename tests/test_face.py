@@ -25,9 +25,9 @@ def test_the_stub_lists_every_public_name():
         assert getattr(pml_ext, alias.name) is defined, alias.name
     names = {alias.name for _, alias in IMPORTED}
     assert names == {*pml_ext._NAMES, *pml_ext._OF_PLUGINS}
-    classes = {name for name, owners in registry.class_names().items() if owners.keys() & OURS}
+    classes = {name for name, owners in registry.registered("class").items() if owners.keys() & OURS}
     assert not classes - names, "add these to pml_ext/__init__.pyi"
-    assert names | {"__version__"} == set(dir(pml_ext)) - (set(registry.class_names()) - classes)
+    assert names | {"__version__"} == set(dir(pml_ext)) - (set(registry.registered("class")) - classes)
     assert not [node for node in STUB.body if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"]
 
 

@@ -30,7 +30,7 @@ def test_the_list_has_every_name_and_command(stable):
     lines = stable["PATH"].read_text("utf-8").splitlines()
     names = {re.match(r"pml_ext\.(\w+)", line)[1] for line in lines if line.startswith("pml_ext.")}
     assert {"CBMLLoss", "WithinClassWhitening", "load_run", "PmlExtError"} <= names
-    assert set(pml_ext.__all__) - set(registry.class_names()) <= names
+    assert set(pml_ext.__all__) - set(registry.registered("class")) <= names
     assert "pml_ext.TotalWhitening(shrinkage=0.6, size=None)" in lines
     assert "pml-ext train --out, -o" in lines
     assert "optimizer.lr = 0.001" in lines

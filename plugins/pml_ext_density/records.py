@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pml_ext.plugin import write_atomically
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -29,6 +27,8 @@ def write_epoch(
     path: Path, epoch: int, labels: Sequence[int], targets: Sequence[float], densities: Sequence[float]
 ) -> None:
     """Add an epoch to the table; drop its rows of this and later epochs, after a resume."""
+    from pml_ext.plugin import write_atomically
+
     rows = []
     for row in read_rows(path):
         if int(row["epoch"]) < epoch:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.errors import ConfigError, needs_extra, shortened
-from pml_ext.evaluation import RecallSample, has_faiss
+from pml_ext.evaluation import has_faiss
+from pml_ext_train.retrieval import RecallSample
 
 EXACT = "exact"  # name of exact search
 MOST_EXACT = 200_000  # number of images up to which exact search is the default

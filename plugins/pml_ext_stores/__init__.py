@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pml_ext.plugin import hookimpl
-from pml_ext_train.retrieval import Store
 
 if TYPE_CHECKING:
     from pml_ext.testing import Named
-    from pml_ext_train.retrieval import StoresService
+    from pml_ext_train.retrieval import Store, StoresService
 
 
 @hookimpl

@@ -11,9 +11,17 @@ from torch import Tensor
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError
-from pml_ext.evaluation import RecallSample
 from pml_ext_train.files import utf8_of
-from pml_ext_train.retrieval import Changes, EmbeddedImages, Numbers, Rows, SearchFilter, SearchResult, Vectors
+from pml_ext_train.retrieval import (
+    Changes,
+    EmbeddedImages,
+    Numbers,
+    RecallSample,
+    Rows,
+    SearchFilter,
+    SearchResult,
+    Vectors,
+)
 
 from .address import masked
 from .checked import CheckedStore, open_checked

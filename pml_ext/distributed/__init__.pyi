@@ -1,5 +1,4 @@
 from .allocator import keep_freed_memory as keep_freed_memory
-from .batch_norm import JoinedBatchNorm as JoinedBatchNorm, synchronize_batch_norm as synchronize_batch_norm
 from .devices import (
     Precision as Precision,
     autocast as autocast,

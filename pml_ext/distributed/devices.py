@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from ..errors import ConfigError
 from ..pairwise.generators import accelerator as accelerator
@@ -40,14 +38,6 @@ def choose_device(name: str) -> str:
     return f"{available}:{place}"
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name of a device for reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
-    name = getattr(getattr(torch, device.type), "get_device_name", None)
-    if name is not None:
-        return f"{device.type} ({name(device)})"
-    return str(device)
-
-
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """Return torch's autocast to a precision on a device; for ``"float32"`` a context that changes nothing."""
     if precision == "float32":
@@ -69,43 +59,3 @@ def check_precision(device: torch.device, precision: Precision) -> None:
     if reason:
         found = f"found {precision!r}, which this {device.type} device does not have ({reason})"
         raise ConfigError(f"engine.precision: {found}; wanted 'float32'")
-
-
-@contextmanager
-def deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """Use torch's deterministic operators inside the block, if ``wanted``; RuntimeError of torch for one that has none.
-
-    On a GPU others add in an order that differs from run to run. Begin the block before the first product on the GPU,
-    since cuBLAS reads its setting then.
-    """
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def read_numbers(values: Sequence[Any]) -> list[Any]:
-    """Return numbers and one-element tensors as numbers; tensors on an accelerator are read in one transfer."""
-    on_device = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
-    transferred: list[float] = []
-    if on_device:
-        is_mps = on_device[0].device.type == "mps"
-        wide = torch.float32 if is_mps else torch.float64  # MPS has no float64
-        transferred = torch.stack([value.reshape(()).to(wide) for value in on_device]).tolist()
-
-    remaining = iter(transferred)
-    numbers = []
-    for value in values:
-        if not isinstance(value, Tensor):
-            numbers.append(value)
-        elif value.device.type == "cpu":
-            numbers.append(value.item())
-        else:
-            numbers.append(next(remaining))
-    return numbers

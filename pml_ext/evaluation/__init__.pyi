@@ -31,9 +31,8 @@ from .pairs import (
     listed_pairs as listed_pairs,
     pairs_of_classes as pairs_of_classes,
 )
-from .recall_sample import RecallSample as RecallSample
 from .reranking import KReciprocal as KReciprocal, QueryExpansion as QueryExpansion, Reranking as Reranking
-from .sampling import sample_indices as sample_indices, some_of_each_class as some_of_each_class
+from .sampling import sample_indices as sample_indices
 from .verification import (
     best_threshold as best_threshold,
     pair_scores as pair_scores,

@@ -1,19 +1,16 @@
 """The registry: components, recipes, data sets and more, found by name in the installed plugins."""
 
+from ..build_context import BuildContext, check_settings, fill_settings
 from ..settings import settings_of
 from .components import CAPABILITIES, KINDS, PML, Component, Paper, capabilities, kind_of
 from .discovery import LOCAL, is_allowed
 from .lookup import (
-    BuildContext,
     Origin,
     build,
     candidates,
-    check_settings,
-    class_names,
     commands,
     components,
     factory,
-    fill_settings,
     find,
     get,
     isolated,
@@ -22,8 +19,8 @@ from .lookup import (
     recipes,
     record_of,
     register,
+    registered,
     service,
-    ships,
     short_name,
     values,
 )
@@ -41,7 +38,6 @@ __all__ = [
     "candidates",
     "capabilities",
     "check_settings",
-    "class_names",
     "commands",
     "components",
     "factory",
@@ -56,9 +52,9 @@ __all__ = [
     "recipes",
     "record_of",
     "register",
+    "registered",
     "service",
     "settings_of",
-    "ships",
     "short_name",
     "values",
 ]

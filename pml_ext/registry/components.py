@@ -55,8 +55,6 @@ class Component:
             return self.source
         owner = f"the component {self.name!r} of the plugin {self.plugin!r}"
         found: type = import_name(self.source, owner, self.plugin, "pml_ext_components", "class")
-        if self.plugin == PML:
-            return found
         try:
             kind = kind_of(found)
         except TypeError as error:
@@ -96,8 +94,7 @@ class Component:
         """The summary, or the first line of the class's docstring, which imports the class; "" for PML's classes."""
         if self.summary or self.plugin == PML:
             return self.summary
-        documented = self.cls.__doc__
-        return documented.strip().partition("\n")[0] if isinstance(documented, str) else ""
+        return (self.cls.__doc__ or "").strip().partition("\n")[0]
 
     @property
     def qualified_name(self) -> str:
@@ -135,12 +132,10 @@ def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) ->
     ``owner`` is what the name is of, such as ``"the loss 'mine' of the plugin 'theirs'"``. PluginError if the import
     fails, with the hook that named it, and the line.
     """
+    is_imported = source.partition(":")[0] in sys.modules  # then nothing is executed
     try:
-        if source.partition(":")[0] in sys.modules:  # nothing is executed
+        with contextlib.nullcontext() if is_imported else contextlib.redirect_stdout(sys.stderr):
             found = pkgutil.resolve_name(source)
-        else:
-            with contextlib.redirect_stdout(sys.stderr):
-                found = pkgutil.resolve_name(source)
     except (PmlExtError, PluginWarning, KeyboardInterrupt, StoppedError):
         raise
     except BaseException as error:  # a plugin's module may raise anything, SystemExit too

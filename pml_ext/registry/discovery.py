@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
+import importlib.util
 import os
 import sys
 import threading
@@ -17,9 +17,9 @@ from typing import Any
 
 import pluggy
 
-from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, UnknownNameError, shortened, unknown
+from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, UnknownNameError, unknown
 from . import hooks
-from .components import package_of, place_in, reason_of
+from .components import package_of, reason_of
 from .hooks import HOOK_OF, KEBAB, Entry, check_marks, entries
 
 GROUP = "pml_ext"
@@ -39,7 +39,7 @@ class PluginRecord:
     distribution: str
     version: str
     module: str
-    status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
+    status: str = "waiting"  # before its import; then "ok", "broken", "blocked", "not allowed", "not installed"
     error: str = ""  # the reasons, unless the status is "waiting" or "ok"
     hooks: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0  # time to import it
@@ -60,8 +60,7 @@ class PluginRecord:
 
     def add_error(self, error: BaseException, hook: str = "") -> None:
         """Record the plugin as broken, with one more reason."""
-        place = place_in(self.package, error)
-        reason = f"{hook and f'{hook}: '}{type(error).__name__}: {error}{place and f', in {place}'}"
+        reason = f"{hook and f'{hook}: '}{reason_of(error, self.package)}"
         self.status = "broken"
         self.error = f"{self.error}; {reason}" if self.error else reason
         self.traceback += "".join(traceback.format_exception(error))
@@ -74,13 +73,14 @@ def read_entry_points() -> list[tuple[PluginRecord, metadata.EntryPoint]]:
     """
     found = []
     for point in metadata.entry_points(group=GROUP):
-        record = PluginRecord(point.name, "unknown", "", point.value)
-        if point.dist is not None:
-            record.distribution = point.dist.name or "unknown"
-            record.version = point.dist.version or ""
+        assert point.dist is not None, "entry_points() sets it"
+        record = PluginRecord(point.name, point.dist.name or "unknown", point.dist.version or "", point.value)
         if variable := _left_out_by(record.name):
             record.status = "blocked" if variable == BLOCK else "not allowed"
             record.error = f"by {variable}"
+        elif record.shipped and importlib.util.find_spec(record.package) is None:
+            record.status = "not installed"
+            record.error = "type: pip install --force-reinstall pml-ext"
         found.append((record, point))
     found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
     names = [record.name for record, _ in found]
@@ -169,25 +169,16 @@ class Plugins:
         if not KEBAB.fullmatch(point.name) or (point.name in RESERVED and not record.shipped):
             raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
         if not metadata.EntryPoint.pattern.match(point.value):
-            found = shortened(repr(point.value), 100)
-            raise PluginError(f"its entry point is {found}; wanted a module, such as 'my_package'")
+            raise PluginError(f"its entry point is {point.value!r}; wanted a module, such as 'my_package'")
         if point.name in self.loaded:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
         started = time.perf_counter()
-        try:
-            module = point.load()
-        finally:
-            record.seconds = time.perf_counter() - started
+        module = point.load()
+        record.seconds = time.perf_counter() - started
         check_marks(module)
         if (other := self._manager.get_name(module)) is not None:
             raise PluginError(f"its module is that of the entry point {other!r} already; remove one of them")
-        try:
-            self._manager.register(module, point.name)
-            self._manager.check_pending()  # raises for a marked function of another name
-        except Exception:
-            if self._manager.has_plugin(point.name):
-                self._manager.unregister(name=point.name)
-            raise
+        self._manager.register(module, point.name)
         record.hooks = [caller.name for caller in self._manager.get_hookcallers(module) or []]
         record.status = "ok"
         self.loaded[point.name] = record

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pluggy
 
-from ..errors import PluginError, shortened
+from ..errors import PluginError, shortened, unknown
 from .components import KINDS, Command, Component, Paper
 
 hookspec = pluggy.HookspecMarker("pml_ext")
@@ -154,10 +154,7 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.m
 
 def _is_metric(value: Any) -> bool:
     """Return whether a value is a function that takes any keyword, as metrics are called with all that is known."""
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except (TypeError, ValueError):  # not callable, or written in C
-        return False
+    parameters = inspect.signature(value).parameters.values() if callable(value) else ()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
@@ -170,36 +167,36 @@ def _is_import_path(value: Any) -> bool:
 
 
 class HookTable(NamedTuple):
-    """A hook that returns a mapping from names to values of one kind, such as data sets."""
+    """What a hook's mapping has: names, and values of one kind, such as data sets."""
 
-    hook: str
+    kind: str
     names: re.Pattern[str]  # of valid names
     is_valid: Callable[[Any], bool]  # whether the hook may return a value
     wanted: str  # valid values and names in words, for errors
 
 
-# By kind.
+# By hook.
 TABLES = {
-    "data set": HookTable("pml_ext_datasets", _NAME, callable, _FUNCTION),
-    "trunk": HookTable("pml_ext_trunks", _NAME, callable, _FUNCTION),
-    "transform": HookTable("pml_ext_transforms", _NAME, callable, _FUNCTION),
-    "metric": HookTable(
-        "pml_ext_metrics", re.compile("[a-z][a-z0-9_]*"), _is_metric, "a function(**kwargs) (and a name in snake_case)"
+    "pml_ext_datasets": HookTable("data set", _NAME, callable, _FUNCTION),
+    "pml_ext_trunks": HookTable("trunk", _NAME, callable, _FUNCTION),
+    "pml_ext_transforms": HookTable("transform", _NAME, callable, _FUNCTION),
+    "pml_ext_metrics": HookTable(
+        "metric", re.compile("[a-z][a-z0-9_]*"), _is_metric, "a function(**kwargs) (and a name in snake_case)"
     ),
-    "tracker": HookTable("pml_ext_trackers", KEBAB, callable, _KEBAB_FUNCTION),
-    "command": HookTable(
-        "pml_ext_commands",
+    "pml_ext_trackers": HookTable("tracker", KEBAB, callable, _KEBAB_FUNCTION),
+    "pml_ext_commands": HookTable(
+        "command",
         KEBAB,
         _is_command,
         'Command("package.module:function", "One line for --help.") (and a name in kebab-case)',
     ),
-    "store": HookTable("pml_ext_stores", KEBAB, callable, _KEBAB_FUNCTION),
-    "service": HookTable("pml_ext_services", KEBAB, callable, _KEBAB_FUNCTION),
-    "check": HookTable(
-        "pml_ext_checks", re.compile("[^:@]+"), callable, "a function (and the name of a kind, such as 'store')"
+    "pml_ext_stores": HookTable("store", KEBAB, callable, _KEBAB_FUNCTION),
+    "pml_ext_services": HookTable("service", KEBAB, callable, _KEBAB_FUNCTION),
+    "pml_ext_checks": HookTable(
+        "check", re.compile("[^:@]+"), callable, "a function (and the name of a kind, such as 'store')"
     ),
-    "paper": HookTable(
-        "pml_ext_papers",
+    "pml_ext_papers": HookTable(
+        "paper",
         KEBAB,
         lambda value: isinstance(value, Path) and value.is_file(),
         'a file: importlib.resources.files(__name__) / "papers/mine.toml"',
@@ -210,7 +207,7 @@ TABLES = {
 HOOK_OF = {
     **dict.fromkeys(KINDS, "pml_ext_components"),
     "recipe": "pml_ext_recipes",
-    **{kind: table.hook for kind, table in TABLES.items()},
+    **{table.kind: hook for hook, table in TABLES.items()},
     "class": "pml_ext_components",
 }
 
@@ -222,9 +219,16 @@ def check_marks(module: object) -> None:
     if not hasattr(module, "__dict__"):
         raise PluginError(f"its entry point names {shortened(repr(module), 100)}; wanted a module with hooks")
     for name, value in vars(module).items():
-        if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
+        marked = hasattr(value, "pml_ext_impl")
+        if not inspect.isfunction(value) or name.startswith("_") or not (marked or name.startswith("pml_ext_")):
+            continue
+        if name not in HOOK_OF.values():
+            raise PluginError(unknown("hook", name, HOOK_OF.values()))
+        if not marked:
             advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"
             raise PluginError(f"{name} is not marked as a hook, so that nobody would call it; {advice}")
+        if inspect.signature(value).parameters:
+            raise PluginError(f"the hook {name} takes no arguments; found {inspect.signature(value)}")
 
 
 def entries(hook: str, plugin: str, answer: Any) -> list[Entry]:
@@ -261,21 +265,20 @@ def _entries_of_recipes(plugin: str, answer: Any) -> list[Entry]:
             wanted = 'importlib.resources.files(__name__) / "recipes"'
             raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
         for file in sorted(folder.rglob("*.toml")):
-            if file.is_file():
-                name = file.relative_to(folder).with_suffix("").as_posix()
-                found.append(("recipe", f"{plugin}/{name}", file))
+            name = file.relative_to(folder).with_suffix("").as_posix()
+            found.append(("recipe", f"{plugin}/{name}", file))
     return found
 
 
 def _entries_of_table(hook: str, answer: Any) -> list[Entry]:
-    ((kind, table),) = [(kind, table) for kind, table in TABLES.items() if table.hook == hook]
+    table = TABLES[hook]
     if not isinstance(answer, Mapping):
         shown = shortened(repr(answer), 100)
         raise PluginError(f"{hook} returned {shown}; it must return a mapping with names as keys")
     for name, value in answer.items():
         if not (isinstance(name, str) and table.names.fullmatch(name) and table.is_valid(value)):
             raise PluginError(f"{hook}: {name!r} is {shortened(repr(value), 100)}, wanted {table.wanted}")
-    return [(kind, name, value) for name, value in answer.items()]
+    return [(table.kind, name, value) for name, value in answer.items()]
 
 
 def _listed(hook: str, answer: Any, wanted: str) -> list[Any]:

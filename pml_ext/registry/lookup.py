@@ -7,17 +7,17 @@ recipes; without such a plugin it is an error. ``entry-point:name`` is always un
 from __future__ import annotations
 
 import contextlib
-import inspect
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
+from ..build_context import check_settings, fill_settings
 from ..errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened, unknown
 from ..settings import settings_of
-from .components import KINDS, Command, Component, Paper, kebab, kind_of, package_of
+from .components import KINDS, Command, Component, Paper, kebab, package_of
 from .discovery import BUILTIN, LOCAL, PluginRecord, Plugins
 from .hooks import HOOK_OF, entries_of_component, validated
 
@@ -30,9 +30,12 @@ def plugins() -> list[PluginRecord]:
     return _plugins.records
 
 
-def plugins_naming(kind: str) -> dict[str, dict[str, Any]]:
-    """Return ``{name: {plugin: value}}`` of everything of a kind, ``"class"`` too."""
-    return {name: dict(by_plugin) for name, by_plugin in _plugins.registered(kind).items()}
+def registered(kind: str) -> dict[str, dict[str, Any]]:
+    """Return ``{name: {plugin: value}}`` of everything of a kind.
+
+    ``"class"`` has the classes of ``from pml_ext import X``, without PML's.
+    """
+    return _plugins.registered(kind)
 
 
 def record_of(plugin: str) -> PluginRecord | None:
@@ -82,8 +85,6 @@ def find(kind: str, name: str) -> tuple[str, Any]:
 
 def components(kind: str | None = None) -> list[Component]:
     """Return all components, or all of one kind of :data:`KINDS`, sorted by name."""
-    if kind is not None and kind not in KINDS:
-        raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
     found: list[Component] = []
     for chosen in (kind,) if kind else KINDS:
         for by_plugin in _plugins.registered(chosen).values():
@@ -135,11 +136,6 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     return cls
 
 
-def class_names() -> dict[str, dict[str, Component]]:
-    """Return the classes of ``from pml_ext import X``, ``{class name: {plugin: component}}``, PML's left out."""
-    return _plugins.registered("class")
-
-
 def recipes() -> dict[str, Traversable]:
     """Return recipe files by name, sorted."""
     return values("recipe")
@@ -177,12 +173,6 @@ def factory(kind: str, name: str) -> Callable[..., Any]:
     return find(kind, name)[1]  # type: ignore[no-any-return]
 
 
-def ships(plugin: str) -> bool:
-    """Return whether a plugin belongs to this distribution, as the core and PML's own components do."""
-    _plugins.load()
-    return _plugins.ships(plugin)
-
-
 def service(name: str, what: str) -> Any:
     """Return what a tool does for others, by the hook :func:`pml_ext.registry.hooks.pml_ext_services`.
 
@@ -191,10 +181,8 @@ def service(name: str, what: str) -> Any:
     """
     if owners_of("service", name):
         return factory("service", name)()
-    reason = "not installed; type: pip install --force-reinstall pml-ext"
-    for record in plugins():
-        if record.error and name in (record.name, record.package):
-            reason = f"{record.status} ({shortened(record.error, 200)})"
+    reasons = [f"{record.status} ({shortened(record.error, 200)})" for record in plugins() if record.name == name]
+    reason = "".join(reasons) or "not installed; type: pip install --force-reinstall pml-ext"
     raise PluginError(f"{what} needs the plugin {name!r}, which is {reason}")
 
 
@@ -224,24 +212,6 @@ def origin_of(error: BaseException) -> Origin | None:
     return origin
 
 
-class BuildContext(TypedDict, total=False):
-    """Context values that fill omitted settings of a component, by the name of the setting.
-
-    A component may rely on these names and no others. Recipes provide all of them; ``pml-ext bench`` and the
-    conformance kit provide some. ``embedding_size`` and ``num_classes`` fill only settings without a default.
-    """
-
-    embedding_size: int  # D
-    num_classes: int  # in the training images, or in the timed or checked batches
-    class_labels: list[int]  # of the training images, each once, sorted
-    collect_stats: bool  # True; not passed on to nested components, unlike the other values
-    labels: Any  # one per training image, in order; for samplers, as are the next ones
-    batch_size: int  # of all processes together
-    length_before_new_iter: int  # images per epoch
-    seed: int  # seed of the run
-    relation: Any  # relation between training classes, if the recipe has one
-
-
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
     """Return an instance of the component that :func:`get` finds.
 
@@ -266,57 +236,3 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cls(**fill_settings(cls, context, settings)[0], **settings)
-
-
-def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
-    """Raise ConfigError for a setting that ``owner`` does not accept, with the nearest accepted ones."""
-    accepted = list(accepted)
-    for name in given:
-        if name not in accepted:
-            raise ConfigError(unknown(f"setting of {owner}", name, accepted))
-
-
-def fill_settings(
-    target: Callable[..., Any],
-    context: Mapping[str, Any],
-    given: Iterable[str] = (),
-    known: Mapping[str, inspect.Parameter] | None = None,
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
-
-    Values come from a :class:`BuildContext` (ConfigError for another key in it). A required setting whose annotation is
-    a component's class (``distance: My``) gets an instance, filled in the same way. ``known`` are the target's
-    :func:`settings_of`, if the caller has them.
-    """
-    check_settings("a BuildContext", BuildContext.__annotations__, context)
-    values: dict[str, Any] = {}
-    missing = []
-    given = set(given)
-    for name, parameter in (known or settings_of(target)).items():
-        required = parameter.default is parameter.empty
-        keeps_default = not required and name in ("embedding_size", "num_classes")
-        if name in given or keeps_default:
-            continue
-        if name in context:
-            values[name] = context[name]
-        elif required:
-            instance = _instance_of(parameter.annotation, context)
-            if instance is None:
-                missing.append(name)
-            else:
-                values[name] = instance
-    return values, missing
-
-
-def _instance_of(annotation: Any, context: Mapping[str, Any]) -> Any:
-    """Return an instance of a component's class if the context has all required settings; else None."""
-    try:
-        kind_of(annotation)
-    except TypeError:
-        return None
-    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # a base class: any component would do
-        return None
-    known = settings_of(annotation)
-    optional = [name for name, setting in known.items() if setting.default is not setting.empty]  # keep their defaults
-    values, missing = fill_settings(annotation, context, optional)
-    return None if missing else annotation(**values)

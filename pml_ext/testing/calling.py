@@ -181,14 +181,9 @@ def error_location(error: BaseException) -> str:
 
 def error_summary(error: BaseException) -> str:
     """Return an error as one line: its type, its text, and the author's file and line, if known."""
-    text = " ".join(str(error).split())
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     place = error_location(error)
-    summary = type(error).__name__
-    if text:
-        summary += f": {text}"
-    if place:
-        summary += f" (at {place})"
-    return summary
+    return f"{text} (at {place})" if place else text
 
 
 class CountedOperations(TorchFunctionMode):

@@ -49,19 +49,3 @@ def takes_arguments(factory: Callable[..., Any], *names: str) -> None:
         inspect.signature(factory).bind_partial(*names)
     except (TypeError, ValueError) as error:
         raise AssertionError(f"it is called as factory({', '.join(names)}, ...), but {error}") from error
-
-
-def check_documentation(named: Named) -> None:
-    """A name needs a line for ``pml-ext list``: the first of its docstring."""
-    text = named.value.summary if named.kind == "command" else getattr(named.value, "__doc__", None)
-    if not isinstance(text, str) or not text.strip():
-        raise AssertionError("it has no docstring (or summary), which `pml-ext list` and --help show; write one")
-
-
-# Of each kind; tools give more for the kinds that they use, by the hook ``pml_ext_checks``.
-CONTRACTS: dict[str, tuple[Contract, ...]] = {
-    **dict.fromkeys(
-        ("data set", "trunk", "transform", "metric", "tracker", "store", "command"), (check_documentation,)
-    ),
-    "recipe": (),
-}

@@ -145,13 +145,9 @@ def check_component(
 
 def failures_in_reading_order(results: Iterable[CheckResult]) -> list[CheckResult]:
     """Return the results that fail, first those that explain others."""
-
-    def place(result: CheckResult) -> int:
-        if result.check in READ_FIRST:
-            return READ_FIRST.index(result.check)
-        return len(READ_FIRST)
-
-    return sorted((result for result in results if result.fails), key=place)
+    places = {check: place for place, check in enumerate(READ_FIRST)}
+    failures = [result for result in results if result.fails]
+    return sorted(failures, key=lambda result: places.get(result.check, len(places)))
 
 
 def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
@@ -260,15 +256,10 @@ def parametrize_with_checks(
     parameters = []
     for component in components:
         subject = subject_of(component, **options)
-        given: Expected = {}
-        if expected_failed_checks is not None:
-            given = expected_failed_checks(component)
-        expected = _expected(subject, given)
+        expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
         for check in _chosen(subject):
             name = check.__name__
-            marks = []
-            if name in expected:
-                marks = [pytest.mark.xfail(reason=expected[name], strict=True)]
+            marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
             test = _as_test(check, subject, expected)
             parameters.append(pytest.param(component, test, id=f"{subject.name}-{name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), parameters)

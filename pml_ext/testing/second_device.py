@@ -204,10 +204,7 @@ def _index(index: Any) -> Any:
 
 def in_words(counted: Counter[str]) -> str:
     """Return the counts in words, the most frequent first; empty without any."""
-    parts = []
-    for what, count in counted.most_common():
-        parts.append(what if count == 1 else f"{what} ({count} times)")
-    return ", ".join(parts)
+    return ", ".join(what if count == 1 else f"{what} ({count} times)" for what, count in counted.most_common())
 
 
 def _there(device: Any) -> bool:

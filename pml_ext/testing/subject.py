@@ -33,22 +33,14 @@ class SkipCheck(Exception):
 
 
 def set_seed(number: int) -> None:
-    """Seed torch's generators as ``torch.manual_seed`` does, but not those of devices that this process has not used.
-
-    For a device that is not initialized, ``torch.manual_seed`` takes milliseconds to note the seed for later.
-    """
-    if torch.cuda.is_initialized() or torch.xpu.is_initialized() or torch.backends.mps.is_available():  # type: ignore[no-untyped-call]
-        torch.manual_seed(number)
-    else:
-        torch.default_generator.manual_seed(number)
+    """Seed torch's generator of the CPU; ``torch.manual_seed`` takes milliseconds to note the seed for each GPU."""
+    torch.default_generator.manual_seed(number)
 
 
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
     """Put back the states of torch's generators afterwards, also those of the GPUs if this process has used one."""
-    devices: Iterable[int] = ()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        devices = range(torch.cuda.device_count())
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         yield
 
@@ -189,10 +181,7 @@ def _default_of(cls: type, name: str) -> int:
 
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:
-    if isinstance(settings, Mapping):
-        tables = [settings]
-    else:
-        tables = list(settings)
+    tables = [settings] if isinstance(settings, Mapping) else list(settings)
     for table in tables:
         for name, values in table.items():
             if not isinstance(values, (list, tuple)) or not values:
@@ -200,19 +189,15 @@ def _grid(settings: Settings) -> list[dict[str, Any]]:
                     f"each setting needs a list of values, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
                 )
 
-    grid = []
+    grid: list[dict[str, Any]] = []
     for table in tables:
-        for combination in itertools.product(*table.values()):
-            grid.append(dict(zip(table, combination, strict=True)))
+        grid += [dict(zip(table, values, strict=True)) for values in itertools.product(*table.values())]
     return grid
 
 
 def _of_instance(component: Any, size: int | None, classes: int | None) -> Subject:
     def first(*names: str) -> int:
-        parts = [component]
-        if isinstance(component, torch.nn.Module):
-            parts = list(component.modules())
-        for part in parts:
+        for part in component.modules() if isinstance(component, torch.nn.Module) else (component,):
             for name in names:
                 value = getattr(part, name, None)
                 if isinstance(value, int) and value > 0:
@@ -240,11 +225,9 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
             f"settings: check_component({cls.__name__}(...))"
         )
 
-    known = registry.settings_of(cls)
-
     def build(other: Mapping[str, Any] = first) -> Any:
         chosen = copy.deepcopy({**fixed, **other})
-        return cls(**fill_settings(cls, context, chosen, known)[0], **chosen)
+        return cls(**fill_settings(cls, context, chosen)[0], **chosen)
 
     def make(other: Mapping[str, Any] | None = None) -> Any:
         with kept_generators():

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import nn
 
 from pml_ext import DistributedBatchSampler, MPerLabelSampler
-from pml_ext.distributed import JoinedBatchNorm
 from pml_ext.distributed.gather import SharedTiles, gather_rows, join, tiles_shared
 from pml_ext.distributed.processes import (
     collective_device,
@@ -23,6 +22,7 @@ from pml_ext.distributed.processes import (
     wait_for_all_ranks,
 )
 from pml_ext.pairwise import tiles
+from pml_ext_train.training.batch_norm import JoinedBatchNorm
 
 LENGTHS = (3, 1)
 IMAGES = torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pml_ext.distributed import JoinedBatchNorm, synchronize_batch_norm
+from pml_ext_train.training.batch_norm import JoinedBatchNorm, synchronize_batch_norm
 
 from . import primitives
 

@@ -8,6 +8,7 @@ import torch
 
 from pml_ext.distributed import devices
 from pml_ext.errors import ConfigError
+from pml_ext_train.training.devices import deterministic_algorithms
 
 
 @pytest.fixture
@@ -53,9 +54,9 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
 
 def test_deterministic_operators_end_with_the_block(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    with devices.deterministic_algorithms(False):
+    with deterministic_algorithms(False):
         assert not torch.are_deterministic_algorithms_enabled()
-    with devices.deterministic_algorithms(True):
+    with deterministic_algorithms(True):
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not torch.are_deterministic_algorithms_enabled()

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.utils.inference import CustomKNN
 
 from pml_ext import DifferentGroups, Hierarchy, RetrievalAccuracyCalculator
@@ -136,16 +135,6 @@ def test_an_empty_gallery_is_a_miss():
     assert found.indices.flatten().tolist() == [-1, -1, -1, 1, 1]
 
 
-def test_one_item_groups_change_nothing():
-    points, labels = data()
-    calculator = RetrievalAccuracyCalculator(INCLUDE, recall_at=RECALL_AT, precision_at=(3,), ndcg_at=(5,))
-    expected = calculator.evaluate(points, labels, keep=9)
-    for groups in (torch.arange(60), [f"of {n}" for n in range(60)], np.where(np.arange(60) == 5, 5, -1)):
-        found = calculator.evaluate(points, labels, keep=9, query_groups=groups)
-        assert found.accuracies == expected.accuracies
-        assert torch.equal(found.indices, expected.indices)
-
-
 def test_a_relation_with_weights_equals_a_loop():
     points, labels = data(40, 4)
     groups = torch.arange(40) // 3
@@ -272,15 +261,3 @@ def test_a_metric_that_knows_no_groups_is_refused():
 
     with pytest.raises(ValueError, match="of_counts takes label_counts, which know no groups; exclude it"):
         More().get_accuracy(*data(), query_groups=torch.arange(60) // 2)
-
-
-def test_similarities_of_a_search_are_kept():
-    points, labels = data()
-    search = neighbors_under(CosineSimilarity())
-    found = RetrievalAccuracyCalculator(("recall_at_1",), knn_func=search).evaluate(
-        points, labels, keep=2, query_groups=torch.arange(60) // 2
-    )
-    for i in range(60):
-        gallery = [j for j in range(60) if j // 2 != i // 2]
-        cosines = torch.nn.functional.cosine_similarity(points[i], points[gallery], dim=1)
-        torch.testing.assert_close(found.distances[i], cosines.sort(descending=True).values[:2])

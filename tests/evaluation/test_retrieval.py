@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext import FromMatrix, Hierarchy, Near, RetrievalAccuracyCalculator, SharedLabel
+from pml_ext import FromMatrix, Hierarchy, RetrievalAccuracyCalculator, SharedLabel
 from pml_ext.evaluation import calculator, retrieval
 
 N = 50
@@ -157,28 +157,3 @@ def test_a_query_that_nothing_is_related_to():
     found = RetrievalAccuracyCalculator(**settings).get_accuracy(points, sets)
     assert (found["recall_at_1"], found["precision_at_1"], found["ndcg_at_2"]) == (2 / 3, 1.0, 1.0)
     assert not any(math.isnan(value) for value in found.values())
-
-
-@pytest.mark.parametrize("columns", [(), (2,)])
-def test_gains_of_numbers_equal_a_loop(columns):
-    """Positions near the query's are right; gains fall with their distance."""
-    generator = torch.Generator().manual_seed(0)
-    points = torch.randn(40, 5, generator=generator)
-    places = 10 * torch.rand(40, *columns, generator=generator)
-    calculator = RetrievalAccuracyCalculator(
-        ("ndcg_at_5", "recall_at_1"), relation=Near(2, graded=True), ndcg_at=(5,), recall_at=(1,), lone_queries="drop"
-    )
-    values = []
-    hits = []
-    for i in range(40):
-        others = [j for j in range(40) if j != i]
-        others.sort(key=lambda j: float((points[i] - points[j]).double().norm()))
-        gains = [max(0.0, 1 - float((places[i] - places[j]).norm()) / 2) for j in others]
-        if max(gains):
-            ideal = sorted(gains, reverse=True)[:5]
-            discounts = [1 / math.log2(j + 2) for j in range(5)]
-            values.append(np.dot(gains[:5], discounts) / np.dot(ideal, discounts))
-            hits.append(gains[0] > 0)
-    found = calculator.get_accuracy(points, places)
-    assert found["ndcg_at_5"] == pytest.approx(sum(values) / len(values), abs=1e-6)
-    assert found["recall_at_1"] == pytest.approx(sum(hits) / len(hits))

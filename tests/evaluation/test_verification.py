@@ -156,18 +156,6 @@ def test_scores(distance, monkeypatch):
         assert score == pytest.approx(expected, abs=1e-5)
 
 
-def test_verify_with_a_threshold_of_training_pairs():
-    x, labels = data()
-    y, others = data(seed=1)
-    training = pairs_of_classes(labels)
-    tested = pairs_of_classes(others)
-    threshold = best_threshold(pair_scores(x, training), training.same)
-    found = verify(y, tested, threshold=threshold)
-    assert found["accuracy"] == accuracy_at(pair_scores(y, tested), tested.same, threshold)
-    assert found | {"accuracy": 0} == curve_metrics(pair_scores(y, tested), tested.same) | {"accuracy": 0}
-    assert "accuracy_10_fold" in verify(y, tested)
-
-
 @pytest.mark.parametrize("gallery", [False, True])
 @pytest.mark.parametrize("verification", ["all", 50])
 def test_the_calculator(verification, gallery):

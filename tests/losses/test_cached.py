@@ -1,7 +1,6 @@
 """Gradient caching: micro-batches train as the whole batch does."""
 
 import copy
-import itertools
 import math
 import types
 from collections import OrderedDict
@@ -265,24 +264,6 @@ def test_a_miner_sees_the_references():
     x = step.network.network(POINTS)
     mined = MultiSimilarityMiner()(x, CLASSES, x, CLASSES.clone())
     torch.testing.assert_close(value, ContrastiveLoss()(x, CLASSES, mined, x, CLASSES.clone()), rtol=0, atol=1e-12)
-
-
-def test_a_transformers_model():
-    transformers = pytest.importorskip("transformers")
-    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    torch.manual_seed(0)
-    plain = transformers.BertModel(transformers.BertConfig(vocab_size=50, **size)).double()
-    cached = copy.deepcopy(plain)
-    batch = transformers.BatchEncoding({name: TOKENS[name] for name in ("input_ids", "attention_mask")})
-    torch.manual_seed(1)
-    parts = []
-    for first, last in itertools.pairwise(np.linspace(0, ROWS, math.ceil(ROWS / 4) + 1, dtype=int)):
-        part = {name: value[first:last] for name, value in batch.items()}
-        parts.append(plain(**part).pooler_output)
-    expected = outcome(NTXentLoss()(torch.cat(parts), CLASSES), plain)
-    torch.manual_seed(1)
-    found = outcome(CachedGradients(cached, NTXentLoss(), 4)(batch, CLASSES), cached)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

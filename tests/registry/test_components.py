@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from pml_ext import registry
 from pml_ext.errors import PluginError
 from pml_ext.registry import Component
-from pml_ext.registry.components import import_name, kind_of, package_of, place_in, reason_of
+from pml_ext.registry.components import import_name, kind_of
 from pml_ext.settings import settings_of
 
 
@@ -109,13 +109,6 @@ def test_a_summary_is_by_default_the_docstrings_first_line():
     assert Component(MineLoss, "mine").one_line == "A loss of mine."
 
 
-def test_a_docstring_that_is_no_text_gives_no_summary():
-    class OddLoss(losses.ContrastiveLoss):
-        __doc__ = 5
-
-    assert Component(OddLoss, name="odd").one_line == ""
-
-
 def test_a_class_without_a_base_of_pml_names_component_and_plugin():
     component = Component("collections:Counter", "count", plugin="mine", named_kind="loss")
     with pytest.raises(PluginError, match="^the component 'count' of the plugin 'mine': .*Counter extends none of the"):
@@ -142,29 +135,3 @@ def test_an_import_that_fails_names_plugin_hook_and_line(tmp_path, module, line,
     )
     with pytest.raises(PluginError, match=text):
         import_name("theirs:X", "the loss 'x' of the plugin 'mine'", "mine", "a_hook", "class")
-
-
-def test_what_an_import_prints_goes_to_stderr(module, capsys):
-    module("print('hello')\nX = int\n")
-    assert import_name("theirs:X", "the loss 'x' of the plugin 'mine'", "mine", "a_hook", "class") is int
-    assert capsys.readouterr() == ("", "hello\n")
-
-
-def test_an_import_may_change_the_process(module, monkeypatch):
-    monkeypatch.setenv("OF_A_LIBRARY", "before")
-    module("import os\nos.environ['OF_A_LIBRARY'] = 'after'\nX = type(os.environ['OF_A_LIBRARY'], (), {})\n")
-    assert import_name("theirs:X", "the loss 'x' of the plugin 'mine'", "mine", "a_hook", "class").__name__ == "after"
-
-
-def test_the_last_line_of_a_package_that_led_to_an_error(module):
-    module("def outer():\n    return inner()\n\ndef inner():\n    return len(5)\n")
-    outer = import_name("theirs:outer", "the command 'x' of the plugin 'mine'", "mine", "a_hook", "function")
-    with pytest.raises(TypeError) as caught:
-        outer()
-    assert place_in("theirs", caught.value).endswith("/theirs.py:5")
-    assert place_in("nobody", caught.value) == ""
-    assert reason_of(caught.value, "nobody") == "TypeError: object of type 'int' has no len()"
-
-
-def test_the_top_package_of_a_path():
-    assert [package_of(path) for path in ("a.b:C", "a:C", "a.b", "a")] == ["a"] * 4

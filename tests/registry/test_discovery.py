@@ -44,7 +44,7 @@ BROKEN = {
     "import sys; sys.exit(3)": "SystemExit: 3",
     "import pytest\npytest.skip('not here', allow_module_level=True)": "Skipped: not here",
     "def pml_ext_components(): return []": "not marked as a hook.*'@hookimpl' above 'def pml_ext_components'",
-    MARKED + "component(): return []": "unknown hook",
+    MARKED + "component(): return []": "no hook 'pml_ext_component'; nearest: pml_ext_components",
     MARKED + "recipes(extra): return []": "extra",
     MARKED + "components(): return [int]": r"Component\(...\) entries",
     MARKED + "components(): return [Component(NCALoss, 'Not_Kebab')]": "kebab-case",
@@ -124,7 +124,7 @@ def test_a_plugin_that_is_refused_leaves_no_hook(install_plugin):
     trunks = "@hookimpl\ndef pml_ext_trunks():\n    return {'their-trunk': int}\n"
     misspelled = "@hookimpl\ndef pml_ext_trunk():\n    return {}\n"
     install_plugin("theirs", f"from pml_ext.plugin import hookimpl\n{trunks}{misspelled}")
-    with pytest.warns(PluginWarning, match="unknown hook 'pml_ext_trunk'"):
+    with pytest.warns(PluginWarning, match="no hook 'pml_ext_trunk'; nearest"):
         assert "their-trunk" not in registry.values("trunk")
 
 
@@ -196,13 +196,6 @@ def test_an_entry_point_that_is_no_module_is_named(install_plugin):
     (package.parent / "text-1.0.dist-info" / "entry_points.txt").write_text("[pml_ext]\ntext = text:plugin\n")
     with pytest.warns(PluginWarning, match="its entry point names 'hello'; wanted a module with hooks"):
         diagnosis()
-
-
-def test_the_warning_of_a_broken_plugin_has_its_line(install_plugin):
-    install_plugin("broken", "import sys\n1 / 0\n")
-    with pytest.warns(PluginWarning, match=r"ZeroDivisionError: division by zero, in broken/__init__.py:2 \(pml-ext"):
-        diagnosis()
-    assert record("broken").error == "ZeroDivisionError: division by zero, in broken/__init__.py:2"
 
 
 INTERRUPTED = """

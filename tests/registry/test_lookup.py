@@ -26,7 +26,7 @@ def test_unknown_names_say_the_nearest():
         registry.get("CBMLLoss", kind="loss")
     with pytest.raises(UnknownNameError, match="pml/multi-similarity"):
         registry.get("multi-similarity")
-    with pytest.raises(UnknownNameError, match="kinds are loss, miner"):
+    with pytest.raises(UnknownNameError, match="no kind 'losses'; nearest: loss"):
         registry.components("losses")
     with pytest.raises(UnknownNameError, match="no kind 'losss'; nearest: loss"):
         registry.get("cbml", kind="losss")

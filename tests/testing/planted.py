@@ -363,12 +363,6 @@ BUGS = [
         FewClasses,
         some=lambda self, classes: classes[torch.randperm(len(classes))[:3]],
     ),
-    plant(
-        "sampler_hashing",
-        "a set of texts",
-        FewClasses,
-        some=lambda self, classes: torch.tensor([int(c) for c in {*map(str, classes.tolist())}][:3]),
-    ),
 ]
 
 

@@ -33,33 +33,6 @@ def test_a_difference_has_both_values():
         comparing.close([torch.ones(1)] * 2, torch.ones(1), "x")
 
 
-def test_unused_leaves_have_gradient_0():
-    x = torch.ones(3, requires_grad=True)
-    y = torch.ones(2, requires_grad=True)
-    found = comparing.gradients((x * x).sum(), [x, y])
-    assert [each.tolist() for each in found] == [[2, 2, 2], [0, 0]]
-    assert comparing.gradients(torch.tensor(1.0), [x])[0].tolist() == [0, 0, 0]
-    matrix = x[:, None] * x
-    weights = torch.randn(3, 3, generator=torch.Generator().manual_seed(10))
-    torch.testing.assert_close(comparing.weighted(matrix), (matrix * weights).sum())
-    value = x.sum()
-    assert comparing.weighted(value) is value
-
-
-def test_rows_are_sorted_and_told_apart():
-    pairs = indices([1, 0, 1], [0, 1, 0], [0, 0], [3, 1])
-    assert comparing.sorted_rows(pairs).tolist() == [[0, 1, 0], [0, 1, 1], [0, 3, 1], [1, 0, 0]]
-    assert comparing.sorted_rows(indices([2, 0], [3, 1], [0, 2])).tolist() == [[0, 1, 2], [2, 3, 0]]
-
-
-def test_valid_tuples_pass():
-    comparing.check_tuple(indices([0, 2], [1, 3], [2, 0]), LABELS, LABELS)
-    comparing.check_tuple(indices([0], [1], [2, 3], [0, 1]), LABELS, LABELS)
-    comparing.check_tuple(indices([], [], []), LABELS, LABELS)
-    comparing.check_tuple(indices([0], [0], [3]), LABELS, LABELS.clone())  # references
-    comparing.check_tuple(indices([0, 0], [1, 1], [3, 3]), LABELS, LABELS, twice=True)
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [

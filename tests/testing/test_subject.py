@@ -1,6 +1,5 @@
 """The component under check, and components by name."""
 
-import dataclasses
 import functools
 import re
 
@@ -72,12 +71,6 @@ def test_a_size_that_nothing_tells_is_named():
     assert re.search("cannot be called with embeddings of 3 numbers and 6 classes: .*embedding_size=...", result.text)
     (result,) = check_component(Hidden(), checks=["check_call_forms"], embedding_size=17)
     assert result.status == "passed"
-
-
-def test_another_subject_has_findings_of_its_own():
-    subject = subject_of(losses.ProxyAnchorLoss)
-    assert subject.has_class_rows
-    assert not dataclasses.replace(subject, classes=7).has_class_rows
 
 
 def test_generators_are_seeded_and_put_back():

@@ -8,7 +8,7 @@ from pml_ext.errors import PluginError
 from pml_ext.registry.components import KINDS
 from pml_ext.registry.discovery import PluginRecord
 from pml_ext.registry.hooks import HOOK_OF
-from pml_ext.registry.lookup import components, owners_of, plugins, plugins_naming
+from pml_ext.registry.lookup import components, owners_of, plugins, registered
 
 
 @dataclasses.dataclass
@@ -26,7 +26,7 @@ def diagnosis() -> list[Diagnosis]:
     This calls all hooks, and imports what other distributions' plugins name by its import path.
     """
     for kind in HOOK_OF:
-        plugins_naming(kind)  # a hook that fails is recorded
+        registered(kind)  # a hook that fails is recorded
     records = []
     for record in plugins():
         copied = Diagnosis(**vars(record))
@@ -41,7 +41,7 @@ def diagnosis() -> list[Diagnosis]:
 def _add_names(record: Diagnosis) -> None:
     """Add the commands of a plugin and the number of its components, and a text about each name that clashes."""
     for kind in HOOK_OF:
-        for name, by_plugin in plugins_naming(kind).items():
+        for name, by_plugin in registered(kind).items():
             if record.name not in by_plugin:
                 continue
             if kind in KINDS:
@@ -70,7 +70,7 @@ def _add_failing_imports(record: Diagnosis) -> None:
                 _ = component.cls
             except PluginError as error:
                 _add_once(record, error, "pml_ext_components")
-    for name, by_plugin in plugins_naming("command").items():
+    for name, by_plugin in registered("command").items():
         if record.name in by_plugin:
             try:
                 by_plugin[record.name].load(name, record.name)

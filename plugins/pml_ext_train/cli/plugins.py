@@ -77,9 +77,9 @@ def check(
         pml-ext check cbml
         pml-ext check my_package --verbose
     """
-    from pml_ext.testing.named import check_named
     from pml_ext.testing.runner import CheckResult, check_component
 
+    from .named_values import check_named
     from .targets import broken_plugins, find_components, find_named, find_named_by_name
 
     all_named = find_named(what)

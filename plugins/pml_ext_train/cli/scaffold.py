@@ -51,7 +51,7 @@ def _owner_of(name: str, module: str, class_name: str) -> str:
     if name in RESERVED or any(name in (record.name, record.distribution) for record in records):
         return "a plugin (pml-ext plugins shows which)"
     components = {component.name for component in registry.components()}
-    if name in components or class_name in registry.class_names():
+    if name in components or class_name in registry.registered("class"):
         return "a component (pml-ext list shows which)"
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.origin is not None:  # a folder without code has no origin

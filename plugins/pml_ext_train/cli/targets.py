@@ -13,8 +13,9 @@ from pml_ext.errors import ConfigError
 from pml_ext.registry.components import package_of
 from pml_ext.registry.discovery import PluginRecord
 from pml_ext.registry.hooks import HOOK_OF
-from pml_ext.testing.contracts import CONTRACTS, Named
-from pml_ext.testing.runner import CheckResult
+from pml_ext.testing import CheckResult, Named
+
+from .named_values import CONTRACTS
 
 
 def find_components(what: str) -> list[tuple[str, Any]]:

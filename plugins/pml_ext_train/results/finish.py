@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pml_ext.distributed.devices import device_name
 from pml_ext.errors import first_of
 
 from ..files.checksums import SUMS
@@ -18,6 +17,7 @@ from ..training import checkpoint
 from ..training.checkpointing import Checkpointer
 from ..training.closed_form import refit
 from ..training.collapse import collapse, collapse_of_listed
+from ..training.devices import device_name
 from ..training.evaluation import evaluate_split, metrics_after, tested_features
 from ..training.run import Run
 from ..training.state import load_model

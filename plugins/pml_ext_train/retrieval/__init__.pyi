@@ -9,6 +9,7 @@ from .parts import (
     RowsOfFolder as RowsOfFolder,
     Written as Written,
 )
+from .recall_sample import RecallSample as RecallSample
 from .run import SearchedRun as SearchedRun, SearchService as SearchService
 from .stores import (
     Numbers as Numbers,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.distributed import max_over_ranks, num_processes
-from pml_ext.distributed.devices import autocast, check_precision, read_numbers
+from pml_ext.distributed.devices import autocast, check_precision
 from pml_ext.errors import TrainingError
 from pml_ext.losses import MicroBatched, unwrapped
 from pml_ext.pairwise import to_full_precision
@@ -25,6 +25,7 @@ from pml_ext.pairwise import to_full_precision
 from ..networks.modes import is_batch_norm
 from ..recipe.schema import EngineTable
 from .batches import Batch
+from .devices import read_numbers
 
 MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pml_ext.distributed import from_rank_0, wait_for_all_ranks
-from pml_ext.distributed.devices import deterministic_algorithms
 from pml_ext.errors import StoppedError
 
 from ..records.recorder import Records
@@ -21,6 +20,7 @@ from . import signals
 from .checkpointing import Checkpointer
 from .checks import check_validation, warn_of_small_batches
 from .collapse import warn_of_collapse
+from .devices import deterministic_algorithms
 from .epoch import begin_epoch
 from .initial_weights import initialize_weights
 from .listener import forward_warnings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pml_ext.distributed import num_processes, synchronize_batch_norm
+from pml_ext.distributed import num_processes
 from pml_ext.relations import Relation
 
 from ..data import DataSplits
@@ -18,6 +18,7 @@ from ..networks.memory_format import use_channels_last
 from ..networks.network import Network, VectorInput
 from ..recipe import Recipe, build_network, build_relation
 from . import checkpoint
+from .batch_norm import synchronize_batch_norm
 from .run_data import RunData, load_run_data
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from pml_ext.distributed import rank_0_first
 from pml_ext.errors import ConfigError, DataError, counted
-from pml_ext.evaluation import some_of_each_class
 from pml_ext.pairwise import ListedTuples
 
 from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, left_out_text, prepare
@@ -22,6 +21,7 @@ from ..data.images import Transform
 from ..data.splits import classes_of_two
 from ..networks.network import Preprocessing, VectorInput
 from ..recipe import Recipe, augmentation_of, build_dataset, preprocessing_of, vector_input_of
+from .class_sample import some_of_each_class
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, if not all are tested
 Tell = Callable[[str], None]

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ...errors import one_line
 from ...registry import settings_of
 from ...serialization import sampler_state, set_sampler_state
 from ..batches import shuffle
-from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed, subject_of
+from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed
 from .reference import declared, variants
 
 _PASSES = 4  # of check_sampler, so that what happens by chance happens
@@ -323,35 +319,3 @@ def check_sampler_seed(subject: Subject) -> str | None:
         if samplers.passes(1, 0, labels, seed=4) == first:
             raise AssertionError("seed= is accepted and ignored: seeds 3 and 4 give the same indices")
     return None
-
-
-@applies_to("sampler", slow=True)
-def check_sampler_hashing(subject: Subject) -> None:
-    """Generators in one state give the same indices in every process: texts hash to other numbers in each."""
-    samplers = _Samplers(subject)
-    if samplers.of(samplers.labels).__class__.__module__ == "__main__":
-        raise SkipCheck("its class is in the script that runs, which another process would run again")
-    try:
-        given = pickle.dumps((subject.cls, {**subject.settings, "labels": samplers.labels}))
-    except Exception as error:  # what it is built from may be anything
-        raise SkipCheck(f"another process cannot get it: {one_line(error)}") from None
-    drawn = []
-    for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        code = f"from {__name__} import _print_passes; _print_passes()"
-        done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, env=environment)
-        if done.returncode:
-            raise SkipCheck(f"another process cannot draw: {done.stderr.decode(errors='replace').strip()[-200:]}")
-        drawn.append(done.stdout)
-    if drawn[0] != drawn[1]:
-        raise AssertionError(
-            "processes with other PYTHONHASHSEED draw other indices: it goes through a set of texts; sort them first"
-        )
-
-
-def _print_passes() -> None:
-    """Write what a sampler, whose class and settings are read from the standard input, draws in two passes."""
-    cls, settings = pickle.loads(sys.stdin.buffer.read())
-    _seed(0)
-    sampler = subject_of(cls).make(settings)
-    sys.stdout.write(repr([_pass(sampler), _pass(sampler)]))

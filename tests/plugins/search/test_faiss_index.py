@@ -5,9 +5,9 @@ import warnings
 import pytest
 import torch
 
-from pml_ext.evaluation.recall_sample import RecallSample
 from pml_ext_search.faiss_index import FaissIndex
 from pml_ext_search.query import QueryOptions
+from pml_ext_train.retrieval import RecallSample
 
 from .conftest import made_up
 

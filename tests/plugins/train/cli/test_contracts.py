@@ -8,7 +8,7 @@ import torch
 
 from pml_ext.plugin import Command, DataError, DataSplits, LabeledImages
 from pml_ext.testing.contracts import Named
-from pml_ext.testing.named import check_named
+from pml_ext_train.cli.named_values import check_named
 from pml_ext_train.cli.targets import find_named, find_named_by_name
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pml_ext.distributed import synchronize_batch_norm
+from pml_ext_train.training.batch_norm import synchronize_batch_norm
 from pml_ext_train.training.feature_keys import trunk_digest
 
 

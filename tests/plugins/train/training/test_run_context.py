@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pml_ext.distributed import JoinedBatchNorm
 from pml_ext_train.launch.launch import train
 from pml_ext_train.networks.modes import is_batch_norm
+from pml_ext_train.training.batch_norm import JoinedBatchNorm
 from pml_ext_train.training.session import open_run
 
 from ....overrides import typed

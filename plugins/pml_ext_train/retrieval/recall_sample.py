@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .neighbors import nearest_of
+from pml_ext.evaluation import nearest_of
 
 _SAMPLE = 200  # number of queries that measure recall
 _NEIGHBORS = 10  # exact answers per query

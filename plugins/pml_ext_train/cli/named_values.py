@@ -8,11 +8,27 @@ import traceback
 
 import torch
 
-from .. import registry
-from .calling import KIT, error_summary
-from .contracts import CONTRACTS, Contract, Named
-from .runner import CheckResult
-from .subject import SkipCheck, set_seed
+from pml_ext import registry
+from pml_ext.testing import CheckResult, Named, SkipCheck
+from pml_ext.testing.calling import KIT, error_summary
+from pml_ext.testing.contracts import Contract
+from pml_ext.testing.subject import set_seed
+
+
+def check_documentation(named: Named) -> None:
+    """A name needs a line for ``pml-ext list``: the first of its docstring."""
+    text = named.value.summary if named.kind == "command" else getattr(named.value, "__doc__", None)
+    if not isinstance(text, str) or not text.strip():
+        raise AssertionError("it has no docstring (or summary), which `pml-ext list` and --help show; write one")
+
+
+# Of each kind; tools give more for the kinds that they use, by the hook ``pml_ext_checks``.
+CONTRACTS: dict[str, tuple[Contract, ...]] = {
+    **dict.fromkeys(
+        ("data set", "trunk", "transform", "metric", "tracker", "store", "command"), (check_documentation,)
+    ),
+    "recipe": (),
+}
 
 
 def check_named(named: Named) -> list[CheckResult]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 
-from .processes import num_processes
+from pml_ext.distributed import num_processes
 
 
 class JoinedBatchNorm(nn.BatchNorm1d):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pml_ext.evaluation.recall_sample import RecallSample
+from pml_ext_train.retrieval import RecallSample
 
 POINTS = torch.nn.functional.normalize(torch.randn(500, 8, generator=torch.Generator().manual_seed(0)))
 

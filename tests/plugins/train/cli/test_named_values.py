@@ -3,8 +3,8 @@
 import pytest
 
 from pml_ext import registry
-from pml_ext.testing.contracts import CONTRACTS, Named
-from pml_ext.testing.named import check_named, checks_of_tools
+from pml_ext.testing import Named
+from pml_ext_train.cli.named_values import CONTRACTS, check_named, checks_of_tools
 from pml_ext_train.cli.targets import find_named
 
 CHECKS = """
