@@ -182,7 +182,7 @@ def shared_pictures(embedded: Embedded) -> tuple[set[int], str]:
     first, second = (shortened(embedded.paths[row], 60) for row in groups[0][:2])
     text = f"{first} and {second} are one picture in several classes"
     if len(groups) > 1:
-        text += f", and {len(groups) - 1} more pictures are"
+        text += f" (and {counted(len(groups) - 1, 'other')})"
     return {row for group in groups for row in group}, f"{text}: left out when known or new is calibrated"
 
 

@@ -63,6 +63,7 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
     if root == run.place.with_name(f"{run.place.name}-images").resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
     place = root / as_spelled(root, _folder_of(name, class_folders))
+    _check_twins(root, place)
     check_writable("", place)  # copies belong in the indexed folder alone
     files = list(_files_of(photographs))
     for file in files:
@@ -119,6 +120,19 @@ def _folder_of(name: str, class_folders: ClassFolders) -> str:
     if not class_folders.below_splits and name in SPLIT_FOLDERS:
         raise ConfigError(f"--as {name}: this folder would be a part of a split; choose another name")
     return folder
+
+
+def _check_twins(root: Path, place: Path) -> None:
+    """Raise ConfigError for a new folder beside one whose name differs in case, or in blanks at the ends, alone."""
+    if place.is_dir():
+        return
+    new = next(path for path in (*reversed(place.parents), place) if path.is_relative_to(root) and not path.is_dir())
+    for there in sorted(path.name for path in new.parent.iterdir() if path.is_dir()):
+        if composed(there).strip().casefold() == composed(new.name).strip().casefold():
+            raise ConfigError(
+                f"--as {place.name!r}: nothing is copied, as the class {there!r} reads nearly the same; "
+                f"type its name, or first: mkdir -p {shlex.quote(str(place))}"
+            )
 
 
 def _files_of(photographs: Sequence[Path]) -> Iterator[Path]:

@@ -190,6 +190,7 @@ def _carry_out(moves: Sequence[_Move], move: _Move, target: Path, done: SetAside
         done.files += 1
         done.space += image.size
     move.finished = True
+    move.images = [image for image in move.images if (target / image.target).exists()]
     _write(target, moves)
 
 
@@ -201,8 +202,12 @@ def move_back(folder: Path, root: Path) -> SetAside:
     target = Path(os.path.realpath(folder))
     known = {move.root for move in _read(target)}
     if os.path.realpath(root) not in known:
-        has = f"it has images of {min(known)}" if known else f"it has no list of moved images, {MOVES}"
-        raise DataError(f"--undo {folder}: {has}; wanted the folder that --move moved images of {root} to")
+        if not known:
+            why = f"it has no list of moved images, {MOVES}, which older versions did not write"
+            raise DataError(f"--undo {folder}: {why}; to put copies back by hand: cp -an {folder}/. {root}")
+        raise DataError(
+            f"--undo {folder}: it has images of {min(known)}; wanted the folder that --move moved images of {root} to"
+        )
     done = SetAside()
     with _locked([root, folder]):
         moves = _read(target)

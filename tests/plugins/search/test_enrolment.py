@@ -88,6 +88,17 @@ def test_names_of_one_reading_are_one_class(made, typed, enrolling):
     assert len(answer.paths) == 2
 
 
+@pytest.mark.parametrize("typed", ["zo\u00eb", "ZOE\u0308", " Zo\u00eb", "Zo\u00eb "])
+def test_names_that_nearly_agree_ask_before_copying(typed, enrolling):
+    run, images, files = enrolling
+    run.enroll(files[:1], "Zo\u00eb")
+    with pytest.raises(ConfigError, match="nothing is copied.*type its name, or first: mkdir -p") as error:
+        run.enroll(files[1:2], typed)
+    assert len([path for path in images.iterdir() if "z" in path.name.lower()]) == 1
+    subprocess.run(str(error.value).partition("or first: ")[2], shell=True, check=True)
+    assert run.enroll(files[1:2], typed).copied
+
+
 def test_equal_names_of_other_photographs_are_kept_apart(enrolling, tmp_path):
     run, _, files = enrolling
     for number, file in enumerate(files[:3]):
