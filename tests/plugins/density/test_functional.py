@@ -5,7 +5,7 @@ import torch
 
 from pml_ext_density import functional
 
-from .points import RAGGED, batch, slow_density
+from .points import RAGGED, batch
 
 
 def test_slots_of_a_gpu_have_their_classes(monkeypatch):
@@ -15,17 +15,6 @@ def test_slots_of_a_gpu_have_their_classes(monkeypatch):
     slots = functional.slots(classes, torch.float64)
     assert torch.equal(slots.classes[slots.class_index], classes)
     assert slots.counts[:3].tolist() == [3, 1, 3]
-
-
-def test_densities_of_classes_are_those_of_a_loop():
-    x, y = batch(RAGGED)
-    found = functional.class_densities(x, y)
-    expected = [slow_density([p for p, q in zip(x, RAGGED, strict=True) if q == label]) for label in (0, 1, 3)]
-    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-12, atol=1e-12)
-    slots = functional.slots(y, torch.float64)
-    torch.testing.assert_close(functional.slot_densities(x, slots), found)
-    assert (slots.classes.tolist(), slots.counts.tolist()) == ([0, 1, 3], [4, 1, 4])
-    assert found[1] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -46,27 +35,6 @@ def test_streamed_densities_are_those_of_all_features(size):
     torch.testing.assert_close(found[[0, 1, 3]], expected, rtol=1e-6, atol=1e-7)
     assert found[[2, 4]].tolist() == [0, 0]  # without images
     assert found.dtype == torch.float64
-
-
-def test_streamed_densities_of_no_batch_are_zeros():
-    found = functional.streamed_class_densities([], lambda labels: labels, 3)
-    assert found.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.5, 1.3])
-def test_the_terms_are_sums_over_classes_and_their_pairs(eta):
-    densities, targets, base = torch.rand(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    base[1] = 0
-    present = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    classes = [0, 1, 3, 4]
-    fit, spread, correlation = functional.density_terms(densities, targets, base, present, eta)
-    assert fit.item() == pytest.approx(sum((densities[c] - targets[c]).item() ** 2 for c in classes) / 4)
-    assert spread.item() == pytest.approx(sum(targets[c].item() for c in classes) / 4)
-    b = {c: base[c].item() ** eta for c in classes if base[c] > 0}
-    pairs = [(b[j] * targets[i].item() - b[i] * targets[j].item()) ** 2 for i in b for j in b]
-    assert correlation.item() == pytest.approx(sum(pairs) / 16)
-    nothing = functional.density_terms(densities, targets, base, 0 * present)
-    assert [term.item() for term in nothing] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("tile_size", [None, 2])
