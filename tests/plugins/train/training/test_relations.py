@@ -1,8 +1,5 @@
 """Runs with ``[data] relation``: tables of label sets, folders and paths as trees, PML's losses, samplers, metrics."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +16,6 @@ from pml_ext_train.training.samplers import build_sampler
 
 from ....overrides import typed
 
-PAGE = Path(__file__).parents[4] / "docs" / "relations.md"
 SETS = ("cat|dog", "dog", "dog|cat|owl", "owl", "cat")
 QUICK = ("schedule.epochs=1", "sampler.iterations=2", "data.image_size=16", "evaluation.figures=few")
 QUICK += ("model.trunk={name='convnet', blocks=2, width=4}", "model.embedding_size=8")
@@ -159,11 +155,3 @@ def test_a_sampler_gets_the_relation():
     of_pml = recipe_of("sampler={name='pml/hierarchical', samples_per_class=2, batch_size=8}")
     with pytest.raises(ConfigError, match="labels of two levels.* --set sampler.name=tree"):
         build_sampler(of_pml.sampler, some, 0, Hierarchy(names))
-
-
-def test_the_page_runs():
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 6
-    names = {}
-    for block in blocks:
-        exec(block, names)
