@@ -144,19 +144,6 @@ def test_a_constant_feature_is_ignored_with_shrinkage_and_named_without():
         WithinClassWhitening(shrinkage=0).fit(features, labels)
 
 
-def test_the_criterion_of_auto_is_that_of_the_evaluation():
-    from pml_ext import RetrievalAccuracyCalculator
-    from pml_ext.whitening import _map_at_r
-
-    features, _ = some_features(30)
-    labels = torch.arange(len(features)) // 3
-    features, labels = features[: len(features) // 3 * 3], labels[: len(features) // 3 * 3]
-    calculator = RetrievalAccuracyCalculator(include=("mean_average_precision_at_r",), k="max_bin_count")
-    unit = torch.nn.functional.normalize(features - features.mean(0))
-    wanted = calculator.get_accuracy(unit, labels)["mean_average_precision_at_r"]
-    assert float(_map_at_r(features - features.mean(0), labels).mean()) == pytest.approx(wanted, abs=1e-6)
-
-
 def test_auto_takes_the_best_on_held_out_classes():
     generator = torch.Generator().manual_seed(1)
     labels = torch.arange(20).repeat_interleave(6)

@@ -6,15 +6,6 @@ import torch
 from pml_ext.pairwise import fill
 
 
-def test_values_outside_of_a_mask_are_a_number():
-    values = torch.tensor([[1.0, torch.nan], [3.0, 4.0]], dtype=torch.float64, requires_grad=True)
-    mask = torch.tensor([[True, False], [False, True]])
-    filled = fill.fill_outside(values, mask, -2)
-    assert filled.tolist() == [[1.0, -2.0], [-2.0, 4.0]]
-    filled.sum().backward()
-    assert values.grad.tolist() == [[1.0, 0.0], [0.0, 1.0]]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_constant_is_made_once_for_each_dtype(dtype):
     like = torch.zeros(3, dtype=dtype)

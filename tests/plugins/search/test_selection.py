@@ -94,21 +94,6 @@ def test_one_image_is_all_that_is_distinct():
     assert (found.rows, found.distances, found.covered) == ([0], [None], 0)
 
 
-def test_a_large_collection_is_passed_rarely(monkeypatch):
-    passes = []
-    lower = selection._lower
-
-    def counted(nearest, points, others):
-        passes.append(len(others))
-        lower(nearest, points, others)
-
-    monkeypatch.setattr(selection, "_lower", counted)
-    found, _ = most_distinct(unit(20_000, 32), 400)
-    assert len(set(found.rows.tolist())) == 400
-    assert sum(passes) == 401  # and the mean
-    assert len(passes) < 40
-
-
 # Outliers
 
 

@@ -60,18 +60,6 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_run_on_a_table_of_numbers(tmp_path):
-    rows = [f"{k % 12}.5,{k}.png,{'train' if k < 36 else 'validation'}" for k in range(60)]
-    images(tmp_path, [f"{k}.png" for k in range(60)])
-    (tmp_path / "mine.csv").write_text("\n".join(["label,path,split", *rows]))
-    settings = [f"data.name=table:{tmp_path / 'mine.csv'}", "data.shared_classes=true", *QUICK]
-    settings += ["data.relation={name='near', within=2, graded=true}", "loss={name='cbml'}", "evaluation.ndcg_at=[5]"]
-    settings += ["sampler={name='pml/m-per-class', m=2, batch_size=16}"]
-    after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
-    assert 0 < after["ndcg_at_5"] <= 1
-
-
-@pytest.mark.usefixtures("without_report")
 def test_a_run_on_a_folder_as_a_tree(tree, tmp_path):
     settings = [f"data.name=folder:{tree}", "data.levels=2", "data.split=image", "evaluation.ndcg_at=[5]", *QUICK]
     settings += ["data.relation={name='hierarchy', graded=true}", "loss={name='cbml'}"]
