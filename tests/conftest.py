@@ -62,7 +62,7 @@ SLOW = {
 }
 SLOW |= {"test_loop.py", "test_outcome.py", "test_finish.py", "test_checkpointing.py"}
 SLOW |= {"test_collapse.py", "test_zero_loss.py"}
-SLOW |= {"test_tuning.py", "test_benchmark.py", "test_profile.py"}
+SLOW |= {"test_tuning.py", "test_benchmark.py"}
 SLOW |= {"faults", "test_activations.py", "test_workers.py"}
 
 

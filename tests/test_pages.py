@@ -98,17 +98,24 @@ def test_the_commands_and_options_of_a_page_exist(page):
         assert typed_options <= options | {"--help"}, f"{name}: {typed_options - options}"
 
 
-def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeypatch, without_report):
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("vectors", "fit train fit query index query query query export"),
+        ("pairs", "train train train index query"),
+    ],
+)
+def test_the_lines_of_a_page_on_files_run(name, wanted, pml_ext_command, tmp_path, monkeypatch, without_report):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "vectors.md").read_text("utf-8")
-    blocks = re.findall(r"```(python|bash)\n(.*?)```", page, re.DOTALL)
     lines: dict[str, object] = {"__name__": "page"}
     commands = []
-    for language, block in blocks:
+    page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
+    for language, block in re.findall(r"```(python|bash|toml)\n(.*?)```", page, re.DOTALL):
         if language == "python":
-            exec(compile(block, "vectors.md", "exec"), lines)
-            continue
-        for line in block.splitlines():
+            exec(compile(block, f"{name}.md", "exec"), lines)
+        if own := re.match(r"# (\w+\.toml)\n", block):
+            (tmp_path / own[1]).write_text(block)
+        for line in block.splitlines() if language == "bash" else ():
             _, command, *given = shlex.split(line)
             if command in ("fit", "train"):
                 given += ["--quick", "--device", "cpu"]
@@ -117,34 +124,12 @@ def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeyp
             done = pml_ext_command(command, *given)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             commands.append(command)
-    assert commands == ["fit", "train", "fit", "query", "index", "query", "query", "query", "export"]
-    assert lines["answer"].paths  # type: ignore[attr-defined]
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1797
-
-
-def test_the_lines_of_the_page_on_pairs_run(pml_ext_command, tmp_path, monkeypatch, without_report):
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "pairs.md").read_text("utf-8")
-    lines: dict[str, object] = {"__name__": "page"}
-    commands = []
-    for language, block in re.findall(r"```(python|bash|toml)\n(.*?)```", page, re.DOTALL):
-        if language == "python":
-            exec(compile(block, "pairs.md", "exec"), lines)
-        name = re.match(r"# (\w+\.toml)\n", block)
-        if name:
-            (tmp_path / name[1]).write_text(block)
-        if language != "bash":
-            continue
-        for line in block.splitlines():
-            _, command, *given = shlex.split(line)
-            if command == "train":
-                given += ["--quick", "--device", "cpu"]
-                given += [] if "--no-labels" in given else ["--set", "schedule.epochs=2"]
-            done = pml_ext_command(command, *given)
-            assert done.returncode == 0, f"{line}: {done.stderr}"
-            commands.append(command)
-    assert commands == ["train", "train", "train", "index", "query"]
-    assert len(lines["batches"]) == 93  # type: ignore[arg-type]
+    assert commands == wanted.split()
+    if name == "vectors":
+        assert lines["answer"].paths  # type: ignore[attr-defined]
+        assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1797
+    else:
+        assert len(lines["batches"]) == 93  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

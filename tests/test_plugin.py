@@ -51,16 +51,6 @@ def test_the_page_for_authors_lists_existing_names():
     assert not set(names) - set(dir(plugin))
 
 
-def test_the_page_for_authors_has_the_groups_of_names():
-    stub = (ROOT / "pml_ext" / "plugin.pyi").read_text()
-    groups = re.findall("^# (.*)$", stub.partition("\n")[2], re.M)
-    assert len(groups) > 5
-    page = (ROOT / "docs" / "plugins.md").read_text()
-    table = page.partition("| group in `pml_ext.plugin` | for |")[2].partition("\n\n")[0]
-    listed = re.findall(r"^\| ([^|]*) \|", table, re.M)
-    assert listed == groups
-
-
 def test_a_run_is_what_components_are_promised(tmp_path):
     recipe = load_recipes("cbml/digits")["cbml/digits"]
     run: RunView = Run(recipe, "cbml/digits", tmp_path, seed=3)
@@ -77,18 +67,3 @@ def test_a_run_is_what_components_are_promised(tmp_path):
     assert torch.equal(y, labels[: len(y)])
     table = (ROOT / "docs" / "plugins" / "components.md").read_text().partition("| attribute or method | content |")[2]
     assert not [name for name in promised if f"`{name}" not in table]
-
-
-def test_every_name_is_used_by_a_plugin_or_shown_to_authors():
-    used: set[str] = set()
-    for folder in ("plugins", "examples", "plugins/pml_ext_train/cli/templates"):
-        for file in (ROOT / folder).rglob("*.[pj]*"):
-            if file.suffix in (".py", ".jinja"):
-                for names in re.findall(
-                    r"from pml_ext(?:\.plugin|\.errors|_train\.retrieval) import (\([^)]*\)|.*)",
-                    file.read_text("utf-8"),
-                ):
-                    used |= set(re.findall(r"\w+", names))
-    for page in ("plugins.md", "plugins/components.md", "plugins/checks.md"):
-        used |= set(re.findall(r"\w+", (ROOT / "docs" / page).read_text("utf-8")))
-    assert not {*dir(plugin)} - used

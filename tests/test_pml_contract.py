@@ -12,7 +12,7 @@ import inspect
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
+from pytorch_metric_learning import distances, losses, reducers
 
 from pml_ext.settings import settings_of
 
@@ -181,24 +181,6 @@ def test_attributes_of_objects_that_are_read():
     assert len(both.losses) == len(both.weights) == 2
 
 
-def test_references_that_are_the_batch_itself(major):
-    """Version 2 leaves out each row's copy; in version 3, references are another set in any case."""
-    one_of_each = torch.arange(4)
-    found = losses.ContrastiveLoss(pos_margin=-1)(X, one_of_each, ref_emb=X, ref_labels=one_of_each)
-    alone = losses.ContrastiveLoss(pos_margin=-1)(X, one_of_each)
-    assert (found == alone) == (major == 2)
-
-
-def test_a_search_gives_distances_and_indices():
-    from pml_ext import pml
-
-    gallery = torch.tensor([[0.0, 1.0], [1.0, 0.1], [-1.0, 0.0]])
-    found, indices = pml.CustomKNN(distances.LpDistance(normalize_embeddings=False), batch_size=2)(X, 2, gallery)
-    wanted, nearest = torch.cdist(X, gallery).sort(dim=1)
-    torch.testing.assert_close(found, wanted[:, :2])
-    assert torch.equal(indices, nearest[:, :2])
-
-
 def test_what_the_calculator_is_extended_by(major):
     from pml_ext import pml
 
@@ -209,104 +191,6 @@ def test_what_the_calculator_is_extended_by(major):
         assert pml.AccuracyCalculator().original_function_dict
     else:
         assert "custom_metrics" in settings
-
-
-def test_the_hooks_for_defaults(major):
-    name = {2: "get_default_distance", 3: "default_distance"}[major]
-    assert hasattr(losses.BaseMetricLossFunction, name)
-    assert hasattr(losses.BaseMetricLossFunction, name.replace("distance", "reducer"))
-
-
-def test_what_a_loss_gets_for_the_batch_itself(major):
-    seen = []
-
-    class Spy(losses.BaseMetricLossFunction):
-        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-            seen.append(ref_emb)
-            return {2: getattr(self, "zero_losses", dict), 3: dict}[major]()
-
-    embeddings = X.clone()
-    assert Spy()(embeddings, Y) == 0
-    if major == 2:
-        assert torch.equal(seen[0], embeddings)
-    else:
-        assert seen == [None]
-
-
-@pytest.mark.parametrize("with_kind", [True, False])
-def test_whether_a_term_says_its_kind(with_kind, major):
-    class Mine(losses.BaseMetricLossFunction):
-        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-            rows = torch.arange(len(embeddings))
-            term = {"losses": embeddings.sum(1), "indices": (rows, rows)}
-            if with_kind:
-                term = {"losses": embeddings.sum(1), "indices": rows, "reduction_type": "element"}
-            return {"loss": term}
-
-    if with_kind == (major == 2):
-        assert Mine()(X, Y) == X.sum(1).mean()
-    elif major == 2:
-        with pytest.raises(KeyError):
-            Mine()(X, Y)
-
-
-@pytest.mark.parametrize("base", [losses.ContrastiveLoss, miners.MultiSimilarityMiner, regularizers.LpRegularizer])
-def test_recorded_statistics(base, major):
-    if major == 2:
-        assert base(collect_stats=True).collect_stats
-    else:
-        with pytest.raises(TypeError):
-            base(collect_stats=True)
-
-
-def test_default_margins_and_normalization(major):
-    assert losses.TripletMarginLoss().margin == {2: 0.05, 3: 0.2}[major]
-    assert distances.DotProductSimilarity().normalize_embeddings == {2: True, 3: False}[major]
-    assert distances.CosineSimilarity().normalize_embeddings
-    assert distances.LpDistance().p == 2
-
-
-def test_anchors_without_pairs_in_the_multi_similarity_mean(major):
-    labels = torch.tensor([0, 0, 0, 0])
-    pairs = (torch.tensor([0]), torch.tensor([1]), torch.tensor([], dtype=int), torch.tensor([], dtype=int))
-    one = losses.MultiSimilarityLoss(reducer=reducers.SumReducer())(X, labels, pairs)
-    assert torch.isclose(losses.MultiSimilarityLoss()(X, labels, pairs), one / {2: 4, 3: 1}[major])
-
-
-def test_miners_return_tuples(major):
-    pairs = miners.PairMarginMiner(0.0, 1e9)(X, Y)
-    anchors, positives, _, negatives = pairs
-    assert isinstance(pairs, tuple)
-    assert len(pairs) == 4
-    assert len(anchors) == len(positives)
-    assert len(negatives) > 0
-    assert len(miners.TripletMarginMiner(margin=10.0)(X, Y)) == 3
-
-
-def test_a_divisor_and_other_reducers(major):
-    proxies = losses.ProxyAnchorLoss(2, 2, reducer=reducers.SumReducer())
-    if major == 2:
-        assert proxies(X, Y).isfinite()
-    else:
-        with pytest.raises(ValueError, match="divisor"):
-            proxies(X, Y)
-
-
-def test_the_angular_loss_and_the_length_of_negatives(major):
-    longer = X.clone()
-    longer[2:] *= 3
-    loss = losses.AngularLoss()
-    assert torch.isclose(loss(X, Y), loss(longer, Y)) == {2: False, 3: True}[major]
-
-
-def test_m_per_class_batches(major):
-    if major == 2:
-        drawn = list(samplers.MPerClassSampler(Y, m=2, batch_size=4, length_before_new_iter=8))
-        assert len(drawn) == 8
-        assert not isinstance(drawn[0], list)
-    else:
-        drawn = list(samplers.MPerClassSampler(Y, m=2, batch_size=4, num_batches=2))
-        assert [len(batch) for batch in drawn] == [4, 4]
 
 
 def test_pml_has_a_version_that_the_door_takes():

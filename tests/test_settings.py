@@ -65,23 +65,35 @@ def test_counts_flags_and_choices():
     for value in (0, True, 1.0, "1"):
         with pytest.raises(ValueError, match=f"tile_size of Owner must be a whole number of at least 1, not {value!r}"):
             check_tile_size(Owner(), value)
-    with pytest.raises(ValueError, match="count of MyLoss must be a whole number of at least 2, not 1"):
-        check_count("MyLoss", "count", 1, least=2)
-    with pytest.raises(TypeError, match="swap of Owner must be True or False, not 1"):
-        check_flag(Owner(), "swap", 1)
-    with pytest.raises(ValueError, match="kind of Owner must be 'a' or 'b', not 'c'"):
-        check_choice(Owner(), "kind", "c", ("a", "b"))
+    for call, error, text in (
+        (
+            lambda: check_count("MyLoss", "count", 1, least=2),
+            ValueError,
+            "count of MyLoss must be a whole number of at least 2, not 1",
+        ),
+        (lambda: check_flag(Owner(), "swap", 1), TypeError, "swap of Owner must be True or False, not 1"),
+        (
+            lambda: check_choice(Owner(), "kind", "c", ("a", "b")),
+            ValueError,
+            "kind of Owner must be 'a' or 'b', not 'c'",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
 
 
 def test_an_unknown_keyword_names_the_class():
-    with pytest.raises(TypeError, match="CBMLLoss has no setting 'alpha_poss'; nearest: alpha_pos, "):
-        pml_ext.CBMLLoss(alpha_poss=1)
-    with pytest.raises(TypeError, match="HardPairMiner has no setting 'margn'"):
-        pml_ext.HardPairMiner(margn=1)
-    with pytest.raises(TypeError, match="MetricVarianceRegularizer has no setting 'gama'; nearest: gamma"):
-        pml_ext.MetricVarianceRegularizer(gama=1)
-    with pytest.raises(TypeError, match="mining of CBMLLoss must be True or False, not 'yes'"):
-        pml_ext.CBMLLoss(mining="yes")
+    for call, text in (
+        (lambda: pml_ext.CBMLLoss(alpha_poss=1), "CBMLLoss has no setting 'alpha_poss'; nearest: alpha_pos, "),
+        (lambda: pml_ext.HardPairMiner(margn=1), "HardPairMiner has no setting 'margn'"),
+        (
+            lambda: pml_ext.MetricVarianceRegularizer(gama=1),
+            "MetricVarianceRegularizer has no setting 'gama'; nearest: gamma",
+        ),
+        (lambda: pml_ext.CBMLLoss(mining="yes"), "mining of CBMLLoss must be True or False, not 'yes'"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
 
 
 def test_a_repr_has_the_settings():

@@ -1,4 +1,4 @@
-"""Every file of a run, an index and an export, damaged in five ways: one line, or recovery, never another result.
+"""Every file of a run and an export, damaged in five ways: one line, or recovery, never another result.
 
 The files are those that lie on the disk; none is forgotten.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def _small_report(view: Any, *_: Any) -> None:
 
 
 class Made:
-    """Runs of two seeds, an index, a store and an export of each; the first run again, interrupted in its last epoch.
+    """Runs of two seeds, an export of each; the first run again, interrupted in its last epoch.
 
     Args:
         place: a folder.
@@ -98,14 +97,11 @@ class Made:
         _write_images(self.images)
         for seed, name in enumerate(("one", "other")):
             trained(place / name / "finished", seed)
-            run = load_run(place / name / "finished", "cpu", store=place / name / "store")
-            run.embed_folder(self.images)
-            load_run(run.folder, "cpu", store=place / name / "index").index(self.images, "IVF2,Flat")
-            run.export(place / name / "export")
+            load_run(place / name / "finished", "cpu").export(place / name / "export")
         trained(place / "one" / "interrupted", last=8)
 
     def files(self, what: str) -> list[str]:
-        """The paths of all files of a run, an index, a store or an export."""
+        """The paths of all files of a run or an export."""
         folder = self.place / "one" / what
         return sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.stat().st_size
@@ -115,7 +111,7 @@ class Made:
         """A copy of a folder with one file damaged.
 
         Args:
-            what: ``"finished"``, ``"interrupted"``, ``"index"``, ``"store"`` or ``"export"``.
+            what: ``"finished"``, ``"interrupted"`` or ``"export"``.
             name: the file's path in it.
             damage: one of ``DAMAGES``.
             out: where.
@@ -140,8 +136,6 @@ class Made:
         twin = self.place / "other" / ("finished" if what == "interrupted" else what) / name
         if twin.exists():
             return twin
-        if what == "store":  # named by the content
-            return next(twin.parent.iterdir())
         return next(twin.parent.glob(f"{twin.name[:6]}*"), twin.with_name("last.pt"))
 
 
@@ -171,8 +165,6 @@ def surprise(made: Made, what: str, name: str, damage: str) -> str:
     check: Callable[[], str] = {
         "finished": lambda: _finished(folder, whole / what, name),
         "interrupted": lambda: _resumed(folder, whole / "finished", name),
-        "index": lambda: _index(folder, whole / what, whole / "finished"),
-        "store": lambda: _store(folder, whole / "finished", name),
         "export": lambda: _export(folder, name),
     }[what]
     try:
@@ -204,20 +196,6 @@ def _finished(folder: Path, whole: Path, name: str) -> str:
 def opened(folder: Path) -> list[Image.Image]:
     """The images of a folder, which the network embeds: no store knows them."""
     return [Image.open(path) for path in sorted(folder.iterdir())]
-
-
-def _store(folder: Path, run: Path, name: str) -> str:
-    """Embeds the images whose embeddings a store has."""
-    from pml_ext import load_run
-
-    trained = load_run(run, "cpu", store=folder)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        embedded = trained.embed_folder(folder.parent / "images")
-    if embedded.new and not told:
-        return "nothing was told"
-    points = trained.embed(opened(folder.parent / "images"))
-    return "" if torch.allclose(points, embedded.embeddings, atol=1e-5) else "other embeddings"
 
 
 def _resumed(folder: Path, whole: Path, name: str) -> str:
@@ -258,14 +236,6 @@ def _different(whole: Path, folder: Path, checks: Sequence[Callable[[Path, Path]
         if text := check(whole, folder):
             return text
     return ""
-
-
-def _index(folder: Path, whole: Path, run: Path) -> str:
-    from pml_ext import load_run
-
-    one, other = (load_run(run, "cpu", store=each).gallery().embedded for each in (whole, folder))
-    same = one.paths == other.paths and torch.equal(one.embeddings, other.embeddings)
-    return "" if same else "another index"
 
 
 def _export(folder: Path, name: str) -> str:

@@ -189,8 +189,7 @@ def told(attempt: Callable[[], Any]) -> str:
     from pml_ext.errors import PmlExtError
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             attempt()
     except PmlExtError as error:
         text = str(error)
@@ -226,35 +225,6 @@ def single_settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
             for setting in (*component.settings, "weight", "no_such_setting"):
                 for value in (*ODD, *MORE):
                     yield kind, f"{component.name}.{setting}", base | host({"name": component.name, setting: value})
-    for table, keys in (
-        ("optimizer", ("name", "lr", "weight_decay", "betas", "momentum", "eps", "amsgrad", "head_lr_factor")),
-        ("schedule", ("epochs", "name", "milestones", "gamma")),
-        ("engine", ("precision", "compile", "channels_last", "clip_gradient")),
-        (
-            "evaluation",
-            (
-                "recall_at",
-                "precision_at",
-                "batch_size",
-                "validation",
-                "every",
-                "select",
-                "shortlist",
-                "lone_queries",
-                "clusters_per_class",
-            ),
-        ),
-        ("data", ("name", "workers", "augment", "image_size")),
-        ("model", ("trunk", "embedding_size", "hidden_sizes", "freeze_batch_norm")),
-    ):
-        for key, value, other in itertools.product(keys, (*ODD, *MORE), (None, "adam", "sgd", "rmsprop")):
-            tables = copy.deepcopy({**base, "loss": {"name": "pml/contrastive"}})
-            tables.setdefault(table, {})[key] = value
-            if other is not None and (table != "optimizer" or key == "name"):
-                continue
-            if other is not None:
-                tables[table]["name"] = other
-            yield "recipe", f"{table}.{key}", tables
 
 
 def _is_large(value: Any, largest: float) -> bool:

@@ -100,8 +100,7 @@ def raw_errors(place: Path, count: int) -> tuple[list[str], Counter[str]]:
     """Read so many damaged images in each way; return the errors of other kinds, and how often a file was read."""
     wrong: list[str] = []
     outcomes: Counter[str] = Counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of odd metadata
+    with warnings.catch_warnings(action="ignore"):
         for name, content in mutants(count):
             file = place / name
             file.write_bytes(content)

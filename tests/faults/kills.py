@@ -141,19 +141,29 @@ def execute(
     Returns:
         0, or how the process has ended: minus the signal's number, or its exit status.
     """
+    from pml_ext_train.launch.launch import train
+    from pml_ext_train.recipe import parse_override
+
+    def work() -> None:
+        overrides = map(parse_override, scenario.overrides)
+        train(scenario.recipe, out, device="cpu", overrides=overrides, resume=resume)
+
     if resume:
         time.sleep(1)  # TensorBoard reads files of events by the second that they began in
+    return in_a_fork(work, at, log, how)
+
+
+def in_a_fork(work: Callable[[], None], at: int = 0, log: Path | None = None, how: int = signal.SIGKILL) -> int:
+    """Work in a process forked from this one, without drawings in a report; return as :func:`execute`."""
     child = os.fork()
     if child == 0:
-        _work(scenario, out, at, resume, log, how)
+        _work(work, Counter(at, log, how))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int) -> None:
-    """In the forked process: the run without drawings in its report, and its end."""
+def _work(work: Callable[[], None], counter: Counter) -> None:
+    """In the forked process: the work, and its end."""
     from pml_ext.errors import PmlExtError, StoppedError
-    from pml_ext_train.launch.launch import train
-    from pml_ext_train.recipe import parse_override
     from pml_ext_train.results import finish as results
 
     status = 1
@@ -161,10 +171,11 @@ def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None
         torch.set_num_threads(1)
         os.environ.setdefault("RANK", "0")
         results.write_run_report = lambda view, *_: (view.folder / "report.html").write_text("none")
-        Counter(at, log, how).everywhere()
-        overrides = map(parse_override, scenario.overrides)
-        train(scenario.recipe, out, device="cpu", overrides=overrides, resume=resume)
+        counter.everywhere()
+        work()
         status = 0
+    except SystemExit as ended:  # of a command
+        status = int(ended.code or 0)
     except (PmlExtError, StoppedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         status = error.exit_code

@@ -1,4 +1,4 @@
-"""Files of a run, an index and an export, damaged in one way each."""
+"""Files of a run and an export, damaged in one way each."""
 
 import pytest
 
@@ -9,7 +9,6 @@ from . import files
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    pytest.importorskip("faiss")
     return files.Made(tmp_path_factory.mktemp("files"))
 
 
@@ -17,8 +16,6 @@ def made(tmp_path_factory):
 KNOWN = {
     "finished": {"", "checkpoints", "figures", "records", "tensorboard", "tensorboard/epochs"},
     "interrupted": {"", "checkpoints", "records", "tensorboard", "tensorboard/epochs"},
-    "index": {""},
-    "store": {""},
     "export": {""},
 }
 
@@ -30,7 +27,7 @@ def test_a_file_that_is_damaged_is_told_or_made_again(made, what):
     wrong = {}
     every = {"finished": 4, "interrupted": 2}.get(what, 1)
     for number, name in enumerate(names[::every]):
-        ways = files.DAMAGES if what in ("index", "store", "export") else [files.DAMAGES[number % len(files.DAMAGES)]]
+        ways = files.DAMAGES if what == "export" else [files.DAMAGES[number % len(files.DAMAGES)]]
         for damage in ways:
             if text := files.surprise(made, what, name, damage):
                 wrong[name, damage] = text

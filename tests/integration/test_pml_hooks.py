@@ -7,9 +7,6 @@ from pytorch_metric_learning.utils import logging_presets
 
 from pml_ext import (
     CrossBatchMemory,
-    DistributedLoss,
-    DistributedMiner,
-    MultipleLosses,
     PDDMDistance,
     RetrievalAccuracyCalculator,
 )
@@ -50,17 +47,6 @@ def trainer_of(hooks, loss, miner=None, end_of_epoch_hook=None):
         end_of_iteration_hook=hooks.end_of_iteration_hook,
         end_of_epoch_hook=end_of_epoch_hook,
     )
-
-
-def test_wrappers_in_each_other_are_recorded(tmp_path):
-    """The conformance kit has single components, in the same trainer."""
-    torch.manual_seed(0)
-    parts = {"one": losses.ContrastiveLoss(collect_stats=True), "two": losses.MultiSimilarityLoss()}
-    loss = CrossBatchMemory(MultipleLosses(parts, weights={"one": 1, "two": 2}), SIZE, 40)
-    hooks = hooks_in(tmp_path)
-    trainer_of(hooks, DistributedLoss(loss), DistributedMiner(miners.MultiSimilarityMiner())).train()
-    hooks.record_keeper.save_records()
-    assert len(hooks.get_loss_history(["total_loss"])["total_loss"]) == 3
 
 
 def test_as_documented_with_a_metric_of_ours_as_the_primary_one(tmp_path):

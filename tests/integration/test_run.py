@@ -20,12 +20,16 @@ from ..plugins.train.training.whole_runs import QUICK, quick
 def test_an_existing_folder_is_refused_and_left_alone(finished):
     out, _ = finished
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    with pytest.raises(ConfigError, match="exists; add --resume"):
-        quick(out)
-    with pytest.raises(ConfigError, match=r"loss.mvc_weight is 1.0 in the run to resume, but 0.5 now"):
-        quick(out, "loss.mvc_weight=0.5", resume=True)
-    with pytest.raises(ConfigError, match="seed 0, not 1; type --seed 0"):
-        quick(out, seed=1, resume=True)
+    for call, text in (
+        (lambda: quick(out), "exists; add --resume"),
+        (
+            lambda: quick(out, "loss.mvc_weight=0.5", resume=True),
+            r"loss.mvc_weight is 1.0 in the run to resume, but 0.5 now",
+        ),
+        (lambda: quick(out, seed=1, resume=True), "seed 0, not 1; type --seed 0"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            call()
     quick(out, resume=True)  # finished: only read
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
 

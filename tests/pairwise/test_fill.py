@@ -4,35 +4,8 @@ import math
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 from pml_ext.pairwise import fill
-
-
-def test_values_outside_of_a_mask_are_a_number():
-    values = torch.tensor([[1.0, torch.nan], [3.0, 4.0]], dtype=torch.float64, requires_grad=True)
-    mask = torch.tensor([[True, False], [False, True]])
-    filled = fill.fill_outside(values, mask, -2)
-    assert filled.tolist() == [[1.0, -2.0], [-2.0, 4.0]]
-    filled.sum().backward()
-    assert values.grad.tolist() == [[1.0, 0.0], [0.0, 1.0]]
-
-
-def test_values_are_zero_where_others_are_at_most_a_limit():
-    values = torch.tensor([torch.inf, torch.nan, 3.0, 4.0])
-    others = torch.tensor([-1.0, 0.5, 0.6, torch.nan])
-    assert fill.zero_at_most(values, others, 0.5).tolist() == [0.0, 0.0, 3.0, 4.0]
-
-
-def test_zeros_have_derivatives():
-    others = torch.tensor([-1.0, 0.5, 0.7, 2.0], dtype=torch.float64)
-    values = torch.randn(4, dtype=torch.float64, requires_grad=True)
-
-    def kept(values):
-        return fill.zero_at_most(values.exp(), others, 0.6)
-
-    assert gradcheck(kept, values, check_forward_ad=True)
-    assert gradgradcheck(kept, values, check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,22 +14,6 @@ def test_a_constant_is_made_once_for_each_dtype(dtype):
     made = fill.constant(0.123, like)
     assert (made.item(), made.dtype, made.shape) == (pytest.approx(0.123), dtype, ())
     assert fill.constant(0.123, like) is made
-
-
-def test_several_constants_are_numbers_of_matrices():
-    like = torch.zeros(3, dtype=torch.float64)
-    made = fill.constant((0.25, -torch.inf), like)
-    assert (made.tolist(), made.dtype) == ([[[0.25]], [[-torch.inf]]], torch.float64)
-    assert fill.constant((0.25, -torch.inf), like) is made
-
-
-def test_a_scaled_product():
-    values = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    column = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(fill.scaled_product(values, column, -0.5), -0.5 * values * column)
-    counts = torch.tensor([[2, 0]], dtype=torch.uint8)
-    assert fill.scaled_product(counts, torch.tensor(1.5, dtype=torch.float64), -1).tolist() == [[-3.0, 0.0]]
-    assert gradgradcheck(lambda x, y: fill.scaled_product(x, y, 3.0), (values, column), check_fwd_over_rev=True)
 
 
 def test_a_constant_does_not_outlive_a_transform_or_inference_mode():
@@ -76,15 +33,6 @@ def test_a_constant_does_not_outlive_a_transform_or_inference_mode():
     tracked = values.clone().requires_grad_()
     (tracked * fresh).sum().backward()
     assert tracked.grad.tolist() == [7.25, 7.25]
-
-
-def test_row_numbers_are_made_once_for_batches_of_one_size():
-    batch = torch.zeros(3, 2)
-    made = fill.row_numbers(batch)
-    assert (made.tolist(), made.dtype) == ([0, 1, 2], torch.int64)
-    assert fill.row_numbers(torch.ones(3, dtype=torch.float64)) is made
-    assert fill.row_numbers(torch.zeros(5)).tolist() == [0, 1, 2, 3, 4]
-    assert fill.row_numbers(batch).tolist() == [0, 1, 2]
 
 
 def test_row_numbers_do_not_outlive_a_transform_or_inference_mode():

@@ -17,12 +17,19 @@ class TestPairMasks:
         assert positives.nonzero().tolist() == [[0, 0], [1, 0]]
 
     def test_what_is_missing_is_named(self):
-        with pytest.raises(ValueError, match=r"^labels must be given where no indices_tuple is"):
-            pairwise.pair_masks(torch.empty(3, 3), None)
-        with pytest.raises(ValueError, match=r"^ref_labels must be given"):
-            pairwise.pair_masks(torch.empty(3, 3), torch.arange(3), has_references=True)
-        with pytest.raises(ValueError, match=r"three index tensors .* or four .* got 2"):
-            pairwise.pair_masks(torch.empty(3, 3), None, (torch.arange(1),) * 2)
+        for call, text in (
+            (lambda: pairwise.pair_masks(torch.empty(3, 3), None), r"^labels must be given where no indices_tuple is"),
+            (
+                lambda: pairwise.pair_masks(torch.empty(3, 3), torch.arange(3), has_references=True),
+                r"^ref_labels must be given",
+            ),
+            (
+                lambda: pairwise.pair_masks(torch.empty(3, 3), None, (torch.arange(1),) * 2),
+                r"three index tensors .* or four .* got 2",
+            ),
+        ):
+            with pytest.raises(ValueError, match=text):
+                call()
 
 
 def test_the_inequalities_of_hard_pairs_are_strict():
@@ -97,8 +104,3 @@ def test_places_in_a_mask_are_those_of_torch(shape):
     for mask in masks:
         for found, expected in zip(pairwise.places_in(mask), torch.where(mask), strict=True):
             assert torch.equal(found, expected)
-
-
-def test_places_are_in_row_major_order():
-    rows, columns = pairwise.all_entries(torch.empty(2, 3))
-    assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [(i, j) for i in range(2) for j in range(3)]

@@ -1,4 +1,4 @@
-"""What every class of ours keeps: bad values in sight, boolean labels, torch.func and forward mode."""
+"""What every class of ours keeps: finite values, bad values in sight, boolean labels, torch.func and forward mode."""
 
 import copy
 import itertools
@@ -135,6 +135,30 @@ def test_what_is_not_finite_is_never_hidden(name):
         assert not found.isfinite(), (sizes, lone, place, value)
         assert not torch.autograd.grad(found, x)[0].isfinite().all(), (sizes, lone, place, value)
     assert not component(torch.full((1, SIZE), math.nan), torch.tensor([0])).isfinite()  # without a pair
+
+
+SHAPES = {
+    "tiny": lambda x: 1e-20 * x,
+    "large": lambda x: 1e4 * nn.functional.normalize(x),
+    "zeros": torch.zeros_like,
+    "same": lambda x: x[:1].expand_as(x),
+    "opposite": lambda x: x * torch.tensor([1, -1]).repeat(len(x) // 2)[:, None],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_finite_batches_give_finite_values_and_gradients(name, shape):
+    """Of any size, of one class, of pairs, and of as many classes as images."""
+    component = COMPONENTS[name].eval()
+    x, labels = batch((6, 4))
+    x = SHAPES[shape](x)
+    for y, count in itertools.product((labels, 0 * labels, torch.arange(24) // 2, torch.arange(24)), (0, 1, 3, 24)):
+        points = x[:count].clone().requires_grad_()
+        value = component(points, y[:count])
+        value.sum().backward()
+        assert value.isfinite().all(), count
+        assert points.grad is None or points.grad.isfinite().all(), count
 
 
 TAKES_MORE = [n for n, each in COMPONENTS.items() if "indices_tuple" in getattr(each, "capabilities", ())]

@@ -124,7 +124,8 @@ def test_statistics_equal_a_slow_loop():
         (torch.randint(6, (40,), generator=torch.Generator().manual_seed(0)), True),
     ],
 )
-def test_products_within_classes(labels, by_class, monkeypatch):
+@pytest.mark.parametrize("kind", [AngularLoss, NPairAngularLoss])
+def test_products_within_classes(kind, labels, by_class, monkeypatch):
     labels = labels.long()
     classes = class_members(labels, small=0)
     assert class_members(labels) is None
@@ -133,7 +134,7 @@ def test_products_within_classes(labels, by_class, monkeypatch):
         assert torch.equal(classes.members[classes.class_of, classes.place], torch.arange(len(labels)))
     monkeypatch.setattr("pml_ext_angular.losses.class_members", lambda labels: class_members(labels, small=0))
     x = points(len(labels), 6)
-    value = AngularLoss()(x, labels)
-    wanted = slow(AngularLoss, x, labels)
+    value = kind()(x, labels)
+    wanted = slow(kind, x, labels)
     torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in (value, wanted)), rtol=1e-9, atol=1e-9)

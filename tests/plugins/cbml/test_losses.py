@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, miners, reducers
-from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pytorch_metric_learning import distances, reducers
 
 from pml_ext import CBMLLoss, HardPairMiner
 from pml_ext.testing import check_component
@@ -98,13 +97,3 @@ def test_recorded_terms():
     silent = CBMLLoss()
     silent(x, labels)
     assert not hasattr(silent, "positive_loss")
-
-
-def test_equals_pml_multi_similarity():
-    x, labels = loops.batch(rows=30, size=8, classes=6)
-    found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
-    pml = MultiSimilarityLoss(alpha=1, beta=1, base=0.5)
-    miner = miners.MultiSimilarityMiner(0.1)
-    expected = pml(x, labels, miner(x, labels))
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-14)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_ext import PDDMDistance
 from pml_ext.errors import TrainingWarning
@@ -174,21 +173,3 @@ def test_statistics_in_tiles(monkeypatch):
     monkeypatch.setattr("pml_ext_cbml.statistics.rows_per_tile", lambda *_: 3)
     tiles = PairStatistics.of(x, labels)
     assert dataclasses.astuple(tiles) == pytest.approx(dataclasses.astuple(whole), rel=1e-12)
-
-
-def test_statistics_of_a_large_batch_need_no_matrix():
-    """Products and masks of 8,192 embeddings would have 512 MB and more."""
-    x = torch.randn(8192, 4, generator=torch.Generator().manual_seed(0))
-    largest = 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                largest = max(largest, result.untyped_storage().nbytes())
-            return result
-
-    with Sizes():
-        PairStatistics.of(x + torch.arange(8192)[:, None] % 2, torch.arange(8192) % 2)
-    assert largest < 64 << 20

@@ -5,10 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext.testing import check_component
-from pml_ext_density.clustering import ClusteringLoss, nmi_after_moves
+from pml_ext_density.clustering import ClusteringLoss
 
 
 def nmi(labels, clusters):
@@ -99,19 +98,3 @@ def test_value_and_gradient_equal_a_loop(settings, shape):
 
 def test_degenerate_batches_equal_a_loop():
     check_component(ClusteringLoss, reference=reference, checks=["check_reference"])
-
-
-def test_agreement_after_moves_is_scikit_learns():
-    generator = torch.Generator().manual_seed(3)
-    classes = torch.unique(torch.randint(5, (30,), generator=generator), return_inverse=True)[1]
-    clusters = torch.randint(4, (30,), generator=generator)
-    moved = (torch.rand(8, 30, generator=generator) < 0.3).double()
-    moved[0] = 0
-    moved[1] = 1
-    found = nmi_after_moves(moved, clusters, classes)
-    for row, value in zip(moved, found, strict=True):
-        after = torch.where(row.bool(), 9, clusters)
-        assert float(value) == pytest.approx(normalized_mutual_info_score(classes, after), abs=1e-9)
-        assert float(value) == pytest.approx(nmi(classes.tolist(), after.tolist()), abs=1e-9)
-    alone = torch.zeros(30, dtype=torch.int64)
-    assert nmi_after_moves(moved[:2], alone, alone).tolist() == [1, 1]

@@ -5,8 +5,6 @@ import torch
 
 from pml_ext_density import functional
 
-from .points import RAGGED, batch, slow_density
-
 
 def test_slots_of_a_gpu_have_their_classes(monkeypatch):
     """In the form without a shape that depends on the labels, which a CPU takes while compiling."""
@@ -17,17 +15,6 @@ def test_slots_of_a_gpu_have_their_classes(monkeypatch):
     assert slots.counts[:3].tolist() == [3, 1, 3]
 
 
-def test_densities_of_classes_are_those_of_a_loop():
-    x, y = batch(RAGGED)
-    found = functional.class_densities(x, y)
-    expected = [slow_density([p for p, q in zip(x, RAGGED, strict=True) if q == label]) for label in (0, 1, 3)]
-    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-12, atol=1e-12)
-    slots = functional.slots(y, torch.float64)
-    torch.testing.assert_close(functional.slot_densities(x, slots), found)
-    assert (slots.classes.tolist(), slots.counts.tolist()) == ([0, 1, 3], [4, 1, 4])
-    assert found[1] == 0
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_densities_of_half_precision(dtype):
     """In float16 a count of 2,049 images would be 2,048, and in bfloat16 a count of 257 would be 256."""
@@ -35,48 +22,3 @@ def test_densities_of_half_precision(dtype):
     labels = torch.zeros(2049, dtype=torch.long)
     found = functional.class_densities(x, labels)
     torch.testing.assert_close(found, functional.class_densities(x.float(), labels))
-
-
-@pytest.mark.parametrize("size", [1, 4, 9])
-def test_streamed_densities_are_those_of_all_features(size):
-    x, y = batch(RAGGED, dtype=torch.float32)
-    batches = ((x[i : i + size].detach(), y[i : i + size]) for i in range(0, 9, size))
-    found = functional.streamed_class_densities(batches, lambda labels: labels, 5)
-    expected = functional.class_densities(x.detach().double(), y)
-    torch.testing.assert_close(found[[0, 1, 3]], expected, rtol=1e-6, atol=1e-7)
-    assert found[[2, 4]].tolist() == [0, 0]  # without images
-    assert found.dtype == torch.float64
-
-
-def test_streamed_densities_of_no_batch_are_zeros():
-    found = functional.streamed_class_densities([], lambda labels: labels, 3)
-    assert found.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.5, 1.3])
-def test_the_terms_are_sums_over_classes_and_their_pairs(eta):
-    densities, targets, base = torch.rand(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    base[1] = 0
-    present = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    classes = [0, 1, 3, 4]
-    fit, spread, correlation = functional.density_terms(densities, targets, base, present, eta)
-    assert fit.item() == pytest.approx(sum((densities[c] - targets[c]).item() ** 2 for c in classes) / 4)
-    assert spread.item() == pytest.approx(sum(targets[c].item() for c in classes) / 4)
-    b = {c: base[c].item() ** eta for c in classes if base[c] > 0}
-    pairs = [(b[j] * targets[i].item() - b[i] * targets[j].item()) ** 2 for i in b for j in b]
-    assert correlation.item() == pytest.approx(sum(pairs) / 16)
-    nothing = functional.density_terms(densities, targets, base, 0 * present)
-    assert [term.item() for term in nothing] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("tile_size", [None, 2])
-def test_nearest_distances_are_those_of_a_loop(tile_size):
-    x, _ = batch(RAGGED)
-    with torch.no_grad():
-        x[4] = x[2]
-    found = functional.nearest_distances(x, tile_size)
-    expected = [min((p - q).norm().item() for j, q in enumerate(x) if j != i) for i, p in enumerate(x)]
-    assert found.tolist() == pytest.approx(expected, abs=1e-9)
-    assert found[2] == found[4] == 0
-    (gradient,) = torch.autograd.grad(found[2] + found[4], x)
-    assert not gradient.any()

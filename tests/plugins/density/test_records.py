@@ -1,7 +1,5 @@
 """The table of densities by epoch."""
 
-import pytest
-
 from pml_ext_density.records import plotted, read_rows, write_epoch
 
 
@@ -23,17 +21,3 @@ def test_epochs_are_added_and_those_after_a_checkpoint_are_dropped(tmp_path):
     ]
     assert read_rows(path)[0]["density"] == "nan"
     assert [len(axes.lines) for axes in plotted(read_rows(path)).axes] == [3, 3]  # two classes and their mean
-
-
-def test_a_table_whose_writing_is_interrupted_stays_whole(tmp_path, monkeypatch):
-    path = tmp_path / "density.csv"
-    write_epoch(path, 0, [0], [0.5], [0.5])
-    before = path.read_bytes()
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_epoch(path, 1, [0], [0.5], [0.5])
-    assert path.read_bytes() == before

@@ -41,7 +41,7 @@ def test_equal_to_a_loop():
         {"distance": [whole], "num_quadruplets": [1, 4, 1000], "per_class": [False, True]},
         {"distance": [lmdm]},
         {"distance": [whole], "score_margin": [0.1], "embedding_margin": [0.3], "embedding_weight": [2.0, 0.0]},
-        {"distance": [whole], "pointwise": ["logistic", "fisher"]},
+        {"distance": [whole], "pointwise": ["logistic", "fisher"], "squared": [False, True]},
         {"distance": [whole], "embedding_loss": [None, TripletMarginLoss()]},
     ]
     check_component(PDDMLoss, reference=reference, settings=settings, checks=["check_reference", "check_settings"])

@@ -61,8 +61,7 @@ def indexed(
 ) -> tuple[TrainedRun, Gallery]:
     """A run's collection; the run is this worker's own, as the other workers have other folders of images."""
     run = load_run(shutil.copytree(runs[0], tmp_path_factory.mktemp("indexed") / "run"), "cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SkippedImage)
+    with warnings.catch_warnings(action="ignore", category=SkippedImage):
         return run, run.index(folder)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pml_ext import load_run
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import ConfigError
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_train.launch.launch import train
 
@@ -27,8 +27,7 @@ def indexed_run(few, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pml_ext_train.results.finish.write_run_report", lambda *_: None)
         train("triplets/digits", out=place, overrides=typed([*quick, "model.trunk.width=8"]), device="cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SkippedImage)
+    with warnings.catch_warnings(action="ignore", category=SkippedImage):
         load_run(place, "cpu", by="features").index(few[0])
     return place
 
@@ -76,21 +75,6 @@ def test_a_mixed_use_is_one_line_with_the_remedy(indexed_run, few, command, tmp_
     with pytest.raises(ConfigError, match=MIXED):
         load_run(indexed_run, "cpu", by="embeddings").embed([photo])
     assert len(load_run(indexed_run, "cpu").gallery()) == 20  # it is as it was
-
-
-def test_both_collections_lie_beside_each_other(indexed_run, few, tmp_path, command):
-    other = ("--store", tmp_path / "embeddings")
-    assert command("index", indexed_run, few[0], "--by", "embeddings", *other).returncode == 0
-    run = load_run(indexed_run, "cpu", store=tmp_path / "embeddings")
-    assert run.by == "embeddings"
-    assert run.gallery().embedded.embeddings.shape[1] == run.network.embedding_size
-    assert command("query", indexed_run, next(few[1].glob("*/*.png")), *other).returncode == 0
-
-
-def test_a_lost_index_is_made_again_by_features(indexed_run, tmp_path):
-    run = load_run(indexed_run, "cpu", store=tmp_path / "store", by="features")
-    with pytest.raises(DataError, match=r"no index; type: pml-ext index .* FOLDER --store .* --by features"):
-        run.gallery()
 
 
 @pytest.mark.parametrize("damage", [empty, garbage, Path.unlink])

@@ -46,12 +46,6 @@ def test_a_large_collection_is_clustered_by_a_sample(monkeypatch):
     assert all(each.share == 1 for each in grouping.clusters)
 
 
-def test_a_few_images_are_one_cluster():
-    for count in (1, 2):
-        (cluster,) = group(blobs([count]), "auto").clusters
-        assert len(cluster.members) == count
-
-
 def test_only_sheets_of_an_earlier_table_are_removed(make, few, tmp_path, monkeypatch):
     photos = tmp_path / "photos"
     shutil.copytree(few[0], photos)

@@ -15,19 +15,18 @@ from .conftest import execute
 from .drawings import write_some
 
 
-def test_a_state_that_is_no_text_is_damage(make, images):
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("UPDATE collection SET about = CAST(x'80' AS TEXT)", pytest.warns(StoreWarning, match="is removed")),
+        ("ALTER TABLE embedded RENAME COLUMN size TO width", pytest.raises(DataError, match="damaged")),
+    ],
+)
+def test_a_table_that_nobody_wrote_is_damage(make, images, statement, found):
     write_some(images, range(24))
     make().index(images)
-    execute(images, "UPDATE collection SET about = CAST(x'80' AS TEXT)")
-    with pytest.warns(StoreWarning, match="the collection is removed"):
-        make().index(images)
-
-
-def test_a_column_of_another_name_is_damage(make, images):
-    write_some(images, range(24))
-    make().index(images)
-    execute(images, "ALTER TABLE embedded RENAME COLUMN size TO width")
-    with pytest.raises(DataError, match="damaged"):
+    execute(images, statement)
+    with found:
         make().index(images)
 
 

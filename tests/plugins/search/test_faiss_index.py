@@ -5,9 +5,7 @@ import warnings
 import pytest
 import torch
 
-from pml_ext_search.faiss_index import FaissIndex
 from pml_ext_search.query import QueryOptions
-from pml_ext_train.retrieval import RecallSample
 
 from .conftest import made_up
 
@@ -53,27 +51,6 @@ def test_the_default_effort_finds_nine_of_ten(make, factory, count, classes, spr
     queries = clustered(100, classes, spread, seed=2)
     assert recall(gallery, queries) >= 0.9
     assert [len(answer.paths) for answer in answers(gallery, queries[:5], k)] == [k] * 5
-
-
-def test_measured_recall_is_that_of_a_plain_count():
-    points = clustered(400, 200, 1.0, seed=1)
-    points[1::2] = points[::2]  # every image twice: several right answers
-    index = FaissIndex.build("IVF16,Flat", points)
-    chosen = index.effort
-    sample_of_index = RecallSample(points)
-    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    distances.fill_diagonal_(torch.inf)
-    for index.effort in (1, 4, 16):
-        right = 0
-        sample = torch.linspace(0, 399, 200).round().long().tolist()
-        for row in sample:
-            numbers = [number for number in index.search(points[row][None], 11)[1][0].tolist() if number != row]
-            near = distances[row].topk(10, largest=False).values[-1] + 1e-6
-            right += int((distances[row, numbers[:10]] <= near).sum())
-        found = sample_of_index.recall_at_10(lambda queries, k: index.search(queries, k)[1])
-        assert found == pytest.approx(right / 2000, abs=1e-3)
-        if index.effort == chosen:
-            assert index.recall == found
 
 
 def test_the_command_tells_effort_and_recall(command, runs, folder, tmp_path):

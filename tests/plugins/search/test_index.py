@@ -119,8 +119,7 @@ def test_a_damaged_file_is_one_line_with_its_remedy(command, make, few, tmp_path
     files = {path.name: path.read_bytes() for path in place.iterdir()}
     with pytest.raises(DataError) as caught:
         make("an index").gallery()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StoreWarning)
+    with warnings.catch_warnings(action="ignore", category=StoreWarning):
         make("an index").embed(next(few[0].glob("*/*.png")))
     assert {path.name: path.read_bytes() for path in place.iterdir()} == files
     text = str(caught.value)

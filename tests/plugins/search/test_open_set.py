@@ -16,7 +16,6 @@ from pml_ext_search.open_set import (
     rows_in_several_classes,
     share_of_classes,
     threshold_at,
-    without_own_class,
 )
 
 
@@ -62,12 +61,6 @@ def test_equal_photographs_are_at_no_distance():
     found = Classes(embeddings, numbers, 6, "image").distances(embeddings)
     assert found[np.arange(40), numbers].max() < 1e-6
     assert Classes(embeddings, numbers, 6).distances(embeddings[:0]).shape == (0, 6)
-
-
-def test_the_own_class_is_left_out():
-    distances = np.array([[0.1, 0.5, 0.3], [0.2, 0.9, 0.4]])
-    assert without_own_class(distances, np.array([0, 1])).tolist() == [0.3, 0.2]
-    assert distances[0, 0] == 0.1
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.25, 0.4, 0.55, 0.7, 1.0])
@@ -172,11 +165,3 @@ def test_metrics_equal_a_slow_loop(seed):
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         assert found[name] == pytest.approx(value, abs=1e-12), name
-
-
-def test_metrics_without_a_query_are_left_out():
-    only_new = metrics_of(np.array([[0.5], [0.1]]), [None, None], 0.2)
-    assert only_new == {"accuracy": 0.5, "false_acceptance_rate": 0.5, "balanced_accuracy_new": 0.5}
-    only_known = metrics_of(np.array([[0.5], [0.1]]), [0, 0], 0.2)
-    assert only_known["recall_at_1"] == 1
-    assert "false_acceptance_rate" not in only_known

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pml_ext.errors import DataError
-
 
 @pytest.fixture
 def photos(runs, few, tmp_path):
@@ -58,10 +56,3 @@ def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypat
     assert len(done.stdout.splitlines()) == 4
     assert done.stderr == "pml-ext: warning: no picture: ZeroDivisionError: division by zero\n"
     assert not (run / "query.png").exists()
-
-
-def test_a_picture_without_an_index_says_what_to_type(make):
-    run = make()
-    for _ in range(2):  # the first call leaves a gallery that is not open
-        with pytest.raises(DataError, match="no index; type: pml-ext index"):
-            run.picture([])

@@ -3,19 +3,7 @@
 import pytest
 import torch
 
-from pml_ext.evaluation.neighbors import nearest_of
 from pml_ext_search.ranking import with_exact_distances
-
-
-def test_many_queries_at_once_have_exact_distances():
-    """faiss multiplies matrices for them, which leaves equal vectors apart."""
-    points = torch.nn.functional.normalize(torch.randn(400, 512, generator=torch.Generator().manual_seed(0)))
-    _, places = nearest_of(points, 2, points)
-    distances, sorted_places = with_exact_distances(points, points, places)
-    assert distances[:, 0].max() == 0
-    assert torch.equal(sorted_places[:, 0], torch.arange(400))
-    wanted = (points[sorted_places[:, 1]] - points).norm(dim=1)
-    torch.testing.assert_close(distances[:, 1], wanted)
 
 
 @pytest.mark.parametrize("most", [16, 80, 1000])

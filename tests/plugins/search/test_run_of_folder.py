@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from pml_ext.errors import DataError, PluginError
+from pml_ext.errors import DataError
 from pml_ext_search import run_of_folder
 from pml_ext_search.commands.cluster import cluster
 from pml_ext_search.commands.index import index
@@ -68,15 +68,6 @@ def test_a_folder_without_images_says_what_it_has(tmp_path, command):
         assert "notes.txt: no image by its name" in " ".join(done.stderr.split())
     (place / "metrics.json").write_text("{}")  # what is left of a run
     assert run_of(place, "cpu", None) == (place, None)
-
-
-def test_without_the_plugin_the_error_names_it(photos, monkeypatch):
-    def missing(name, what):
-        raise PluginError(f"{what} needs the plugin {name!r}")
-
-    monkeypatch.setattr(run_of_folder, "service", missing)
-    with pytest.raises(PluginError, match="photos, a folder of images in place of a run, needs the plugin 'fit'"):
-        run_of(photos, "cpu", None)
 
 
 def test_a_query_follows_its_folder(photos, fits, capsys):

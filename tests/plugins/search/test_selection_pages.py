@@ -2,12 +2,10 @@
 
 import csv
 
-import numpy as np
 import torch
 from PIL import Image
 
 from pml_ext_search import selection_pages
-from pml_ext_search.clusters import CELL
 from pml_ext_search.embedded import Embedded
 from pml_ext_search.selection import select
 
@@ -31,17 +29,3 @@ def test_a_table_has_every_image_whatever_its_name(tmp_path):
         {"path": "ü/,\"'.png", "class": "ü", "rank": "2", "distance": "1.414214"},
         {"path": "ü/\udcff.png", "class": "ü", "rank": "3", "distance": "1.414214"},
     ]
-
-
-def test_a_sheet_has_the_images_in_order(tmp_path, monkeypatch):
-    found = select(photos(tmp_path / "photos"), 3, "outliers")
-    assert found.rows == [0, 1, 2]
-    selection_pages.write_sheet(found, tmp_path / "s.png", "title")
-    sheet = np.asarray(Image.open(tmp_path / "s.png"))
-    row = sheet[30 + (CELL - 6) // 2]
-    reds = [int(row[6 + CELL * place + (CELL - 6) // 2][0]) for place in range(4)]
-    assert reds == [0, 80, 160, 255]
-    monkeypatch.setattr(selection_pages, "ON_SHEET", 1)
-    selection_pages.write_sheet(found, tmp_path / "s.png", "title")
-    row = np.asarray(Image.open(tmp_path / "s.png"))[30 + (CELL - 6) // 2]
-    assert [int(row[6 + CELL * place + (CELL - 6) // 2][0]) for place in range(2)] == [0, 255]

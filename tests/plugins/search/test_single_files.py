@@ -14,7 +14,6 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import embedding
-from pml_ext_search.collection import Collection
 from pml_ext_search.problems import StoreWarning
 
 from .conftest import write_digits
@@ -110,28 +109,6 @@ def test_a_query_takes_what_the_index_has(make, images, tmp_path):
     assert mixed[2] == known[0]
     assert mixed[1].paths[0] == files[7].relative_to(images).as_posix()
     assert [answer.query_class for answer in mixed] == [files[5].parent.name, None, files[3].parent.name]
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-def test_a_query_for_a_photo_opens_one_transaction(make, images, tmp_path, monkeypatch, indexed):
-    make().run.index(images)
-    photo = files_of(images)[3]
-    if not indexed:
-        shutil.copyfile(photo, tmp_path / "photo.png")
-        photo = tmp_path / "photo.png"
-    opened = []
-    transaction = Collection.transaction
-
-    def counted(self, *arguments, **options):
-        opened.append(self)
-        return transaction(self, *arguments, **options)
-
-    monkeypatch.setattr(Collection, "transaction", counted)
-    run = make().run
-    answers = run.query(photo, 3)
-    run.picture(answers)
-    assert len(answers[0].paths) == 3
-    assert len(opened) == 1
 
 
 def test_an_unreadable_file_is_named_as_it_was_given(make, images, tmp_path, monkeypatch):

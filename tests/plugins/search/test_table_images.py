@@ -10,7 +10,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.table_images import cut_images, is_table
+from pml_ext_search.table_images import cut_images
 
 
 @pytest.fixture
@@ -73,13 +73,6 @@ def test_photographs_that_cannot_be_read_are_left_out(table, tmp_path):
         cut_images(table, tmp_path / "cut", 3, {})
 
 
-def test_what_is_a_table(table, tmp_path):
-    assert is_table(table)
-    assert not is_table(tmp_path)
-    assert not is_table(tmp_path / "photos" / "a.png")
-    assert not is_table(tmp_path / "absent.csv")
-
-
 def test_boxes_are_indexed_and_found(runs, table, tmp_path):
     trained = load_run(runs[0], device="cpu", store=tmp_path / "collection")
     gallery = trained.index(table)
@@ -89,8 +82,7 @@ def test_boxes_are_indexed_and_found(runs, table, tmp_path):
     (answer,) = trained.query(folder / "fox" / "photos-a.png.12-5-30-20.png", k=2)
     assert sorted(answer.paths) == ["fox/photos-b.png.png", "lynx/photos-a.png.0-0-10-20.png"]
     written(tmp_path, "lynx,photos/a.png,0,0,10,20", "fox,photos/b.png,,,,")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         assert trained.index(table).changes[:3] == (0, 0, 1)
 
 

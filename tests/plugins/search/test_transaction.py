@@ -1,9 +1,7 @@
 """Rows of a collection: a damaged one is deleted and told, or refused, and never passed over."""
 
 import contextlib
-import os
 import random
-import re
 import shutil
 import sqlite3
 import warnings
@@ -50,24 +48,6 @@ def test_a_flipped_bit_gives_no_image_the_id_of_another(make, images):
     assert told > 5
 
 
-def test_a_path_whose_type_was_changed_is_damage(make, images):
-    """The last byte of a type's code is five bytes before its value: a blob becomes a text."""
-    write_some(images, range(24))
-    make().index(images)
-    database = images.parent / "store" / "images.sqlite"
-    content = database.read_bytes()
-    path = os.fsencode(next(images.glob("class 3/*")))
-    places = [match.start() for match in re.finditer(re.escape(path), content)]
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("SELECT count(*) FROM embedded WHERE typeof(path) = 'blob'").fetchone() == (24,)
-    flip(database, places[-1] - 5)
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("SELECT count(*) FROM embedded WHERE typeof(path) = 'text'").fetchone() == (1,)
-    with pytest.warns(StoreWarning, match="1 image were damaged"):
-        make().index(images)
-    assert len(make().gallery().embedded.paths) == 24
-
-
 def with_another_folder(make, images, tmp_path):
     """Return a run whose collection has an index of 30 images, and 30 of another folder."""
     write_some(images, range(30))
@@ -89,18 +69,6 @@ def test_a_damaged_row_of_another_folder_is_deleted_and_told(make, images, tmp_p
         run.index(images)
     assert rows(images) == 10 + 27
     assert run.embed_folder(tmp_path / "others").new == 3
-
-
-def test_a_damaged_row_of_an_index_is_not_passed_over(make, images, tmp_path):
-    run = with_another_folder(make, images, tmp_path)
-    write_some(images, range(60, 63))
-    run.index(images)  # whose vectors are in two parts of the file now
-    with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite")) as connection, connection:
-        connection.execute("UPDATE images SET vector = NULL WHERE vector = 10")
-    with pytest.warns(StoreWarning, match="1 row of images were damaged and are deleted; .* type: pml-ext index"):
-        run.embed_folder(tmp_path / "others")
-    with pytest.raises(DataError, match="a row of the index has no vector.*type: pml-ext index"):
-        make().gallery()
 
 
 @pytest.mark.parametrize("vector", [99, "one"])

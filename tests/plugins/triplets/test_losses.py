@@ -145,23 +145,3 @@ def test_the_share_of_violating_triplets_is_recorded():
     same = labels[:, None] == labels
     possible = ((same.sum(1) - 1) * (~same).sum(1)).sum()
     assert loss.violating.item() == pytest.approx(info["divisor"].item() / possible.item())
-
-
-def test_hinges_of_a_tile_are_computed_once_for_a_mean(monkeypatch):
-    computed = []
-    compute = functional._hinge_sums
-
-    def counted(*arguments):
-        computed.append(len(arguments[0]))
-        return compute(*arguments)
-
-    monkeypatch.setattr(functional, "_hinge_sums", counted)
-    embeddings = torch.randn(12, 5, dtype=torch.float64, requires_grad=True)
-    labels = torch.arange(12) // 3
-    BatchAllTripletLoss(tile_size=6)(embeddings, labels).backward()
-    assert computed == [6, 6]
-    computed.clear()
-    (tiled,) = torch.autograd.grad(BatchAllTripletLoss(tile_size=6)(embeddings, labels).square(), embeddings)
-    assert computed == [6, 6]
-    (whole,) = torch.autograd.grad(BatchAllTripletLoss()(embeddings, labels).square(), embeddings)
-    torch.testing.assert_close(tiled, whole)

@@ -141,14 +141,17 @@ def test_what_was_collected_is_saved_too():
         sampler.refresh_pool()
     assert len(one._pool)
     assert list(one) == list(other)
-    with pytest.raises(ValueError, match="what collect.. was given"):
-        one.refresh_pool(torch.randn(30, 4))
-    with pytest.raises(ValueError, match="5 embeddings for 12 indices"):
-        one.collect(torch.arange(12), torch.randn(5, 4))
-    with pytest.raises(ValueError, match='"misclassified", whose pairs are of each misclassified image; leave out per'):
-        HardNegativePoolSampler([0, 0, 1, 1], 6, 12, strategy="misclassified", per="anchor")
-    with pytest.raises(ValueError, match='leave out per="anchor"'):
-        HardNegativePoolSampler(labels, 12, 120, pool="nearest", per="anchor")
+    for call, text in (
+        (lambda: one.refresh_pool(torch.randn(30, 4)), "what collect.. was given"),
+        (lambda: one.collect(torch.arange(12), torch.randn(5, 4)), "5 embeddings for 12 indices"),
+        (
+            lambda: HardNegativePoolSampler([0, 0, 1, 1], 6, 12, strategy="misclassified", per="anchor"),
+            '"misclassified", whose pairs are of each misclassified image; leave out per',
+        ),
+        (lambda: HardNegativePoolSampler(labels, 12, 120, pool="nearest", per="anchor"), 'leave out per="anchor"'),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
 
 
 def run(out, *overrides):

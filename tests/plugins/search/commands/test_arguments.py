@@ -32,6 +32,16 @@ from pml_ext_search.trained import TrainedRun
         ("index RUN --check --workers 2", "leave it out with --check or --from"),
         ("query RUN IMAGE --workers 2", "--list and --workers go with -o FILE"),
         ("query RUN", "wanted images or ids to look for; type: pml-ext query"),
+        ("query RUN FOLDER -o TMP/answers.txt", "wanted a file that ends in .parquet or .jsonl"),
+        ("query RUN -o TMP/answers.jsonl", "-o wants one folder"),
+        ("select RUN -n 0", "-n 0: wanted 1 or more"),
+        ("select RUN --sheet TMP", "is a folder; type --sheet FILE"),
+        ("select RUN --csv TMP", "is a folder; type --csv FILE"),
+        ("identify RUN --radius 0.5", "--radius is for photographs"),
+        ("identify RUN x.png --radius 0.5 --far 0.1", "--radius is a threshold, and --far and --on calibrate one"),
+        ("identify RUN --score", "--score wants one folder"),
+        ("identify RUN --far often", "--far often: wanted a rate between 0 and 1"),
+        ("identify RUN gone.png --radius -1", "--radius -1: wanted a distance above 0"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(command, indexed, folder, tmp_path, monkeypatch, line, text):

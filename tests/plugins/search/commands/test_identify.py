@@ -53,22 +53,3 @@ def test_calibrating_identifying_scoring_enrolling(command, identified):
     assert again["changes"]["new"] == 0
     after = command("identify", run, photographs[0], "--json")
     assert "known or new is calibrated again: the enrolled images have changed" in after.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--radius", "0.5"], "--radius is for photographs"),
-        (["x.png", "--radius", "0.5", "--far", "0.1"], "--radius is a threshold, and --far and --on calibrate one"),
-        (["--score"], "--score wants one folder"),
-        (["--far", "often"], "--far often: wanted a rate between 0 and 1"),
-        (["gone.png", "--radius", "1"], "gone.png: no such file"),
-        (["gone.png", "--radius", "-1"], "--radius -1: wanted a distance above 0"),
-    ],
-)
-def test_wrong_use_is_told_in_one_line(command, identified, arguments, text):
-    run, place = identified
-    command("index", run, place / "enrolled")
-    done = command("identify", run, *arguments)
-    assert done.returncode in (1, 2)
-    assert text in done.stderr.replace("\n", " ")

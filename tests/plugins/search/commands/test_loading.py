@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pml_ext.errors import ConfigError
-from pml_ext_search.commands.loading import load_for_command, read_list
+from pml_ext_search.commands.loading import read_list
 
 
 def test_a_list_has_a_path_in_each_line(tmp_path):
@@ -14,8 +14,3 @@ def test_a_list_has_a_path_in_each_line(tmp_path):
     assert read_list(tmp_path / "list") == names
     with pytest.raises(ConfigError, match="--list .*none: cannot be read .No such file or directory"):
         read_list(tmp_path / "none")
-
-
-def test_a_run_is_loaded_with_its_collection(runs, tmp_path):
-    run = load_for_command(runs[0], "cpu", workers=0, store=tmp_path / "own", by="embeddings")
-    assert (run.folder, run.place, run.by) == (runs[0], tmp_path / "own", "embeddings")

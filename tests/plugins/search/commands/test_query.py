@@ -18,9 +18,3 @@ def test_a_query_imports_what_it_uses_alone(indexed, folder):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
     assert len(json.loads(done.stdout)[0]["paths"]) == 8
-
-
-def test_wrong_files_of_answers(runs, folder, tmp_path, command):
-    told = command("query", runs[0], folder, "-o", tmp_path / "answers.txt")
-    assert (told.returncode, "wanted a file that ends in .parquet or .jsonl" in told.stderr) == (2, True)
-    assert "-o wants one folder" in command("query", runs[0], "-o", tmp_path / "answers.jsonl").stderr

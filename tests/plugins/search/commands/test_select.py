@@ -39,23 +39,6 @@ def test_prints_what_was_selected(command, indexed):
     assert "2 of 200 images, the farthest from the others: distances are to the fifth nearest image" in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["-n", 0], "-n 0: wanted 1 or more"),
-        (["--sheet", "."], ". is a folder; type --sheet FILE"),
-        (["--csv", "."], ". is a folder; type --csv FILE"),
-        (["--kind", "rare"], "rare"),
-    ],
-)
-def test_a_wrong_option_is_named(command, indexed, options, text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = command("select", indexed[0].folder, *options)
-    assert done.returncode == 2
-    assert text in " ".join(done.stderr.split())
-    assert not [*tmp_path.iterdir()]
-
-
 def test_ids_of_vectors_are_selected(command, tmp_path):
     table = tmp_path / "vectors.npz"
     points = np.eye(8, dtype=np.float32)[[0, 1, 2, 2, 3, 3, 3]] + 0.1

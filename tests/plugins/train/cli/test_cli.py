@@ -67,6 +67,12 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
         (["query", "{tmp}", "--list", "{tmp}/x", "{tmp}/y"], "--list and --workers go with -o FILE"),
         (["compare", "cbml/digits", "--ray-address", "x", "--out", "{tmp}/x"], "--ray-address goes with --on ray"),
         (["bench", "cbml", "--run", "cbml/digits"], "--run measures the steps of a recipe; leave out losses"),
+        (["bench", "--run", "cbml/digits", "--scale"], "leave out losses and --shapes, and --scale"),
+        (["bench", "--run", "cbml/omniglot-small-mvc-weight"], "has 4 variants; wanted one of them"),
+        (["bench", "cbml", "--to", "64"], "--to goes with --scale"),
+        (["bench", "cbml", "--scale", "--shapes=8x4x2,16x4x2"], "wanted one shape with --scale, from which the batch"),
+        (["bench", "cbml", "--set", "schedule.epochs=1"], "--data and --set go with --run RECIPE"),
+        (["bench", "cbml", "--shapes=8x4"], "8x4"),
     ],
 )
 def test_wrong_use_is_one_line(pml_ext_command, tmp_path, arguments, message):

@@ -53,11 +53,13 @@ def test_data_sets_and_trunks_have_options_that_a_recipe_sets(name, kind):
 
 
 def test_unknown_names_have_the_nearest_of_their_kind():
-    with pytest.raises(
-        UnknownNameError, match="no component, recipe, table, data set, transform or trunk 'digit'; nearest: .*dig"
+    for call, text in (
+        (
+            lambda: describe("digit"),
+            "no component, recipe, table, data set, transform or trunk 'digit'; nearest: .*dig",
+        ),
+        (lambda: describe("convnt", "trunk"), "no trunk 'convnt'; nearest: convnet"),
+        (lambda: describe("hard-pear", "miner"), "no miner 'hard-pear'; nearest: hard-pair"),
     ):
-        describe("digit")
-    with pytest.raises(UnknownNameError, match="no trunk 'convnt'; nearest: convnet"):
-        describe("convnt", "trunk")
-    with pytest.raises(UnknownNameError, match="no miner 'hard-pear'; nearest: hard-pair"):
-        describe("hard-pear", "miner")
+        with pytest.raises(UnknownNameError, match=text):
+            call()

@@ -10,7 +10,7 @@ from PIL import Image
 
 from pml_ext.errors import ConfigError, DataError, TooManyPixelsError
 from pml_ext_train.data import Box, folder, image_tensor, open_image, read_image, shown_size
-from pml_ext_train.data.reading import IMAGE_ENDINGS, TURNS, _array_of
+from pml_ext_train.data.reading import IMAGE_ENDINGS, TURNS
 
 from .made_up import save, write_deep_png
 
@@ -194,11 +194,3 @@ def test_a_setting_reads_images_above_pillows_limit(tmp_path, monkeypatch):
     monkeypatch.setenv("PML_EXT_MAX_PIXELS", "many")
     with pytest.raises(ConfigError, match="PML_EXT_MAX_PIXELS=many in the environment: wanted a number of pixels"):
         read_image(path)
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 4)])
-@pytest.mark.parametrize("height", [1, 64, 65, 200])
-def test_pixels_that_are_copied_by_strips_are_those_of_numpy(mode, channels, height):
-    pixels = np.random.default_rng(0).integers(256, size=(height, 30, channels), dtype=np.uint8)
-    image = Image.fromarray(pixels.squeeze(-1) if channels == 1 else pixels, mode)
-    assert np.array_equal(_array_of(image, channels), pixels)

@@ -99,13 +99,6 @@ def test_a_filesystem_without_locks_is_named(tmp_path, monkeypatch):
         pass
 
 
-def test_temporary_names_are_told_from_others(tmp_path):
-    assert final_path(tmp_path / ".model.pt.12-34.tmp") == tmp_path / "model.pt"
-    assert final_path(tmp_path / ".model.pt.12.tmp") == tmp_path / "model.pt"
-    for name in ("model.pt", ".model.pt.tmp", "model.pt.12.tmp", ".model.pt.12-.tmp", ".model.pt.x-1.tmp"):
-        assert final_path(tmp_path / name) is None
-
-
 def hold(folder, locked, done):
     with locked_folder(folder):
         locked.set()

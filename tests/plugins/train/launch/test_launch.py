@@ -1,6 +1,5 @@
 """The lock of a run's folder, and what a run that is resumed must find again."""
 
-import shutil
 import subprocess
 import sys
 
@@ -75,41 +74,17 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
         for name, tensor in weights[0][network].items():
             if "running" not in name and "num_batches" not in name:
                 torch.testing.assert_close(weights[1][network][name], tensor)
-    for width, place, message in ((4, tmp_path, "is no finished run"), (8, tmp_path / "a", "trunk of .* is another")):
-        settings = [*SMALL, "schedule.epochs=1", f"model.trunk.width={width}", f"model.init={place}"]
-        with pytest.raises(ConfigError, match=message):
-            train("cbml/digits", tmp_path / f"c{width}", device="cpu", overrides=typed(settings))
 
 
-def write_class(place, name, number=6):
+def write_class(place, name):
     (place / name).mkdir(parents=True)
-    for image in range(number):
+    for image in range(6):
         pixels = np.full((8, 8, 3), 20 * image, dtype=np.uint8)
         Image.fromarray(pixels).save(place / name / f"{image}.png")
 
 
-def add_class(photos):
-    write_class(photos, "c25", 7)
-
-
-def remove_class(photos):
-    shutil.rmtree(photos / "c0")
-
-
-def move_image(photos):
-    shutil.move(photos / "c0" / "0.png", photos / "c0" / "nought.png")
-
-
 @pytest.mark.usefixtures("without_report")
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (add_class, r"test had 18 images of 3 classes, now 25 images of 4 classes"),
-        (remove_class, r"had 18 images of 3 classes, now \d+ images of \d class"),
-        (move_image, r"\w+ has other files or labels"),
-    ],
-)
-def test_images_that_changed_are_refused(tmp_path, change, text):
+def test_images_that_changed_are_refused(tmp_path):
     """By a run that goes on, within an epoch too, and by the report of a finished one."""
     photos = tmp_path / "photos"
     out = tmp_path / "out"
@@ -124,14 +99,13 @@ def test_images_that_changed_are_refused(tmp_path, change, text):
 
     first = go_on(photos, resume=False)
     (out / "report.html").write_text("")
-    change(photos)
-    remedy = rf"{out}: the images are not those of this run: .*{text}.*put them back.*--data.*--out"
+    moved = photos / "c0" / "0.png"
+    moved.rename(photos / "c0" / "nought.png")
+    remedy = rf"{out}: the images are not those of this run: .* has other files or labels.*put them back.*--data.*--out"
     with pytest.raises(DataError, match=remedy):
         draw_report(out, "cpu")
     (out / "metrics.json").unlink()
     with pytest.raises(DataError, match=remedy):
         go_on(photos)
-    shutil.rmtree(photos)
-    for number in range(6):
-        write_class(photos, f"c{number}")
+    (photos / "c0" / "nought.png").rename(moved)
     assert go_on(photos)["after"] == first["after"]

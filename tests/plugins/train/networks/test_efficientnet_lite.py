@@ -113,14 +113,6 @@ def test_other_weights_are_one_line():
         load_recipes("cbml/digits", typed(['model.trunk={name="efficientnet-lite0", weights="a1_in1k"}']))
 
 
-@pytest.mark.usefixtures("installed")
-def test_a_frozen_trunk_needs_weights():
-    text = r"efficientnet-lite0 is frozen and has no weights.*wanted weights = 'imagenet' or a file or 'random'"
-    with pytest.raises(ConfigError, match=text):
-        load_recipes("cbml/frozen", typed(["model.trunk=efficientnet-lite0"]))
-    load_recipes("cbml/frozen", {"model.trunk": {"name": "efficientnet-lite0", "weights": "random"}})
-
-
 @pytest.mark.usefixtures("installed", "offline", "without_report")
 def test_a_head_is_trained_embeds_and_is_exported(tmp_path, monkeypatch):
     train("cbml/frozen", tmp_path / "run", overrides=typed(["data.name=digits", TRUNK, *SHORT]))

@@ -8,13 +8,11 @@ from pml_ext_train.recipe import (
     build_dataset,
     build_loss,
     names_in,
-    origin_of,
     plugins_in,
     preprocessing_of,
-    variant_tables,
 )
 
-from .recipes import one, write
+from .recipes import one
 
 
 def test_a_learned_metric_takes_its_size_from_the_model():
@@ -26,21 +24,6 @@ def test_a_learned_metric_takes_its_size_from_the_model():
     with pytest.raises(ConfigError, match="loss.miner: hard-quadruplet has parameters here"):
         one("pddm/digits", 'loss.miner={name="hard-quadruplet", distance={name="pddm"}}')
     assert one("pddm/digits", "loss.miner.name=hard-quadruplet").loss.miner is not None
-
-
-def test_origins_are_of_the_nearest_group_and_change_nothing(tmp_path):
-    parent = write(
-        tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\n"loss.beta_pos" = "ours"\n', "parent.toml"
-    )
-    child = write(tmp_path, 'extends = "parent.toml"\n[origin]\nloss = "program"\nsampler = "ours"\n', "child.toml")
-    own = write(tmp_path, 'extends = "child.toml"\n[loss]\nbeta_pos = 0.3\n[origin]\nloss = "program"\n', "own.toml")
-    of = {file: variant_tables(file)[file]["origin"] for file in (parent, child, own)}
-    keys = ("loss.beta_pos", "loss.beta_neg", "lossy")
-    assert [origin_of(key, of[parent]) for key in keys] == ["ours", "paper", ""]
-    assert [origin_of(key, of[child]) for key in (*keys, "sampler.m")] == ["ours", "program", "", "ours"]
-    assert origin_of("loss.beta_pos", of[own]) == "program"  # its own value has its own origin
-    assert one(child).as_dict() == one(parent).as_dict()
-    assert "origin" not in one(parent).as_dict()
 
 
 PLUGIN_WITH_A_TRANSFORM = """

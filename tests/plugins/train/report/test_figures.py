@@ -46,27 +46,6 @@ def test_curves_hold_their_numbers():
     assert figures.recall_curve({"raw": {1: 0.5}}).axes[0].get_xscale() == "linear"
 
 
-def test_a_name_has_one_color_in_all_panels():
-    one = {f"recipe {number}": ([1], [0.5]) for number in range(5)}
-    figure = figures.epoch_curves({"Recall@1": one, "NMI": {"recipe 4": ([1], [0.5])}})
-    shown = {}
-    for line in (*figure.axes[0].lines, *figure.axes[1].lines, *figure.legends[0].legend_handles):
-        shown.setdefault(line.get_label(), set()).add((line.get_color(), line.get_linestyle()))
-    assert all(len(looks) == 1 for looks in shown.values())
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*one]
-    few = figures.epoch_curves({"Recall@1": {"test images": ([1], [0.5])}})
-    assert not few.legends
-    assert few.axes[0].get_legend() is not None
-
-
-def test_distributions_of_listed_pairs_have_their_means():
-    figure = figures.listed_distributions({"one": ([0.5, 0.75], [-0.25]), "equal": ([1.0, 1.0], [1.0])})
-    first, second = figure.axes
-    found = [text.get_text() for text in first.get_legend().get_texts()]
-    assert found == ["positive: 0.62 ± 0.12", "negative: -0.25 ± 0.00"]
-    assert "all pairs have the value 1" in [text.get_text() for text in second.texts]
-
-
 def test_similarity_distributions_tell_positive_from_negative():
     embeddings, labels = clusters()
     figure = figures.similarity_distributions(
@@ -91,21 +70,6 @@ def test_projection_separates_clusters_and_is_seeded(method):
     nearest = np.linalg.norm(flat[0][:, None] - centers, axis=2).argmin(1)
     assert (nearest == labels.numpy()).all()
     assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["a", "b", "c"]
-
-
-def test_classes_beyond_the_marks_are_gray():
-    """24 classes have marks of their own; of more, those of the legend have."""
-    points = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(100) % 30
-    names = [f"class {number}" for number in range(30)]
-    (axes,) = figures.projections({"all": (points, labels)}, names, "pca").axes
-    drawn = axes.collections[0].get_facecolors()
-    legend = {line.get_label(): to_rgba(line.get_color())[:3] for line in axes.lines}
-    for color, label in zip(drawn, labels.tolist(), strict=True):
-        wanted = legend.get(names[label], to_rgba(figures.GRAY)[:3])
-        assert tuple(color[:3]) == pytest.approx(wanted)
-    assert len(legend) == 10
-    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 10
 
 
 def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():
@@ -162,8 +126,7 @@ def test_names_from_data_are_shown_as_they_are():
         figures.projections({"all": (torch.randn(14, 4), labels)}, NAMES, "pca"),
         figures.gallery([[figures.answer(image, name, None)] for name in NAMES]),
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for figure in drawn:
             assert pixels(figure).size > 0
     legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]

@@ -31,11 +31,21 @@ def exported(runs, tmp_path_factory):
     return place
 
 
-def test_a_graph_gives_the_embeddings_in_batches_of_any_size(exported, runs, folder):
+@pytest.fixture
+def run(runs):
+    return load_run(runs[0], "cpu")
+
+
+@pytest.fixture
+def about(run, tmp_path):
+    """What an export says of its images."""
+    return json.loads(run.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+
+
+def test_a_graph_gives_the_embeddings_in_batches_of_any_size(exported, run, folder):
     import onnxruntime
 
     files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
-    run = load_run(runs[0], "cpu")
     images = torch.stack([run.images._image(file) for file in files])
     expected = run.embed(files)
     session = onnxruntime.InferenceSession(exported / "model.onnx")
@@ -54,7 +64,7 @@ def test_an_export_names_its_files_with_checksums(exported):
     assert 0 <= about["onnx"]["largest_difference"] < 1e-4
 
 
-def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, tmp_path, monkeypatch):
+def test_the_lines_of_the_model_card_give_the_embedding(exported, run, runs, folder, tmp_path, monkeypatch):
     text = (exported / "README.md").read_text()
     _, head, body = text.split("---\n", 2)
     assert "license: unknown" in head.splitlines()
@@ -68,7 +78,7 @@ def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, 
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     steps, *ways = re.findall(r"```python\n(.*?)```", body, re.S)
-    expected = load_run(runs[0], "cpu").embed(file)
+    expected = run.embed(file)
     assert len(ways) == 2
     names = {}
     exec(steps + ways[0], names)
@@ -86,8 +96,7 @@ def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, 
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_an_export_by_features_leaves_out_the_head(runs, tmp_path):
-    run = load_run(runs[0], "cpu")
+def test_an_export_by_features_leaves_out_the_head(run, runs, tmp_path):
     run.export(tmp_path, by="features")
     tensors = load_file(tmp_path / "model.safetensors")
     assert {name.partition(".")[0] for name in tensors} == {"trunk"}
@@ -117,8 +126,7 @@ def test_a_graph_that_is_not_the_network_is_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("model*"))
 
 
-def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
-    run = load_run(runs[0], "cpu")
+def test_a_changed_card_and_what_is_not_of_an_export_stay(run, tmp_path):
     (tmp_path / "model.onnx").write_text("somebody's own")
     run.export(tmp_path)
     assert "## License" in (tmp_path / "README.md").read_text()
@@ -132,23 +140,21 @@ def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocess.json", "SHA256SUMS"])
-def test_files_that_no_export_wrote_are_refused(runs, tmp_path, name):
-    run = load_run(runs[0], "cpu")
+def test_files_that_no_export_wrote_are_refused(run, tmp_path, name):
     (tmp_path / name).write_text("somebody's own")
     with pytest.raises(ConfigError, match=rf"-o {tmp_path}: no export wrote {tmp_path / name}, .* another folder"):
         run.export(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "somebody's own"
     with pytest.raises(ConfigError, match="SHA256SUMS"):
-        run.export(runs[0])  # the run's own folder
+        run.export(run.folder)  # the run's own folder
     run.export(tmp_path / "new")
     (tmp_path / "new" / name).write_text("somebody's own")
     with pytest.raises(ConfigError, match=rf"no export wrote .*{name}"):
         run.export(tmp_path / "new")
 
 
-def test_an_export_that_was_killed_is_written_again(runs, tmp_path, monkeypatch):
-    run = load_run(runs[0], "cpu")
+def test_an_export_that_was_killed_is_written_again(run, tmp_path, monkeypatch):
     replace = os.replace
 
     class Killed(BaseException):
@@ -180,8 +186,7 @@ def test_an_export_that_was_killed_is_written_again(runs, tmp_path, monkeypatch)
         ("/home/somebody/my.pth", "license: other", "weights `my.pth` of `torchvision/resnet18`: their license holds"),
     ],
 )
-def test_the_card_names_data_and_weights_but_no_folder(runs, tmp_path, weights, license, text):
-    run = load_run(runs[0], "cpu")
+def test_the_card_names_data_and_weights_but_no_folder(run, tmp_path, weights, license, text):
     model = run.recipe.model
     trunk = type(model.trunk)(name="torchvision/resnet18", **({} if weights is None else {"weights": weights}))
     data = run.recipe.data.model_copy(update={"name": "folder:/somebody/photos"})
@@ -197,8 +202,7 @@ def test_the_card_names_data_and_weights_but_no_folder(runs, tmp_path, weights, 
     assert "somebody" not in words + (tmp_path / "preprocess.json").read_text()
 
 
-def test_a_full_disk_is_named_by_an_export(runs, tmp_path):
-    run = load_run(runs[0], "cpu")
+def test_a_full_disk_is_named_by_an_export(run, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
     try:
@@ -208,13 +212,11 @@ def test_a_full_disk_is_named_by_an_export(runs, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_card_has_no_path_and_no_html_of_a_recipe(runs, tmp_path):
-    trained = load_run(runs[0], "cpu")
-    trunk = trained.recipe.model.trunk.model_copy(update={"weights": "/home/somebody/weights.pth"})
-    model = trained.recipe.model.model_copy(update={"trunk": trunk})
-    recipe = trained.recipe.model_copy(update={"model": model, "description": "<script>alert(1)</script> & more"})
+def test_a_card_has_no_path_and_no_html_of_a_recipe(run, about, tmp_path):
+    trunk = run.recipe.model.trunk.model_copy(update={"weights": "/home/somebody/weights.pth"})
+    model = run.recipe.model.model_copy(update={"trunk": trunk})
+    recipe = run.recipe.model_copy(update={"model": model, "description": "<script>alert(1)</script> & more"})
     (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "/home/somebody/<b>mine.toml@36"}))
-    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
     words = export.card(tmp_path, recipe, about)
     assert "# &lt;b&gt;mine@36" in words.splitlines()
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in words
@@ -224,11 +226,10 @@ def test_a_card_has_no_path_and_no_html_of_a_recipe(runs, tmp_path):
 
 
 @pytest.mark.parametrize("side", [24, 40])
-def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(runs, tmp_path, side):
-    trained = load_run(runs[0], "cpu")
-    seen = trained.network.preprocessing.model_copy(update={"image_size": 24, "crop": True, "resize": None})
-    trained.network.preprocessing = seen
-    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(run, tmp_path, side):
+    seen = run.network.preprocessing.model_copy(update={"image_size": 24, "crop": True, "resize": None})
+    run.network.preprocessing = seen
+    about = json.loads(run.export(tmp_path / "out").joinpath("preprocess.json").read_text())
     assert about["exact_size_is_kept"]
     words = (tmp_path / "out" / "README.md").read_text()
     lines = re.findall(r"```python\n(.*?)```", words, re.S)[0]
@@ -240,30 +241,26 @@ def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(runs, tmp
     assert torch.equal(names["images"][0], transform(pixels[None]))
 
 
-def test_a_card_says_that_nothing_was_trained(runs, tmp_path):
-    trained = load_run(runs[0], "cpu")
-    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+def test_a_card_says_that_nothing_was_trained(run, about, runs, tmp_path):
     (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", "best_epoch": 0}))
-    assert "Nothing was trained; the trunk is" in export.card(tmp_path, trained.recipe, about)
-    frozen = trained.recipe.model.model_copy(update={"freeze": "trunk"})
-    recipe = trained.recipe.model_copy(update={"model": frozen})
+    assert "Nothing was trained; the trunk is" in export.card(tmp_path, run.recipe, about)
+    frozen = run.recipe.model.model_copy(update={"freeze": "trunk"})
+    recipe = run.recipe.model_copy(update={"model": frozen})
     assert "Trained on `digits`" in export.card(runs[0], recipe, about)
     for freeze in ("trunk", ["*"], CutTable(until="head")):
-        frozen = trained.recipe.model.model_copy(update={"freeze": freeze})
-        recipe = trained.recipe.model_copy(update={"model": frozen})
+        frozen = run.recipe.model.model_copy(update={"freeze": freeze})
+        recipe = run.recipe.model_copy(update={"model": frozen})
         assert "Nothing was trained; the trunk is" in export.card(runs[0], recipe, {**about, "by": "features"})
-    frozen = trained.recipe.model.model_copy(update={"freeze": CutTable(until="last")})
-    recipe = trained.recipe.model_copy(update={"model": frozen})
+    frozen = run.recipe.model.model_copy(update={"freeze": CutTable(until="last")})
+    recipe = run.recipe.model_copy(update={"model": frozen})
     assert "Trained on `digits`" in export.card(runs[0], recipe, {**about, "by": "features"})
 
 
-def test_a_card_has_no_number_that_was_not_measured(runs, tmp_path):
-    trained = load_run(runs[0], "cpu")
-    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+def test_a_card_has_no_number_that_was_not_measured(run, about, tmp_path):
 
     def rows(**metrics):
         (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", **metrics}))
-        words = export.card(tmp_path, trained.recipe, about)
+        words = export.card(tmp_path, run.recipe, about)
         assert words.startswith("---\n")
         return re.findall(r"^\| (.*) \|$", words.partition("## Metrics")[2], re.M)
 
@@ -275,19 +272,10 @@ def test_a_card_has_no_number_that_was_not_measured(runs, tmp_path):
         assert rows(after=after, **metrics) == ["on the test images |", "--- | ---", "Recall@1 | 0.5000", "NMI | blank"]
 
 
-def test_the_lines_of_a_card_turn_an_image_upright(exported, runs, tmp_path):
-    pixels = torch.randint(256, (8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    image = Image.fromarray(pixels.numpy())
-    exif = image.getexif()
-    exif[0x0112] = 6  # turned by a quarter
-    image.save(tmp_path / "photo.png", exif=exif)
-    lines = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.S)[0]
-    names = {}
-    exec(lines.replace("photo.jpg", str(tmp_path / "photo.png")), names)
-    run = load_run(runs[0], "cpu")
-    _, transform = run.network.preprocessing.transforms()
-    assert torch.equal(names["images"][0], transform(read_image(tmp_path / "photo.png", channels=1)))
-    assert not torch.equal(names["images"][0], transform(pixels[None]))
+def _turned(generator):
+    image = Image.fromarray(generator.integers(256, size=(8, 8), dtype=np.uint8))
+    image.getexif()[0x0112] = 6  # by a quarter
+    return image
 
 
 def _sixteen_bits(generator):
@@ -304,12 +292,15 @@ def _palette(generator):
     return image
 
 
-@pytest.mark.parametrize("draw", [_sixteen_bits, _transparent, _palette])
-def test_the_lines_of_a_card_take_images_of_every_mode_as_the_program_does(exported, runs, tmp_path, draw):
+@pytest.mark.parametrize("draw", [_turned, _sixteen_bits, _transparent, _palette])
+def test_the_lines_of_a_card_read_images_as_the_program_does(exported, run, tmp_path, draw):
     file = tmp_path / "photo.png"
-    draw(np.random.default_rng(0)).save(file)
+    image = draw(np.random.default_rng(0))
+    image.save(file, exif=image.getexif())
     lines = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.S)[0]
     names = {}
     exec(lines.replace("photo.jpg", str(file)), names)
-    _, transform = load_run(runs[0], "cpu").network.preprocessing.transforms()
+    _, transform = run.network.preprocessing.transforms()
     assert torch.equal(names["images"][0], transform(read_image(file, channels=1)))
+    upright = torch.from_numpy(np.asarray(image.convert("L")))[None]
+    assert draw is not _turned or not torch.equal(names["images"][0], transform(upright))

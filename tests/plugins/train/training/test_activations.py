@@ -9,7 +9,6 @@ from pml_ext.errors import ConfigError
 from pml_ext_search.trained import load_run
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import load_recipe
-from pml_ext_train.training import checkpoint
 from pml_ext_train.training.evaluation import evaluate_split
 from pml_ext_train.training.features import FeatureCache
 from pml_ext_train.training.loop import train_run
@@ -17,7 +16,7 @@ from pml_ext_train.training.run import Run
 from pml_ext_train.training.session import open_run
 
 from ....overrides import typed
-from .short_runs import SHORT, finished
+from .short_runs import SHORT, assert_the_same_when_resumed, finished
 
 pytestmark = pytest.mark.usefixtures("without_report")
 BLOCK = "4"  # of the convnet, the first layer of its second block
@@ -67,14 +66,9 @@ def test_the_whole_network_is_saved_and_searched(tmp_path):
 
 
 def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
-    settings = [*SHORT, cut("float16"), "model.views=2", "schedule.name=constant", "schedule.milestones=[]"]
+    settings = [cut("float16"), "model.views=2", "schedule.name=constant", "schedule.milestones=[]"]
     settings += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=40"]
-    for folder, epochs in (("once", 4), ("twice", 2)):
-        train("cbml/digits", overrides=typed([*settings, f"schedule.epochs={epochs}"]), out=tmp_path / folder)
-    train("cbml/digits", overrides=typed([*settings, "schedule.epochs=4"]), out=tmp_path / "twice", resume=True)
-    once, twice = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("once", "twice"))
-    for name, value in once["parts"]["trunk"].items():
-        assert torch.equal(twice["parts"]["trunk"][name], value), name
+    assert_the_same_when_resumed(tmp_path, *settings)
 
 
 def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
@@ -102,20 +96,6 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
     assert not torch.equal(trunks[3], before)
 
 
-def test_a_stage_with_a_cut_and_then_the_whole_network(tmp_path):
-    stage = '[{epochs=2, loss={name="cbml"}, freeze={until="4", precision="float16"}}]'
-    common = ["model.views=2", "schedule.milestones=[3]"]
-    first, _ = finished(tmp_path / "first", f"stages={stage}", *common, "schedule.epochs=3")
-    untrained, _ = finished(
-        tmp_path / "untrained", "model.freeze=trunk", "model.embedder=none", "model.embedding_size=32"
-    )
-    changed = {}
-    for name, value in untrained["trunk"].items():
-        changed[name] = not torch.equal(first["trunk"][name], value)
-    assert changed["0.weight"]  # by the last epoch
-    assert changed["4.weight"]
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -137,17 +117,6 @@ def test_a_stage_with_a_cut_and_then_the_whole_network(tmp_path):
 def test_settings_that_do_not_fit_are_refused(tmp_path, settings, text):
     with pytest.raises(ConfigError, match=text):
         train("cbml/digits", overrides=typed([*SHORT, *settings]), out=tmp_path / "run")
-
-
-def test_two_stages_may_keep_other_precisions(tmp_path):
-    first = '{epochs=1, loss={name="cbml"}, freeze={until="4", precision="float32"}}'
-    second = first.replace("float32", "float16")
-    recipe = load_recipe("cbml/digits", typed([*SHORT, f"stages=[{first}, {second}]"]))
-    run = Run(recipe, "two", tmp_path / "run")
-    cuts = [run.inputs.cut_of(stage) for stage in run.stages]
-    assert [cut and cut.table.precision for cut in cuts] == ["float32", "float16", None]
-    stored = {run.kept.activations(cut, "train")[:2].dtype for cut in cuts[:2]}
-    assert stored == {torch.float32, torch.float16}
 
 
 def test_random_weights_before_a_cut_are_refused(tmp_path):

@@ -19,23 +19,11 @@ from pml_ext_train.training.batches import (
     epoch_batches,
     with_indices,
 )
-from pml_ext_train.training.loader import WorkerDataset, data_loader
+from pml_ext_train.training.loader import WorkerDataset
 
 from .worker_images import Noisy
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 7])
-def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
-    joined = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]
-    parts = [epoch_batches(joined, 0, 1, rank, processes) for rank in range(processes)]
-    whole = epoch_batches(joined, 0, 1)
-    for number in range(2):
-        assert [item for part in parts for item in part[number]] == whole[number]
-        assert [index for index, _ in whole[number]] == joined[number]
-    sizes = [len(part[0]) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
 
 
 def test_batches_of_listed_pairs_have_their_indices():
@@ -79,20 +67,6 @@ def test_draws_from_samplers_of_indices_and_of_batches():
     for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
         assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
     assert sorted(i for batch in draw(RandomSampler(range(12)), 4, 3) for i in batch) == list(range(12))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_augmentation_depends_on_the_place_in_the_epoch_alone(workers):
-    batches = epoch_batches([[5, 5, 7], [1, 2, 3]], 3, 1)
-    torch.manual_seed(workers)
-    before = torch.get_rng_state()
-    images = WorkerDataset(Noisy(), workers)
-    assert len(images) == 20
-    alone = [torch.stack([images[item][0] for item in batch]) for batch in batches]
-    assert torch.equal(torch.get_rng_state(), before)
-    loaded = [x for x, _ in data_loader(images, workers, CPU, batch_sampler=batches)]
-    assert all(torch.equal(one, other) for one, other in zip(alone, loaded, strict=True))
-    assert not torch.equal(alone[0][0], alone[0][1])  # the same image twice, augmented twice
 
 
 @pytest.mark.parametrize("settings", [{}, {"bgr": True, "value_range": 255, "random_crop_scale": (0.5, 1.0)}])

@@ -105,12 +105,6 @@ def test_settings_without_effect_are_refused(settings, text):
         load_recipe("pml/multi-similarity/digits", typed(settings))
 
 
-def test_a_size_above_that_of_the_features_is_named(tmp_path):
-    closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=5000"]
-    with pytest.raises(ConfigError, match=r"embedding_size: found 5000, but the trunk gives 256 features"):
-        train("pml/multi-similarity/digits", out=tmp_path / "run", overrides=typed([*FAST, *closed]))
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

@@ -4,7 +4,6 @@ import json
 import math
 import tomllib
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,36 +17,13 @@ from pml_ext_train.launch.launch import train
 from pml_ext_train.records.run_files import read_metrics
 from pml_ext_train.records.series import loss_series
 from pml_ext_train.training.listener import Silence
-from pml_ext_train.training.loop import tell_speed
 from pml_ext_train.training.run import Run
-from pml_ext_train.training.stages import Stages
 
 from ....overrides import typed
 from .whole_runs import QUICK, quick
 
 METRICS = {*(f"recall_at_{k}" for k in (1, 2, 4, 8)), "precision_at_1", "r_precision", "map_at_r"}
 METRICS |= {"nmi", "nmi_majority", "f1", "purity"}
-
-
-def test_the_time_that_is_left_is_of_the_stage():
-    told = []
-    stages = Stages()
-    for first, last in ((1, 3), (4, 5)):
-        stages.append(SimpleNamespace(first=first, last=last, iterations=10, batch_size=4))
-    run = SimpleNamespace(
-        stages=stages,
-        epochs=5,
-        epoch=1,
-        data=SimpleNamespace(unit="images"),
-        listener=SimpleNamespace(step=told.append),
-    )
-    tell_speed(run, [0.5], iterations=10, seconds=20.0, seconds_with_tests=30.0)
-    run.epoch = 4
-    tell_speed(run, [0.5], iterations=10, seconds=20.0, seconds_with_tests=30.0)
-    assert told == [
-        "epoch 1 of 5: loss 0.5000, 2 images/s, 0:01:00 left of stage 1",
-        "epoch 4 of 5: loss 0.5000, 2 images/s, 0:00:30 left",
-    ]
 
 
 def test_what_a_run_leaves(finished):

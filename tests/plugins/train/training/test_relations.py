@@ -1,8 +1,5 @@
 """Runs with ``[data] relation``: tables of label sets, folders and paths as trees, PML's losses, samplers, metrics."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +16,6 @@ from pml_ext_train.training.samplers import build_sampler
 
 from ....overrides import typed
 
-PAGE = Path(__file__).parents[4] / "docs" / "relations.md"
 SETS = ("cat|dog", "dog", "dog|cat|owl", "owl", "cat")
 QUICK = ("schedule.epochs=1", "sampler.iterations=2", "data.image_size=16", "evaluation.figures=few")
 QUICK += ("model.trunk={name='convnet', blocks=2, width=4}", "model.embedding_size=8")
@@ -61,18 +57,6 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path):
         table(path=str(listed))
     known = table(path=str(listed), label_sets=True).train
     assert known.class_names == ["cat", "cat|dog", "cat|dog|owl", "dog", "owl"]
-
-
-@pytest.mark.usefixtures("without_report")
-def test_a_run_on_a_table_of_numbers(tmp_path):
-    rows = [f"{k % 12}.5,{k}.png,{'train' if k < 36 else 'validation'}" for k in range(60)]
-    images(tmp_path, [f"{k}.png" for k in range(60)])
-    (tmp_path / "mine.csv").write_text("\n".join(["label,path,split", *rows]))
-    settings = [f"data.name=table:{tmp_path / 'mine.csv'}", "data.shared_classes=true", *QUICK]
-    settings += ["data.relation={name='near', within=2, graded=true}", "loss={name='cbml'}", "evaluation.ndcg_at=[5]"]
-    settings += ["sampler={name='pml/m-per-class', m=2, batch_size=16}"]
-    after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
-    assert 0 < after["ndcg_at_5"] <= 1
 
 
 @pytest.mark.usefixtures("without_report")
@@ -159,11 +143,3 @@ def test_a_sampler_gets_the_relation():
     of_pml = recipe_of("sampler={name='pml/hierarchical', samples_per_class=2, batch_size=8}")
     with pytest.raises(ConfigError, match="labels of two levels.* --set sampler.name=tree"):
         build_sampler(of_pml.sampler, some, 0, Hierarchy(names))
-
-
-def test_the_page_runs():
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 6
-    names = {}
-    for block in blocks:
-        exec(block, names)

@@ -11,26 +11,6 @@ from pml_ext_train.training.loop import train_epoch
 from .built_runs import built
 
 
-class Watching(nn.Module):
-    """A part of a loss that keeps what it is called with."""
-
-    def after_step(self, run, indices, embeddings):
-        self.seen = run, indices, embeddings
-
-
-def test_parts_see_indices_and_embeddings(tmp_path):
-    run = built(tmp_path)
-    stage = run.stages[0]
-    stage.loss.watching = Watching()
-    indices = torch.tensor([4, 2])
-    embeddings = torch.ones(2, 3)
-
-    watching = stage.parts_with("after_step")
-    assert watching == [stage.loss.watching]
-    run.call_after_step(watching, indices, embeddings)
-    assert stage.loss.watching.seen == (run, indices, embeddings)
-
-
 class Reading(nn.Module):
     """A part of a loss that computes the embeddings after each step."""
 

@@ -45,16 +45,6 @@ def test_tested_training_images_are_all_or_a_sample_or_none():
     assert list(none.splits) == ["test", "train"]
 
 
-def test_validation_classes_are_taken_from_the_training_images():
-    selected = ("evaluation.validation=0.4", "evaluation.select=map_at_r")
-    data = data_of(*selected)
-    kept = data_of(*selected, "evaluation.validation_trains=true")
-    held_out = set(data.splits["validation"].labels.tolist())
-    assert held_out.isdisjoint(data.training_images.labels.tolist())
-    assert held_out < set(kept.training_images.labels.tolist())
-    assert data.listing == kept.listing  # of the data set: what is held out does not change it
-
-
 def test_data_of_another_run_are_refused_by_what_differs():
     data = data_of()
     data.check_listing(Path("run"), data.listing)
