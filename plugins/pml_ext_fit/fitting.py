@@ -25,9 +25,21 @@ if TYPE_CHECKING:
 _CHOOSING = ("model", "loss", "stages", "sweep")  # tables of a recipe that say what is trained
 
 # settings that only training uses; each ends with a point, as keys do here
-_OF_TRAINING = ("schedule.", "optimizer.", "sampler.", "loss.", "stages.", "data.augment.", "data.views.")
-_OF_TRAINING += ("data.images.flip.", "data.images.random_crop.", "data.images.random_crop_scale.")
-_OF_TRAINING += ("engine.micro_batch.", "engine.clip_gradient.", "engine.checkpoint_minutes.")
+_OF_TRAINING = (
+    "schedule.",
+    "optimizer.",
+    "sampler.",
+    "loss.",
+    "stages.",
+    "data.augment.",
+    "data.views.",
+    "data.images.flip.",
+    "data.images.random_crop.",
+    "data.images.random_crop_scale.",
+    "engine.micro_batch.",
+    "engine.clip_gradient.",
+    "engine.checkpoint_minutes.",
+)
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ class _WithoutWarnings(Silence):
     """The listener of trials: what is delivered warns in its own run, and a line says why a candidate is left out."""
 
     def __init__(self, listener: Listener) -> None:
-        self.step = listener.step  # type: ignore[method-assign]
-        self.iteration = listener.iteration  # type: ignore[method-assign]
+        self.step = listener.step  # type: ignore[assignment, method-assign]
+        self.iteration = listener.iteration  # type: ignore[assignment, method-assign]
 
 
 def _table_of(override: Override) -> str:
