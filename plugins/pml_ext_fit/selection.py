@@ -34,7 +34,7 @@ from .candidates import (
     trained,
 )
 from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
-from .expected import FEATURES, FRAMING, TRAINING, TRIAL, described as expected_in_all, expected
+from .duration import FEATURES, FRAMING, TRAINING, TRIAL, described as expected_in_all, expected
 from .folds import Folds, folds_of
 from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages

@@ -16,7 +16,7 @@ from pml_ext_train.files import utf8_of
 from pml_ext_train.retrieval import Changes, EmbeddedImages, Numbers, Rows, SearchFilter, SearchResult, Vectors
 
 from .address import masked
-from .checked import CheckedStore, open_checked
+from .validation import CheckedStore, open_checked
 
 BATCH = 10_000  # images per batch of a write
 _SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # scheme and address of a store

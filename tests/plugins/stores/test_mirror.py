@@ -10,8 +10,8 @@ from pml_ext.errors import ConfigError, PluginError, UnknownNameError
 from pml_ext.plugin import SearchResult
 from pml_ext_search.embedded import Embedded
 from pml_ext_stores import mirror
-from pml_ext_stores.checked import CheckedStore
 from pml_ext_stores.mirror import copy_to_store, recall_of
+from pml_ext_stores.validation import CheckedStore
 
 
 class InMemory:

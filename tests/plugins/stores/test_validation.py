@@ -9,7 +9,7 @@ import pytest
 
 from pml_ext.errors import ConfigError, DataError, PluginError
 from pml_ext.plugin import SearchFilter
-from pml_ext_stores.checked import checked, open_checked
+from pml_ext_stores.validation import checked, open_checked
 
 from . import careless
 from .opened import rows
