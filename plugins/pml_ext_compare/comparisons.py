@@ -162,9 +162,7 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
     """Return what a comparison says of one group alone."""
-    folders = {}
-    for seed, folder in group.folders.items():
-        folders[str(seed)] = str(folder)
+    folders = {str(seed): str(folder) for seed, folder in group.folders.items()}
     row: dict[str, Any] = {
         "recipe": group.name,
         "seeds": sorted(group.runs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -32,16 +33,11 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
         name = row["recipe"]
         if row["unequal_settings"]:
             name += " *"
-        cells = [name, str(len(row[metrics[0]]["values"]))]
-        for metric in metrics:
-            cells.append(_interval(row[metric]))
-        for metric in printed:
-            cells.append(_paper_texts(row[metric]["paper"]))
-        if row["seconds"] is None:
-            seconds = ""
-        else:
-            seconds = f"{row['seconds']:.1f}"
-        rows.append([*cells, str(row["trials"]), seconds, row["selection"]])
+        measured = [_interval(row[metric]) for metric in metrics]
+        quoted = [_paper_texts(row[metric]["paper"]) for metric in printed]
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        seeds = str(len(row[metrics[0]]["values"]))
+        rows.append([name, seeds, *measured, *quoted, str(row["trials"]), seconds, row["selection"]])
 
     columns = ["recipe", "seeds"]
     columns += [title_of(metric) for metric in metrics]
@@ -70,9 +66,7 @@ def goodness(metric: str, mean: float | None) -> float:
 
 def _is_of_other_data(result: Mapping[str, Any], metric: str) -> bool:
     """Return whether any printed value of a metric is of another data set than that of its row."""
-    values: list[dict[str, Any]] = []
-    for row in result["recipes"]:
-        values += row[metric]["paper"]
+    values = itertools.chain.from_iterable(row[metric]["paper"] for row in result["recipes"])
     return any(not value["same_data"] for value in values)
 
 
@@ -137,9 +131,7 @@ def tuning_table(about: Mapping[str, Any]) -> ReportTable:
     tuned_keys = list(about["ranges"])
     rows = []
     for trial in about["trials"]:
-        values = [trial["value"], trial["seconds"]]
-        for key in tuned_keys:
-            values.append(trial["values"].get(key))
+        values = [trial["value"], trial["seconds"], *map(trial["values"].get, tuned_keys)]
         rows.append([str(trial["number"]), trial["state"], *map(_value, values)])
 
     sentences = []
