@@ -144,7 +144,7 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
         return Fitting(RECIPE, settings, options.out, options.resume, found.name, found.as_they_are)
 
     def choose(place: Workplace) -> Choice:
-        return selection.choose_for_vectors(found, place, options.data, options.closed_form).choice()
+        return selection.choose_for_vectors(found, place, options.closed_form).choice()
 
     check = partial(load_recipe, RECIPE, [*overrides_of(found.settings), *options.general, *options.overrides])
     out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
@@ -190,10 +190,10 @@ def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting
 
     def choose(place: Workplace) -> Choice:
         if not options.fine_tune:
-            return selection.choose(found, trunk, place, options.data, options.closed_form).choice()
+            return selection.choose(found, trunk, place, options.closed_form).choice()
         tried = replace(place, overrides=fine_tuning.without_epochs(place.overrides))
-        decision = selection.choose(found, trunk, tried, options.data, options.closed_form)
-        return fine_tuning.continued(decision, found, trunk, place.overrides, options.device, options.data, told)
+        decision = selection.choose(found, trunk, tried, options.closed_form)
+        return fine_tuning.continued(decision, found, trunk, place)
 
     out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
     features = features_as_they_are(found, framing_of(chosen.settings), trunk)
@@ -281,7 +281,7 @@ def _chosen_by_trials(
 
     with resume.begun_folder(out, stopped):
         with resume.folder_of_trials(out) as folder:
-            place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told)
+            place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told, options.data)
             started = time.perf_counter()
             chosen = choose(place)
             chosen = replace(chosen, seconds=round(time.perf_counter() - started, 3))

@@ -25,13 +25,10 @@ MOST_PER_CLASS = 16  # in a batch
 def dataset_options(overrides: Iterable[Override]) -> dict[str, Any]:
     """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
     table = tables_of(overrides).get("data")
-    options: dict[str, Any] = {}
     if not isinstance(table, dict):  # of a text, recipes say what is wanted
-        return options
-    for name, value in table.items():
-        if name == "relation" or name not in DataTable.model_fields:
-            options[name] = value
-    return options
+        return {}
+    known = DataTable.model_fields.keys() - {"relation"}
+    return {name: value for name, value in table.items() if name not in known}
 
 
 def sampler_of(overrides: Iterable[Override]) -> str:

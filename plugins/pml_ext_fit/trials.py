@@ -45,6 +45,7 @@ class Workplace:
     device: str
     listener: Listener
     say: Callable[[str], None]
+    data: Path | None = None  # the folder that the paths in a table are relative to
 
     def run_of(
         self,

@@ -23,7 +23,7 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
     monkeypatch.setattr(duration, "seconds_per_image", lambda *_: PerImage(0.01, 0.03))
     monkeypatch.setattr(duration, "seconds_of_training", lambda run: 600.0)
     monkeypatch.setattr(duration, "REPORT", 0.0)
-    left = duration.expected(images, LITE0, splits, folds, 72, workplace(tmp_path), None, trains)
+    left = duration.expected(images, LITE0, splits, folds, 72, workplace(tmp_path), trains)
     framing = 72 * (0.01 + 0.03 * ((160 / 224) ** 2 + 1))  # squares, in two sizes
     features = 72 * 0.04
     tests = 144 * 0.01 + 72 * 0.03
@@ -42,4 +42,4 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
 def test_without_readable_images_nothing_is_estimated(photos, tmp_path, monkeypatch):
     images = describe_images(photos)
     monkeypatch.setattr(duration, "seconds_per_image", lambda *_: None)
-    assert duration.expected(images, LITE0, None, None, 72, workplace(tmp_path), None, True) is None
+    assert duration.expected(images, LITE0, None, None, 72, workplace(tmp_path), True) is None

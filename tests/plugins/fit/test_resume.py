@@ -97,16 +97,6 @@ def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch):
     assert len(tried) == 2
 
 
-def test_what_a_killed_process_left_of_its_trials_is_removed(tmp_path):
-    left = tmp_path / "trials" / "tmp1" / "checkpoints"
-    left.mkdir(parents=True)
-    (left / "last.pt").write_bytes(b"large")
-    with resume.folder_of_trials(tmp_path) as folder:
-        assert [*folder.iterdir()] == []
-        (folder / "new").write_text("of this process")
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_trials_go_into_the_folder_of_the_run_and_leave_nothing(photos, tmp_path, monkeypatch):
     needs_weights()
     out = tmp_path / "run"
