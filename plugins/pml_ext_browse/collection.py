@@ -101,14 +101,11 @@ class BrowsedRun:
     def trained(self) -> dict[str, bool | None]:
         """Whether the run was trained on each class; None if the run does not record its classes."""
         recorded = set(map(composed, read_json(self.run.folder / "network.json").get("class_names", ())))
-        trained: dict[str, bool | None] = dict.fromkeys(self.class_names, None)
         if not recorded:
-            return trained
+            return dict.fromkeys(self.class_names)
         # What is written otherwise: those of symbols alone would all be alike.
         others = {_comparable(name) for name in recorded.difference(self.class_names)} - {""}
-        for name in self.class_names:
-            trained[name] = name in recorded or _comparable(name) in others
-        return trained
+        return {name: name in recorded or _comparable(name) in others for name in self.class_names}
 
     @functools.cached_property
     def folders(self) -> list[str]:
@@ -139,10 +136,7 @@ class BrowsedRun:
 
         With ``folder``, only images below that sub-folder.
         """
-        if isinstance(image, str):
-            number = self.numbers.get(image)
-        else:
-            number = image
+        number = self.numbers.get(image) if isinstance(image, str) else image
         if number is None:  # indexed by another run only
             return self.nearest_to_file(self.folder / str(image), k, folder)
         return self._nearest(self.embeddings[number], number, k, folder)
@@ -270,10 +264,8 @@ class BrowsedRun:
 
     def confusions(self, part: Part = ALL) -> list[tuple[str, str, int]]:
         """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
-        counts = Counter[tuple[str, str]]()
-        for pair in self.pairs(part):
-            if not pair.right:
-                counts[self.classes[pair.query], self.classes[pair.nearest]] += 1
+        wrong = [pair for pair in self.pairs(part) if not pair.right]
+        counts = Counter((self.classes[pair.query], self.classes[pair.nearest]) for pair in wrong)
         return [(*names, count) for names, count in counts.most_common(5)]
 
     @functools.cached_property
@@ -356,10 +348,7 @@ def open_collections(
             embedded = run.embed_folder(folder)
         place = place.resolve()
         clashes = place.name in [other.name for other in collections]
-        if clashes:
-            title = f"{place.parent.name}/{place.name}"
-        else:
-            title = place.name
+        title = f"{place.parent.name}/{place.name}" if clashes else place.name
         opened_store = None if store is None else run.open_filled_store(store)
         collections.append(BrowsedRun(title, run, embedded, opened_store))
     folders = sorted({str(collection.folder.resolve()) for collection in collections})

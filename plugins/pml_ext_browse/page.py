@@ -54,14 +54,8 @@ class Page:
         self.collections = collections
         self.uploads = Uploads(uploads)
         self.copies = CopiesSearch(collections[0])
-        if len(collections) == 2:
-            self.kinds = ["wrong", "right", "disputed"]
-        else:
-            self.kinds = ["wrong", "right"]
-        if collections[0].class_names:
-            self.colors = ["class", "cluster"]
-        else:
-            self.colors = ["cluster"]
+        self.kinds = ["wrong", "right", "disputed"][: len(collections) + 1]
+        self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
         self._folders = {drawable(folder): folder for folder in collections[0].folders}
 
@@ -131,31 +125,17 @@ class Page:
     def answers(self, run: int, kind: str, part: Part) -> list[Pair]:
         """Return the right answers, the wrong ones, or the disputed ones (wrong here, right in the other run)."""
         collection = self.collections[run]
-        right_in_other_run = set()  # paths
-        if kind == "disputed":
-            other = self.collections[1 - run]
-            for pair in other.pairs():
-                if pair.right:
-                    right_in_other_run.add(other.paths[pair.query])
-
-        answers = []
-        for pair in collection.pairs(part):
-            if pair.right != (kind == "right"):
-                continue
-            if kind == "disputed" and collection.paths[pair.query] not in right_in_other_run:
-                continue
-            answers.append(pair)
-        return answers
+        answers = [pair for pair in collection.pairs(part) if pair.right == (kind == "right")]
+        if kind != "disputed":
+            return answers
+        other = self.collections[1 - run]
+        right_in_other_run = {other.paths[pair.query] for pair in other.pairs() if pair.right}
+        return [pair for pair in answers if collection.paths[pair.query] in right_in_other_run]
 
     def shown_clusters(self, run: int, grouping: ImageClusters, part: Part) -> list[ImageCluster]:
         """Return the clusters with a majority of shown images: all, or with ``unseen`` those of untrained classes."""
         numbers = set(self.collections[run].shown(part).tolist())
-        clusters = []
-        for cluster in grouping.clusters:
-            shown = numbers.intersection(cluster.members)
-            if 2 * len(shown) > len(cluster.members):
-                clusters.append(cluster)
-        return clusters
+        return [each for each in grouping.clusters if 2 * len(numbers.intersection(each.members)) > len(each.members)]
 
     def named(self, options: Mapping[str, str]) -> str:
         """Return a table of the images of named clusters, with the columns ``path`` and ``class``, as CSV.

@@ -32,7 +32,7 @@ with needs_extra("browse", "pml-ext browse"):
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.datastructures import UploadFile
+    from starlette.datastructures import FormData, UploadFile
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
@@ -59,35 +59,72 @@ _HEADERS = {
 
 def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
     """Return an ASGI application that serves the page of collections and saves uploaded photographs in a folder."""
-    page = Page(collections, uploads)
-    computing = asyncio.Lock()  # one query at a time
+    site = _Site(collections, uploads)
+    routes = [
+        *(Route(path, site.view, methods=["GET"]) for path in ("/", "/clusters", "/map", "/answers", "/copies")),
+        Route("/copies", site.copies, methods=["POST"]),
+        Route("/copies/state", site.copies_state),
+        Route("/copies/choice", site.choice, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
+        Route("/upload", site.upload, methods=["POST"]),
+        Route("/names", site.names, methods=["POST"]),
+        Route("/thumbnail/{run}/{number}/{size}", site.picture),
+    ]
 
-    async def refuse_other_sites(request: Request, call_next: Any) -> Response:
-        origin = request.headers.get("origin")
-        site = request.headers.get("sec-fetch-site", "none")
-        own = origin in (None, f"http://{request.headers.get('host')}") and site in ("none", "same-origin")
-        if own:
-            response = await call_next(request)
-        else:
-            response = PlainTextResponse("requests from other sites are refused", 403)
-        response.headers.update(_HEADERS)
-        return response  # type: ignore[no-any-return]
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        site.page.copies.stop()
 
-    async def view(request: Request) -> Response:
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # against DNS rebinding
+    own = Middleware(BaseHTTPMiddleware, dispatch=_refuse_other_sites)
+    problems = dict.fromkeys((PmlExtError, OSError, 400, 411, 413), site.problem)
+    return Starlette(routes=routes, middleware=[hosts, own], exception_handlers=problems, lifespan=lifespan)
+
+
+async def _refuse_other_sites(request: Request, call_next: Any) -> Response:
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "none")
+    response: Response = PlainTextResponse("requests from other sites are refused", 403)
+    if origin in (None, f"http://{request.headers.get('host')}") and site in ("none", "same-origin"):
+        response = await call_next(request)
+    response.headers.update(_HEADERS)
+    return response
+
+
+class _Site:
+    """The answers to requests. One query is computed at a time."""
+
+    def __init__(self, collections: Sequence[BrowsedRun], uploads: Path) -> None:
+        self.collections = collections
+        self.page = Page(collections, uploads)
+        self._computing = asyncio.Lock()
+
+    def problem(self, _: Request, error: Exception) -> Response:
+        """Show an error: a wrong form or file, or a full disk."""
+        text, status = (error.detail, error.status_code) if isinstance(error, HTTPException) else (str(error), 400)
+        return HTMLResponse(self.page.problem(text), status)
+
+    async def view(self, request: Request) -> Response:
+        """Show a tab of the page."""
         tab = request.url.path.strip("/") or "query"
-        async with computing:
-            text, status = await run_in_threadpool(page.draw, tab, request.query_params)
+        async with self._computing:
+            text, status = await run_in_threadpool(self.page.draw, tab, request.query_params)
         return HTMLResponse(text, status, {"cache-control": "no-store"})
 
-    def too_long(request: Request, most: int) -> bool:
-        length = request.headers.get("content-length", "")
-        return not (length.isdecimal() and len(length) < 12 and int(length) <= most)
+    async def upload(self, request: Request) -> Response:
+        """Keep photographs, and lead to the page that answers them."""
+        most = f"{MAX_UPLOAD >> 20} MB, and several {MAX_UPLOADS >> 20} MB together, by the header Content-Length."
+        async with _form(request, MAX_UPLOADS, f"A photograph may have at most {most}", MOST, 2) as form:
+            photographs = [each for each in form.getlist("photo") if isinstance(each, UploadFile)]
+            options = {"k": str(form.get("k", "")), "folder": str(form.get("folder", ""))}
+            async with self._computing:  # keep() deletes the oldest upload, which a query may be reading
+                options["upload"] = await run_in_threadpool(self._save, photographs)
+        given = {name: value for name, value in options.items() if value}
+        return RedirectResponse(f"/?{urlencode(given)}", 303)
 
-    def refusal(request: Request, text: str) -> Response:
-        return HTMLResponse(page.problem(text), 413 if request.headers.get("content-length") else 411)
-
-    def save(photographs: list[UploadFile]) -> str:
-        """Keep photographs, and return their tokens; a file that is none is told of, among others."""
+    def _save(self, photographs: list[UploadFile]) -> str:
+        """Keep photographs, and return their tokens; a file that is not an image is reported among others."""
         tokens = []
         problems = []
         for photograph in photographs:
@@ -95,110 +132,70 @@ def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
             try:
                 if (photograph.size or 0) > MAX_UPLOAD:
                     raise DataError(f"{shortened(name, 200)}: more than {MAX_UPLOAD >> 20} MB; make it smaller")
-                tokens.append(page.uploads.keep(photograph.file, name))
+                tokens.append(self.page.uploads.keep(photograph.file, name))
             except DataError as error:
                 problems.append(str(error))
-                tokens.append(page.uploads.refuse(name, str(error)))
+                tokens.append(self.page.uploads.refuse(name, str(error)))
         if len(problems) == len(photographs):
             raise DataError("; ".join(problems) or "no photograph was sent")
         return ",".join(tokens)
 
-    async def upload(request: Request) -> Response:
-        if too_long(request, MAX_UPLOADS):
-            text = f"A photograph may have at most {MAX_UPLOAD >> 20} MB, and several {MAX_UPLOADS >> 20} MB together"
-            return refusal(request, f"{text}, by the header Content-Length.")
-        try:
-            async with request.form(max_files=MOST, max_fields=2) as form:
-                photographs = [each for each in form.getlist("photo") if isinstance(each, UploadFile)]
-                options = {"k": str(form.get("k", "")), "folder": str(form.get("folder", ""))}
-                async with computing:  # keep() deletes the oldest upload, which a query may be reading
-                    options["upload"] = await run_in_threadpool(save, photographs)
-        except (DataError, OSError) as error:  # not an image, or the disk is full
-            return HTMLResponse(page.problem(str(error)), 400)
-        except HTTPException as error:  # too many files, or no form
-            return HTMLResponse(page.problem(f"{error.detail} At most {MOST} photographs at once."), 400)
-        given = {name: value for name, value in options.items() if value}
-        return RedirectResponse(f"/?{urlencode(given)}", 303)
-
-    async def names(request: Request) -> Response:
-        if too_long(request, MAX_NAMES):
-            return refusal(request, "Too many names, or names that are too long.")
-        try:
-            async with request.form(max_files=0, max_fields=CARDS + 3) as form, computing:
-                options = {name: value for name, value in form.items() if isinstance(value, str)}
-                table = await run_in_threadpool(page.named, options)
-        except PmlExtError as error:
-            return HTMLResponse(page.problem(str(error)), 400)
+    async def names(self, request: Request) -> Response:
+        """Return the table of the classes that somebody has typed below clusters."""
+        text = "Too many names, or names that are too long."
+        async with _form(request, MAX_NAMES, text, 0, CARDS + 3) as form, self._computing:
+            table = await run_in_threadpool(self.page.named, _texts(form))
         return _file(table, "classes.csv", "text/csv")
 
-    async def copies(request: Request) -> Response:
+    async def copies(self, request: Request) -> Response:
         """Begin a search for copies, or end the one that runs; it is seen under the same address."""
-        if too_long(request, MAX_NAMES):
-            return refusal(request, "The form is too long.")
-        try:
-            async with request.form(max_files=0, max_fields=9) as form:
-                options = {name: value for name, value in form.items() if isinstance(value, str)}
-            if "stop" in options:
-                page.copies.stop()
-            else:
-                await run_in_threadpool(page.begin_copies, options)
-        except PmlExtError as error:
-            return HTMLResponse(page.problem(str(error)), 400)
+        async with _form(request, MAX_NAMES, "The form is too long.", 0, 9) as form:
+            options = _texts(form)
+        if "stop" in options:
+            self.page.copies.stop()
+        else:
+            await run_in_threadpool(self.page.begin_copies, options)
         folder = options.get("folder")
         return RedirectResponse(f"/copies?{urlencode({'folder': folder})}" if folder else "/copies", 303)
 
-    async def copies_state(_: Request) -> Response:
-        state = page.copies.state
-        return JSONResponse(
-            {"phase": state.phase, "read": state.read, "images": state.images}, headers={"cache-control": "no-store"}
-        )
+    async def copies_state(self, _: Request) -> Response:
+        """Return how far the search for copies is."""
+        state = self.page.copies.state
+        shown = {"phase": state.phase, "read": state.read, "images": state.images}
+        return JSONResponse(shown, headers={"cache-control": "no-store"})
 
-    async def choice(request: Request) -> Response:
-        if too_long(request, MAX_CHOICES):
-            return refusal(request, "Too many groups.")
-        try:
-            async with request.form(max_files=0, max_fields=MAX_CHOICES) as form:
-                shown = [str(key) for key in form.getlist("shown")]
-                kept = [str(text) for text in form.getlist("keep")]
-                kind = "json" if form.get("format") == "json" else "csv"
-            text = await run_in_threadpool(page.copies.as_text, shown, kept, kind)
-        except PmlExtError as error:
-            return HTMLResponse(page.problem(str(error)), 400)
+    async def choice(self, request: Request) -> Response:
+        """Return the copies with what somebody keeps, as a file."""
+        async with _form(request, MAX_CHOICES, "Too many groups.", 0, MAX_CHOICES) as form:
+            shown = [str(key) for key in form.getlist("shown")]
+            kept = [str(text) for text in form.getlist("keep")]
+            kind = "json" if form.get("format") == "json" else "csv"
+        text = await run_in_threadpool(self.page.copies.as_text, shown, kept, kind)
         return _file(text, f"copies.{kind}", {"json": "application/json", "csv": "text/csv"}[kind])
 
-    def picture(request: Request) -> Response:
+    def picture(self, request: Request) -> Response:
+        """Return a thumbnail."""
         parts = [request.path_params[name] for name in ("run", "number", "size")]
-        if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-            return PlainTextResponse("no such picture", 404)
-        run, number, size = map(int, parts)
-        if run >= len(collections) or number >= len(collections[run]) or size not in SIZES:
-            return PlainTextResponse("no such picture", 404)
-        content = collections[run].jpeg(number, size)
-        return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"})
+        if all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+            run, number, size = map(int, parts)
+            if run < len(self.collections) and number < len(self.collections[run]) and size in SIZES:
+                content = self.collections[run].jpeg(number, size)
+                return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"})
+        return PlainTextResponse("no such picture", 404)
 
-    routes = [
-        Route("/", view),
-        Route("/clusters", view),
-        Route("/map", view),
-        Route("/answers", view),
-        Route("/copies", view, methods=["GET"]),
-        Route("/copies", copies, methods=["POST"]),
-        Route("/copies/state", copies_state),
-        Route("/copies/choice", choice, methods=["POST"]),
-        Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
-        Route("/upload", upload, methods=["POST"]),
-        Route("/names", names, methods=["POST"]),
-        Route("/thumbnail/{run}/{number}/{size}", picture),
-    ]
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        page.copies.stop()
+@contextlib.asynccontextmanager
+async def _form(request: Request, most: int, too_long: str, files: int, fields: int) -> AsyncIterator[FormData]:
+    """Read a form of at most ``most`` bytes; HTTPException with the text ``too_long`` for a longer one."""
+    length = request.headers.get("content-length", "")
+    if not (length.isdecimal() and len(length) < 12 and int(length) <= most):
+        raise HTTPException(413 if length else 411, too_long)
+    async with request.form(max_files=files, max_fields=fields) as form:
+        yield form
 
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # against DNS rebinding
-    own = Middleware(BaseHTTPMiddleware, dispatch=refuse_other_sites)
-    return Starlette(routes=routes, middleware=[hosts, own], lifespan=lifespan)
+
+def _texts(form: FormData) -> dict[str, str]:
+    return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
 def _file(text: str, name: str, media_type: str) -> Response:

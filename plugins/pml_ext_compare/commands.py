@@ -6,7 +6,7 @@ import functools
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
@@ -70,15 +70,12 @@ def compare(
         pml-ext compare runs/one runs/two
     """
     from .comparisons import compare as compare_groups
-    from .groups import groups_below
-    from .runs import reported_of
+    from .runs import recipes_of_table, reported_of
 
     names = runs or []
     folders = [Path(name) for name in names if Path(name).is_dir()]
     recipes = [name for name in names if not Path(name).is_dir()]
     if table is not None:
-        from .runs import recipes_of_table
-
         recipes += recipes_of_table(table, full=data is not None)
     options = _Options(
         recipes=recipes,
@@ -99,31 +96,11 @@ def compare(
     options.check()
 
     metrics = metric or reported_of(phase, _METRICS)
-    studies: list[Study] = []
-    if out is not None and recipes:
-        if not folders:  # their runs may have other metrics
-            from .runs import check_reported
-
-            check_reported(recipes, overrides or (), phase, metrics, baseline)
-        studies = options.studies(out)
-        groups = options.rows(studies, out)
-    else:
-        groups = groups_below(folders)
-
+    studies, groups = options.studies_and_rows(phase, metrics, baseline)
     result = compare_groups(groups, metrics, phase, baseline)
     if studies:
         result["tuning"] = [study.about() for study in studies]
-
-    page = None
-    if out is not None:
-        from .page import write_comparison
-
-        say("drawing the comparison")
-        page = write_comparison(out, groups, result, latex, device, data)
-        if save_recipe:
-            for study in studies:
-                if study.best() and study.count_finished() == study.trials:
-                    say(f"tuned recipe: {study.save_recipe(out)}")
+    page = options.write(studies, groups, result)
 
     if as_json:
         print_json(result)
@@ -195,18 +172,37 @@ class _Options:
 
         return Processes(self.jobs)
 
-    def studies(self, out: Path) -> list[Study]:
-        """Return the studies of all recipes; none without tuning."""
-        if not self.tune:
-            return []
-        from .tuning import studies_of
+    def studies_and_rows(self, phase: str, metrics: list[str], baseline: str | None) -> tuple[list[Study], list[Group]]:
+        """Do the missing trials and runs, and return the studies of tuned recipes and the rows of all runs."""
+        from .groups import groups_below
+        from .runs import check_reported
 
-        studies = []
-        for name in self.recipes:
-            studies += studies_of(name, out, self.tune, self.folds, self.data, self.overrides)
-        return studies
+        if self.out is None or not self.recipes:
+            return [], groups_below(self.folders)
+        if not self.folders:  # their runs may have other metrics
+            check_reported(self.recipes, self.overrides, phase, metrics, baseline)
+        studies: list[Study] = []
+        if self.tune:
+            from .tuning import studies_of
 
-    def rows(self, studies: list[Study], out: Path) -> list[Group]:
+            for name in self.recipes:
+                studies += studies_of(name, self.out, self.tune, self.folds, self.data, self.overrides)
+        return studies, self._rows(studies, self.out)
+
+    def write(self, studies: list[Study], groups: list[Group], result: dict[str, Any]) -> Path | None:
+        """Write the comparison to ``--out``, with the tuned recipes, and return its page."""
+        if self.out is None:
+            return None
+        from .page import write_comparison
+
+        say("drawing the comparison")
+        page = write_comparison(self.out, groups, result, self.latex, self.device, self.data)
+        for study in studies if self.save_recipe else ():
+            if study.best() and study.count_finished() == study.trials:
+                say(f"tuned recipe: {study.save_recipe(self.out)}")
+        return page
+
+    def _rows(self, studies: list[Study], out: Path) -> list[Group]:
         """Do the studies' trials and the missing runs, and return the rows of all runs."""
         from .groups import disambiguate_names
         from .runs import plans_of, rows_of
@@ -214,14 +210,7 @@ class _Options:
         executor = self.executor(out)
         with closing(executor), AllRuns() as progress:
             recipes, failed = self._tuned(studies, executor, progress)
-            plans = plans_of(
-                recipes=recipes,
-                out=out,
-                seeds=self.seeds,
-                folds=self.folds,
-                data=self.data,
-                trials=self.tune,
-            )
+            plans = plans_of(recipes, out, self.seeds, self.folds, self.data, self.tune)
             groups = rows_of(
                 plans=plans,
                 folders=self.folders,
@@ -298,7 +287,7 @@ def probe(
     """
     from pml_ext.distributed import choose_device, keep_freed_memory
 
-    from .probing import COLUMNS, probe as probe_trunks, rows_of_all
+    from .probing import COLUMNS, ProbeOptions, probe as probe_trunks, rows_of_all
 
     keep_freed_memory(choose_device(device))
     name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
@@ -307,15 +296,7 @@ def probe(
         raise ConfigError(f"--trunks {trunks!r}: wanted names of trunks, such as --trunks torchvision/resnet50=DEFAULT")
     with Progress() as progress:
         probes = probe_trunks(
-            data_set=name,
-            trunks=trunk_names,
-            out=out,
-            head=head,
-            seeds=seeds,
-            device=device,
-            data=data,
-            overrides=overrides or (),
-            listener=progress,
+            trunk_names, ProbeOptions(name, out, head, seeds, device, data, overrides or (), progress)
         )
 
     numbers = [number for number, title in enumerate(COLUMNS) if title not in ("trunk", "%")]

@@ -162,9 +162,7 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
     """Return what a comparison says of one group alone."""
-    folders = {}
-    for seed, folder in group.folders.items():
-        folders[str(seed)] = str(folder)
+    folders = {str(seed): str(folder) for seed, folder in group.folders.items()}
     row: dict[str, Any] = {
         "recipe": group.name,
         "seeds": sorted(group.runs),
@@ -219,9 +217,10 @@ def _sentences(
 ) -> list[str]:
     """Say of each group with runs what its test shows, and which tests have too few pairs."""
     tests = sum(difference.p is not None for difference in differences)
-    sentences = []
-    for group, difference, p in zip(others, differences, corrected, strict=True):
-        if group.runs:
-            sentences.append(sentence(group.name, base.name, title_of(metric), difference, p, tests))
-    sentences += too_few_for_ranks(difference.pairs for difference in differences)
-    return sentences
+    title = title_of(metric)
+    sentences = [
+        sentence(group.name, base.name, title, difference, p, tests)
+        for group, difference, p in zip(others, differences, corrected, strict=True)
+        if group.runs
+    ]
+    return sentences + too_few_for_ranks(difference.pairs for difference in differences)

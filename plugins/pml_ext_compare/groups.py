@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -56,46 +57,30 @@ class Group:
     @property
     def folders(self) -> dict[int, Path]:
         """The folder of one run per seed."""
-        folders = {}
-        for seed, folds in sorted(self.runs.items()):
-            first_run = next(iter(folds.values()))
-            folders[seed] = Path(first_run["folder"])
-        return folders
+        return {seed: Path(next(iter(folds.values()))["folder"]) for seed, folds in sorted(self.runs.items())}
 
     def all_runs(self) -> list[RunMetrics]:
         """Return the runs of all seeds and folds."""
-        runs: list[RunMetrics] = []
-        for folds in self.runs.values():
-            runs.extend(folds.values())
-        return runs
+        return list(itertools.chain.from_iterable(folds.values() for folds in self.runs.values()))
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
         """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it.
 
         Of several folds it is the mean; seeds that lack a fold are left out.
         """
-        all_folds = set(self.wanted_folds)
-        for folds in self.runs.values():
-            all_folds.update(folds)
-
+        all_folds = self.wanted_folds.union(*self.runs.values())
         means: dict[int, float] = {}
         for seed, folds in sorted(self.runs.items()):
-            numbers = []
-            for run in folds.values():
-                value = _number(run, phase, metric)
-                if value is not None:
-                    numbers.append(value)
+            found = [_number(run, phase, metric) for run in folds.values()]
+            numbers = [value for value in found if value is not None]
             if numbers and len(numbers) == len(all_folds):
                 means[seed] = fmean(numbers)
         return means
 
     def seconds(self) -> float | None:
         """Return the mean training time of a run in seconds."""
-        known = []
-        for run in self.all_runs():
-            seconds = run.get("seconds", {}).get("train")
-            if seconds is not None:
-                known.append(float(seconds))
+        seconds = [run.get("seconds", {}).get("train") for run in self.all_runs()]
+        known = [float(each) for each in seconds if each is not None]
         return fmean(known) if known else None
 
     def selection(self) -> str:
@@ -117,7 +102,7 @@ class Group:
     def unequal_settings(self, baseline: Group) -> list[str]:
         """Return the settings of :data:`FAIR_SETTINGS`, and the number of trials, that differ from the baseline's."""
         texts = []
-        different_keys = self._different_keys(baseline)
+        different_keys = _keys_that_differ([self, baseline])
         for name, pattern in FAIR_SETTINGS.items():
             keys = [key for key in different_keys if re.fullmatch(pattern, key)]
             different_keys = [key for key in different_keys if key not in keys]
@@ -132,16 +117,6 @@ class Group:
             texts.append(f"trials: {self.trials} ({baseline.trials} in {baseline.name})")
         return texts
 
-    def _different_keys(self, baseline: Group) -> list[str]:
-        if not self.settings or not baseline.settings:  # no run of a group has been read
-            return []
-        all_keys = {**self.settings, **baseline.settings}
-        different = []
-        for key in all_keys:
-            if self.settings.get(key) != baseline.settings.get(key):
-                different.append(key)
-        return different
-
     def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
         """Return the values that the recipe's paper prints for a metric, with their descriptions."""
         if self.paper is None:
@@ -152,12 +127,11 @@ class Group:
         except ConfigError:  # the paper's file has changed since the run
             return []
 
-        found = []
-        for each in values:
-            if each.metric == metric and each.phase == phase:
-                about = {"value": each.value, "text": each.text, "row": each.row, "data": each.heading}
-                found.append({**about, "same_data": same_data})
-        return found
+        return [
+            {"value": each.value, "text": each.text, "row": each.row, "data": each.heading, "same_data": same_data}
+            for each in values
+            if (each.metric, each.phase) == (metric, phase)
+        ]
 
 
 def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
@@ -211,18 +185,12 @@ def _as_text(metrics: Mapping[str, Any]) -> str:
 
 def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
     """Return the group of runs with these settings, whose values were chosen by so many trials; None for none."""
-    for group in groups:
-        if group.settings == settings and group.trials == trials:
-            return group
-    return None
+    return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)
 
 
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return the fold of a recipe's tables (0 without folds) and its other settings by dotted key."""
-    kept = dict(tables)
-    for key in NOT_SETTINGS:
-        kept.pop(key, None)
-    settings = flat(kept)
+    settings = flat({name: table for name, table in tables.items() if name not in NOT_SETTINGS})
     fold = settings.pop(FOLD, 0)
     return fold, settings
 
@@ -251,17 +219,9 @@ def _keys_that_differ(groups: Sequence[Group]) -> list[str]:
 
     Groups whose tuning failed have no settings, and do not count.
     """
-    groups = [group for group in groups if group.settings]
-    all_keys: dict[str, None] = {}
-    for group in groups:
-        all_keys |= dict.fromkeys(group.settings)
-
-    different = []
-    for key in all_keys:
-        first_value = groups[0].settings.get(key)
-        if any(group.settings.get(key) != first_value for group in groups):
-            different.append(key)
-    return different
+    known = [group.settings for group in groups if group.settings]
+    all_keys = dict.fromkeys(itertools.chain.from_iterable(known))
+    return [key for key in all_keys if any(settings.get(key) != known[0].get(key) for settings in known)]
 
 
 def _setting(group: Group, key: str) -> str:

@@ -47,11 +47,8 @@ def write_comparison(
 
     query_tables, query_figures = compare_queries(groups, result, choose_device(device), data)
     tuning_tables = [tuning_table(study) for study in result.get("tuning", ())]
-    drawn = {}
-    for metric in result["metrics"]:
-        with_values = [row for row in result["recipes"] if row[metric]["values"]]
-        if with_values:
-            drawn[metric] = best_first(with_values, metric)
+    rows = {metric: [row for row in result["recipes"] if row[metric]["values"]] for metric in result["metrics"]}
+    drawn = {metric: best_first(with_values, metric) for metric, with_values in rows.items() if with_values}
     html = render(
         "comparison",
         title=f"Comparison of {len(groups)} recipes",
@@ -90,20 +87,16 @@ def _markdown(result: Mapping[str, Any], tables: Sequence[ReportTable]) -> str:
         lines += [*markdown_table(table), "", table.caption, ""]
     if result["best"]:
         lines += [result["best"], ""]
-    for sentence in [*result["sentences"], *remarks(result)]:
-        lines.append(f"- {sentence}")
-    return "\n".join(lines) + "\n"
+    sentences = [f"- {sentence}" for sentence in (*result["sentences"], *remarks(result))]
+    return "\n".join([*lines, *sentences]) + "\n"
 
 
 def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[ReportFigure]:
     """Return the metrics over the epochs, a figure for validation and one for test images, if runs recorded them."""
     found = []
     for images in ("validation", "test"):
-        panels = {}
-        for metric in metrics:
-            curves = curves_of(groups, metric, images)
-            if curves:
-                panels[title_of(metric)] = curves
+        by_title = {title_of(metric): curves_of(groups, metric, images) for metric in metrics}
+        panels = {title: curves for title, curves in by_title.items() if curves}
         if panels:
             title = f"Metrics of {images} images over the epochs"
             found.append(draw(title, functools.partial(epoch_curves, panels), "Means over the seeds and folds."))
@@ -117,11 +110,8 @@ def curves_of(groups: Sequence[Group], metric: str, images: str) -> Curves:
     """
     curves: Curves = {}
     for group in groups:
-        by_run = []
-        for run in group.all_runs():
-            recorded = metric_by_epoch(Path(run["folder"]), metric)
-            if images in recorded:
-                by_run.append(recorded[images])
+        recorded = [metric_by_epoch(Path(run["folder"]), metric) for run in group.all_runs()]
+        by_run = [of_run[images] for of_run in recorded if images in of_run]
         if not by_run:
             continue
         epochs, _ = by_run[0]

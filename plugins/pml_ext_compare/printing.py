@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,8 @@ def _print_differences(result: dict[str, Any]) -> None:
 
     lines = []
     for row in result["differences"]:
-        pairs = row[metrics[0]]["pairs"]
-        cells = [row["recipe"], str(pairs)]
-        for metric in metrics:
-            cells += _difference_cells(row[metric])
-        lines.append(cells)
+        cells = itertools.chain.from_iterable(_difference_cells(row[metric]) for metric in metrics)
+        lines.append([row["recipe"], str(row[metrics[0]]["pairs"]), *cells])
     print_table(columns, lines, right=range(1, len(columns)))
 
 
@@ -76,8 +74,5 @@ def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
     interval = ""
     if difference["low"] is not None:
         interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
-    if difference["p"] is None:
-        p = "-"
-    else:
-        p = f"{difference['p']:.3f}"
+    p = "-" if difference["p"] is None else f"{difference['p']:.3f}"
     return mean, interval, p

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import timeit
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,94 +65,70 @@ class Probe:
     folders: list[str]  # of its runs, relative to the comparison's
 
 
-def probe(
-    data_set: str,
-    trunks: Sequence[str],
-    out: Path,
-    head: str | None = None,
-    seeds: int = 1,
-    device: str = "auto",
-    data: Path | None = None,
-    overrides: Mapping[str, Any] | Iterable[Override] = (),
-    listener: Listener | None = None,
-) -> list[Probe]:
+@dataclasses.dataclass(frozen=True)
+class ProbeOptions:
+    """What trunks are compared on, and how; ``device``, ``data`` and ``listener`` are those of ``launch.train``."""
+
+    data_set: str  # folder:PATH, table:FILE.csv, or the name of a data set
+    out: Path  # gets the runs, probe.json, .csv and .html
+    head: str | None = None  # the recipe of a head that is trained on each trunk
+    seeds: int = 1  # of heads
+    device: str = "auto"
+    data: Path | None = None
+    overrides: Sequence[Override] = ()
+    listener: Listener | None = None
+
+
+def probe(trunks: Sequence[str], options: ProbeOptions) -> list[Probe]:
     """Test frozen trunks on the test classes of a data set, and heads that are trained on their features.
 
-    Finished runs in ``out`` are reused, and features of earlier comparisons come from the cache. ``data_set`` is
-    ``folder:PATH``, ``table:FILE.csv`` or a data set's name; trunks are ``NAME``, ``NAME=WEIGHTS`` and all else that
-    :func:`pml_ext_train.networks.named_trunk` reads; ``head`` is the recipe of a head to train ``seeds`` times on
-    each trunk. The other arguments are as in :func:`pml_ext_train.launch.train`. ``out`` gets the runs,
-    ``probe.json``, ``.csv`` and ``.html``.
+    Finished runs are reused, and features of earlier comparisons come from the cache. Trunks are ``NAME``,
+    ``NAME=WEIGHTS`` and all else that :func:`pml_ext_train.networks.named_trunk` reads.
 
     ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.
     """
-    overrides = overrides_of(overrides)
-    of_heads = [override for override in overrides if override.key.startswith(_OF_HEADS)]
-    if of_heads and head is None:
+    of_heads = [override for override in options.overrides if override.key.startswith(_OF_HEADS)]
+    if of_heads and options.head is None:
         raise ConfigError(f"{of_heads[0]}: it is for a head; add --head RECIPE, or leave it out")
-    probers = []
-    for trunk in trunks:
-        prober = _Prober(
-            trunk=trunk,
-            data_set=data_set,
-            out=out,
-            device=device,
-            data=data,
-            overrides=overrides,
-            listener=listener,
-        )
-        recipe = load_recipe(head or BASE_RECIPE, prober.settings)
+    probers = [_Prober(trunk, options) for trunk in trunks]
+    for prober in probers:
+        recipe = load_recipe(options.head or BASE_RECIPE, prober.settings)
         if not recipe.evaluation.baselines:
             raise ConfigError("evaluation.baselines: found false, and a probe compares the baselines; leave it out")
-        probers.append(prober)
-    probes = []
+    probes: list[Probe] = []
     for prober in probers:
-        probes.append(prober.probe(head, seeds))
-        _write(out, data_set, probes)
+        probes.append(prober.probe())
+        _write(options.out, options.data_set, probes)
     return probes
 
 
 class _Prober:
-    """The runs of one trunk: of its features as they are, and of heads on them."""
+    """The runs of one trunk: of its unchanged features, and of heads on them."""
 
-    def __init__(
-        self,
-        trunk: str,
-        data_set: str,
-        out: Path,
-        device: str,
-        data: Path | None,
-        overrides: Sequence[Override],
-        listener: Listener | None,
-    ) -> None:
+    def __init__(self, trunk: str, options: ProbeOptions) -> None:
         self.trunk = trunk
-        self.out = out
-        self.place = out / slug(trunk)
-        self.device = device
-        self.data = data
-        self.listener = listener
-        own = {"data.name": data_set, "model.trunk": named_trunk(trunk), "model.freeze": "trunk"}
-        self.settings = [*overrides_of(own), *overrides]
+        self.options = options
+        self.place = options.out / slug(trunk)
+        own = {"data.name": options.data_set, "model.trunk": named_trunk(trunk), "model.freeze": "trunk"}
+        self.settings = [*overrides_of(own), *options.overrides]
         self.settings_of_features = [each for each in self.settings if not each.key.startswith(_OF_HEADS)]
 
-    def probe(self, head: str | None, seeds: int) -> Probe:
-        """Do the missing runs of the trunk, with the recipe of a head if there is one, and return their results."""
-        trunk = _size_and_speed(self.settings_of_features, self.device, self.data)
+    def probe(self) -> Probe:
+        """Do the missing runs of the trunk, with those of a head if there is one, and return their results."""
+        trunk = _size_and_speed(self.settings_of_features, self.options.device, self.options.data)
         untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": trunk.features}
         settings = [*self.settings_of_features, *overrides_of(untrained)]
         runs = self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
         folders = [self.place / "frozen"]
-        metrics = {}
         gain = {}
+        head = self.options.head
         if head is not None:
             runs = []  # they test the frozen trunk and its components too
-            for seed in range(seeds):
+            for seed in range(self.options.seeds):
                 runs += self._train(head, self.place / f"head-{seed}", seed, self.settings)
             folders += [Path(run["folder"]) for run in runs]
-            for metric in METRICS:
-                gain[metric] = _gain(runs, metric)
-        for phase in FROZEN_PHASES:
-            metrics[phase] = _spreads(runs, phase)
+            gain = {metric: _gain(runs, metric) for metric in METRICS}
+        metrics = {phase: _spreads(runs, phase) for phase in FROZEN_PHASES}
         if head is not None:
             metrics["head"] = _spreads(runs, HEAD_PHASE)
         return Probe(
@@ -161,7 +138,7 @@ class _Prober:
             images_per_second=trunk.images_per_second,
             metrics=metrics,
             gain=gain,
-            folders=[folder.relative_to(self.out).as_posix() for folder in folders],
+            folders=[folder.relative_to(self.options.out).as_posix() for folder in folders],
         )
 
     def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[Override]) -> list[dict[str, Any]]:
@@ -171,24 +148,20 @@ class _Prober:
             recipe,
             out=folder,
             seed=seed,
-            device=self.device,
-            data=self.data,
+            device=self.options.device,
+            data=self.options.data,
             overrides=settings,
             resume=has_run,
-            listener=self.listener,
+            listener=self.options.listener,
         )
         if has_run:  # a finished run is returned without a look at the data
-            open_run(folder, seed, choose_device(self.device), self.data)
+            open_run(folder, seed, choose_device(self.options.device), self.options.data)
         return runs
 
 
 def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[str, float | None]]:
     """Return mean and standard deviation of each metric of a phase."""
-    spreads = {}
-    for metric in METRICS:
-        values = [run[phase][metric] for run in runs]
-        spreads[metric] = spread(values)
-    return spreads
+    return {metric: spread([run[phase][metric] for run in runs]) for metric in METRICS}
 
 
 def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
@@ -278,10 +251,7 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
 def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
     """Return the rows of all trunks in the table."""
-    rows = []
-    for probe in probes:
-        rows += table_rows(probe)
-    return rows
+    return list(itertools.chain.from_iterable(map(table_rows, probes)))
 
 
 def table_rows(probe: Probe) -> list[list[str]]:
@@ -302,10 +272,7 @@ def table_rows(probe: Probe) -> list[list[str]]:
     ]
     blank = [""] * len(trunk_cells)
     first, *others = rows
-    lines = [[*trunk_cells, *first]]
-    for cells in others:
-        lines.append([*blank, *cells])
-    return lines
+    return [[*trunk_cells, *first], *([*blank, *cells] for cells in others)]
 
 
 def _gain_text(gain: Mapping[str, float | None]) -> str:

@@ -57,10 +57,7 @@ def compare_queries(
                 has_answer=searched.relevant > 0,
             )
         except Exception as error:  # moved data or a damaged file: draw the page without the row
-            if isinstance(error, DataError):
-                problem = str(error)
-            else:
-                problem = one_line(error)
+            problem = str(error) if isinstance(error, DataError) else one_line(error)
             problems.append(ReportFigure(f"Queries of {group.name}", problem=problem))
     if first_run is None or len(by_name) < 2:
         return [], problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -179,12 +180,8 @@ def check_reported(
         rows |= load_recipes(name, overrides)
 
     phases = {name: reported_phases(recipe) for name, recipe in rows.items()}
-    all_phases: dict[str, None] = {}
-    known_metrics: dict[str, None] = {}
-    for name, recipe in rows.items():
-        all_phases |= dict.fromkeys(phases[name])
-        known_metrics |= dict.fromkeys(recipe.metric_names())
-
+    all_phases = dict.fromkeys(itertools.chain.from_iterable(phases.values()))
+    known_metrics = dict.fromkeys(itertools.chain.from_iterable(recipe.metric_names() for recipe in rows.values()))
     if phase not in all_phases:
         raise ConfigError(f"--phase {phase}: the recipes' runs have {', '.join(all_phases)}")
 
@@ -206,17 +203,13 @@ def check_reported(
 
 def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
     """Return the metrics that runs report in a phase: those of clusters and protocols only in some."""
-    reported = []
-    for name in metrics:
-        if is_of_clusters(name):
-            is_reported = phase not in PHASES_WITHOUT_CLUSTERS
-        elif is_of_protocol(name):
-            is_reported = phase in PHASES_WITH_PROTOCOLS
-        else:
-            is_reported = True
-        if is_reported:
-            reported.append(name)
-    return reported
+    has_clusters = phase not in PHASES_WITHOUT_CLUSTERS
+    has_protocols = phase in PHASES_WITH_PROTOCOLS
+    return [
+        name
+        for name in metrics
+        if (has_clusters or not is_of_clusters(name)) and (has_protocols or not is_of_protocol(name))
+    ]
 
 
 # Rows: the planned runs that exist, and those that have to be done

@@ -167,10 +167,7 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
             f"{row}: {metric} differs from that of {baseline} by {mean:+.1f} points in each of {number} pairs; no test."
         )
 
-    if rows > 1:
-        corrected = f" after Holm's correction for {rows} rows"
-    else:
-        corrected = ""
+    corrected = f" after Holm's correction for {rows} rows" if rows > 1 else ""
     interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f}"
     numbers = f"{interval}; p = {p:.2g}{corrected}"
     if p < LEVEL:

@@ -79,10 +79,7 @@ class Study:
         study.sampler = optuna.samplers.TPESampler(seed=number)
 
         own_values = flat(self.recipe.as_dict())
-        distributions = {}
-        for key, range_ in self.ranges.items():
-            distributions[key] = _distribution(range_, own_values.get(key))
-        return study.ask(distributions)
+        return study.ask({key: _distribution(range_, own_values.get(key)) for key, range_ in self.ranges.items()})
 
     def fail_incomplete_trials(self, study: Any) -> None:
         """Count trials as failed whose process was killed before it had drawn all values.
@@ -106,12 +103,7 @@ class Study:
     def _recipe_values(self) -> dict[str, Any]:
         """Return the recipe's own values of the tuned keys, where they are in the ranges."""
         settings = flat(self.recipe.as_dict())
-        values = {}
-        for key, range_ in self.ranges.items():
-            value = settings.get(key)
-            if _is_within(value, range_):
-                values[key] = value
-        return values
+        return {key: settings[key] for key, range_ in self.ranges.items() if _is_within(settings.get(key), range_)}
 
     def begins_with_own_values(self) -> bool:
         """Return whether the first trial has the recipe's own value of every tuned key."""
@@ -140,9 +132,7 @@ class Study:
             chosen_on = f"{self.folds} folds of the training classes"
         else:
             chosen_on = "held-out training classes"
-        ranges = {}
-        for key, range_ in self.ranges.items():
-            ranges[key] = range_.model_dump(exclude_defaults=True)
+        ranges = {key: range_.model_dump(exclude_defaults=True) for key, range_ in self.ranges.items()}
         return {
             "recipe": self.name,
             "sampler": "TPE",
@@ -157,11 +147,7 @@ class Study:
 
     def save_recipe(self, out: Path) -> Path:
         """Write the tuned recipe, which extends the recipe by the best values; return its file."""
-        is_file = ".toml" in self.name
-        if is_file:
-            parent = str(Path(self.name).resolve())
-        else:
-            parent = self.name
+        parent = str(Path(self.name).resolve()) if ".toml" in self.name else self.name
         best = self.best()
         metric = self.recipe.evaluation.select
         origin = f"tuned: best of {self.trials} trials by {metric} of validation classes"
@@ -184,10 +170,7 @@ def _importance(study: Any) -> dict[str, float]:
 
 
 def _about_trial(trial: Any) -> dict[str, Any]:
-    if trial.duration:
-        seconds = round(trial.duration.total_seconds(), 1)
-    else:
-        seconds = None
+    seconds = round(trial.duration.total_seconds(), 1) if trial.duration else None
     return {
         "number": trial.number,
         "state": trial.state.name.lower(),

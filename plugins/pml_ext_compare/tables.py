@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -32,21 +33,14 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
         name = row["recipe"]
         if row["unequal_settings"]:
             name += " *"
-        cells = [name, str(len(row[metrics[0]]["values"]))]
-        for metric in metrics:
-            cells.append(_interval(row[metric]))
-        for metric in printed:
-            cells.append(_paper_texts(row[metric]["paper"]))
-        if row["seconds"] is None:
-            seconds = ""
-        else:
-            seconds = f"{row['seconds']:.1f}"
-        rows.append([*cells, str(row["trials"]), seconds, row["selection"]])
+        measured = [_interval(row[metric]) for metric in metrics]
+        quoted = [_paper_texts(row[metric]["paper"]) for metric in printed]
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        seeds = str(len(row[metrics[0]]["values"]))
+        rows.append([name, seeds, *measured, *quoted, str(row["trials"]), seconds, row["selection"]])
 
-    columns = ["recipe", "seeds"]
-    columns += [title_of(metric) for metric in metrics]
-    columns += [f"{title_of(metric)} in the paper" for metric in printed]
-    columns += ["trials", "seconds", "selection"]
+    titles = [*map(title_of, metrics), *(f"{title_of(metric)} in the paper" for metric in printed)]
+    columns = ["recipe", "seeds", *titles, "trials", "seconds", "selection"]
     caption = "Mean over the seeds and its 95 % interval by Student's t, cut at 0 and 100; training seconds of one run."
     if any(_is_of_other_data(result, metric) for metric in printed):
         caption += " The papers' values are of their own data and networks."
@@ -70,9 +64,7 @@ def goodness(metric: str, mean: float | None) -> float:
 
 def _is_of_other_data(result: Mapping[str, Any], metric: str) -> bool:
     """Return whether any printed value of a metric is of another data set than that of its row."""
-    values: list[dict[str, Any]] = []
-    for row in result["recipes"]:
-        values += row[metric]["paper"]
+    values = itertools.chain.from_iterable(row[metric]["paper"] for row in result["recipes"])
     return any(not value["same_data"] for value in values)
 
 
@@ -83,11 +75,10 @@ def _paper_texts(values: list[dict[str, Any]]) -> str:
 
 def differences_table(result: Mapping[str, Any]) -> ReportTable:
     """Return a row per recipe and metric: the paired difference from the baseline, and its tests."""
-    rows = []
-    for row in result["differences"]:
-        for metric in result["metrics"]:
-            cells = _difference_cells(row[metric])
-            rows.append([row["recipe"], title_of(metric), *cells])
+    rows = [
+        [row["recipe"], title_of(metric), *_difference_cells(row[metric])]
+        for row, metric in itertools.product(result["differences"], result["metrics"])
+    ]
 
     columns = ["difference from the baseline", "metric", "pairs", "difference"]
     columns += ["p", "p, Holm", "p, permutation", "P(better)", "pairs wanted"]
@@ -116,12 +107,9 @@ def _p_value(p: float | None) -> str:
 
 
 def _improvement(difference: Mapping[str, Any]) -> str:
-    better = difference["better"]
-    low = difference["better_low"]
-    high = difference["better_high"]
-    if better is None or low is None or high is None:
+    if difference["better"] is None:
         return ""
-    return f"{better:.2f} [{low:.2f}, {high:.2f}]"
+    return "{better:.2f} [{better_low:.2f}, {better_high:.2f}]".format_map(difference)
 
 
 def _pairs_wanted(difference: Mapping[str, Any]) -> str:
@@ -137,9 +125,7 @@ def tuning_table(about: Mapping[str, Any]) -> ReportTable:
     tuned_keys = list(about["ranges"])
     rows = []
     for trial in about["trials"]:
-        values = [trial["value"], trial["seconds"]]
-        for key in tuned_keys:
-            values.append(trial["values"].get(key))
+        values = [trial["value"], trial["seconds"], *map(trial["values"].get, tuned_keys)]
         rows.append([str(trial["number"]), trial["state"], *map(_value, values)])
 
     sentences = []
@@ -177,37 +163,28 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     lacking = []
     failed = []
     for row in result["recipes"]:
-        for text in row["unequal_settings"]:
-            unequal.append(f"* {row['recipe']}: {text}")
+        unequal += [f"* {row['recipe']}: {text}" for text in row["unequal_settings"]]
         for metric in result["metrics"]:
             values = len(row[metric]["values"])
             seeds = len(row["seeds"])
             if values < seeds:
                 lacking.append(f"{row['recipe']}: {values} of {seeds} seeds have a value of {title_of(metric)}")
-        for name, error in row["errors"].items():
-            failed.append(f"{name} failed: {error}")
+        failed += [f"{name} failed: {error}" for name, error in row["errors"].items()]
     return [*unequal, *lacking, *failed]
 
 
 def markdown_table(table: ReportTable) -> list[str]:
     """Return the lines of a table in Markdown."""
     rule = ["---"] * len(table.columns)
-    lines = []
-    for row in (table.columns, rule, *table.rows):
-        cells = " | ".join(cell.replace("|", r"\|") for cell in row)
-        lines.append(f"| {cells} |")
-    return lines
+    rows = [[cell.replace("|", r"\|") for cell in row] for row in (table.columns, rule, *table.rows)]
+    return [f"| {' | '.join(cells)} |" for cells in rows]
 
 
 def latex_table(table: ReportTable) -> str:
     """Return a table for LaTeX with the package booktabs."""
     escapes = str.maketrans(_LATEX_ESCAPES)
-    lines = []
-    for row in (table.columns, *table.rows):
-        cells = [cell.translate(escapes) for cell in row]
-        lines.append(" & ".join(cells) + r" \\")
-
-    header, *body = lines
+    escaped = [[cell.translate(escapes) for cell in row] for row in (table.columns, *table.rows)]
+    header, *body = [" & ".join(cells) + r" \\" for cells in escaped]
     alignment = "l" + "r" * (len(table.columns) - 1)
     begin = rf"\begin{{tabular}}{{{alignment}}}"
     all_lines = [begin, r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]

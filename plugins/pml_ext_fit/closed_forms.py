@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ def shrinkage_without_labels(count: int, size: int) -> float:
 
     Few items of few classes differ most in the directions between the classes, which a smaller shrinkage flattens.
     """
-    return round(1 - 0.06 * (count / (count + size)) ** 0.5, 3)
+    return round(1 - 0.06 * math.sqrt(count / (count + size)), 3)
 
 
 def coordinates(features: Tensor) -> Tensor:

@@ -166,7 +166,8 @@ def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Pro
     try:
         results = _train(what_to_train(table.file, options, told), options, told)
     except (ConfigError, DataError) as error:
-        raise table.of_given(error) from None
+        error.source = table.sources.get(error.source, error.source)
+        raise
     results[0].pop("verdict", None)  # whose comparison the folds have made
     run = Path(results[0]["folder"])
     index_run(run, folder, options.device)
@@ -227,7 +228,7 @@ def _delivered_as_they_are(fitting: Fitting, folder: Path, told: Told) -> Fittin
     from pml_ext_train.recipe import overrides_of
     from pml_ext_train.records import remove_run
 
-    from . import begun
+    from . import resume
 
     chosen = fitting.as_they_are
     assert chosen is not None
@@ -235,6 +236,6 @@ def _delivered_as_they_are(fitting: Fitting, folder: Path, told: Told) -> Fittin
     if process_number() == 0:
         with locked(folder):
             remove_run(folder)
-            begun.keep_choice(folder, chosen, fitting.name)
+            resume.keep_choice(folder, chosen, fitting.name)
     settings = overrides_of(chosen.settings)
     return Fitting(chosen.recipe, settings, folder, True, fitting.name, as_they_are=None)

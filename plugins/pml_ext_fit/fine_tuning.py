@@ -6,7 +6,7 @@ of the pretrained trunk, at the end of the same cosine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from pml_ext.errors import ConfigError
@@ -17,6 +17,7 @@ from .framing import framing_of
 from .images import OwnImages
 from .selection import Decision
 from .timing import seconds_per_image
+from .trials import Workplace
 from .trunk import BLOCKS_FIRST, Trunk
 
 # seconds of a step of the whole network, over those of embedding the images of its batch
@@ -43,26 +44,16 @@ def without_epochs(overrides: Iterable[Override]) -> list[Override]:
     return [override for override in overrides if override.key != "schedule.epochs"]
 
 
-def continued(
-    decision: Decision,
-    images: OwnImages,
-    trunk: Trunk,
-    overrides: Iterable[Override],
-    device: str,
-    data: Path | None,
-    say: Callable[[str], None],
-) -> Choice:
-    """Return what was chosen, followed by a stage of the whole network; ``say`` gets a line about it."""
+def continued(decision: Decision, images: OwnImages, trunk: Trunk, place: Workplace) -> Choice:
+    """Return what was chosen, followed by a stage of the whole network, and say it in a line."""
     candidate = decision.candidate
     if isinstance(candidate, SmallNetwork):
-        say("the small network is trained whole as it is: --fine-tune changes nothing here")
+        place.say("the small network is trained whole as it is: --fine-tune changes nothing here")
         return decision.choice()
-    overrides = [*overrides]
     settings = images.settings_of(BLOCKS_FIRST, framing_of(candidate.settings)) | trunk.settings_of_fine_tuning
-    for key, value in candidate.settings.items():
-        if key.startswith(("data.images.", "sampler.")):
-            settings[key] = value
-    tables = load_recipe(BLOCKS_FIRST, [*overrides_of(settings), *overrides])
+    of_images = ("data.images.", "sampler.")
+    settings |= {key: value for key, value in candidate.settings.items() if key.startswith(of_images)}
+    tables = load_recipe(BLOCKS_FIRST, [*overrides_of(settings), *place.overrides])
     last = tables.all_stages()[-1]
     assert last.sampler is not None
     assert last.sampler.iterations is not None
@@ -70,11 +61,11 @@ def continued(
     first = "last blocks" if trunk.last_blocks is not None else "head"
     then = f"first the {first} for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
     line = f"fine-tunes: {then}"
-    per_image = seconds_per_image(candidate, overrides, device, data)
+    per_image = seconds_per_image(candidate, place.overrides, place.device, place.data)
     if per_image is not None:
         minutes = max(1, round(WHOLE_STEP * seen * per_image.passing / 60))
         line += f", which takes about {minutes} minutes more"
-    say(line)
+    place.say(line)
     description = decision.description or tables.description
     settings["description"] = f"{description}. Fine-tuned: {then}"
     return Choice(candidate.title, BLOCKS_FIRST, settings)

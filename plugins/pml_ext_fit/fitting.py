@@ -25,9 +25,21 @@ if TYPE_CHECKING:
 _CHOOSING = ("model", "loss", "stages", "sweep")  # tables of a recipe that say what is trained
 
 # settings that only training uses; each ends with a point, as keys do here
-_OF_TRAINING = ("schedule.", "optimizer.", "sampler.", "loss.", "stages.", "data.augment.", "data.views.")
-_OF_TRAINING += ("data.images.flip.", "data.images.random_crop.", "data.images.random_crop_scale.")
-_OF_TRAINING += ("engine.micro_batch.", "engine.clip_gradient.", "engine.checkpoint_minutes.")
+_OF_TRAINING = (
+    "schedule.",
+    "optimizer.",
+    "sampler.",
+    "loss.",
+    "stages.",
+    "data.augment.",
+    "data.views.",
+    "data.images.flip.",
+    "data.images.random_crop.",
+    "data.images.random_crop_scale.",
+    "engine.micro_batch.",
+    "engine.clip_gradient.",
+    "engine.checkpoint_minutes.",
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,7 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
     from pml_ext.distributed import num_processes
     from pml_ext_train.recipe import load_recipe, overrides_of
 
-    from . import begun, selection
+    from . import resume, selection
     from .vectors import RECIPE, describe_vectors
 
     if options.fine_tune:
@@ -122,7 +134,7 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
             "--closed-form compares by trials, in one process; leave out torchrun and settings of the model"
         )
     if trains_as_told or num_processes() > 1:
-        kept = begun.kept_choice(options.out, found.name) if options.resume and options.out is not None else None
+        kept = resume.kept_choice(options.out, found.name) if options.resume and options.out is not None else None
         if kept is not None:
             told(f"goes on with what was chosen before: {kept.title}")
             return Fitting(kept.recipe, overrides_of(kept.settings), options.out, True, found.name, None)
@@ -132,7 +144,7 @@ def _fitting_for_vectors(place: Path, options: FitOptions, told: Told) -> Fittin
         return Fitting(RECIPE, settings, options.out, options.resume, found.name, found.as_they_are)
 
     def choose(place: Workplace) -> Choice:
-        return selection.choose_for_vectors(found, place, options.data, options.closed_form).choice()
+        return selection.choose_for_vectors(found, place, options.closed_form).choice()
 
     check = partial(load_recipe, RECIPE, [*overrides_of(found.settings), *options.general, *options.overrides])
     out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
@@ -178,10 +190,10 @@ def _fitting_for_images(place: Path, options: FitOptions, told: Told) -> Fitting
 
     def choose(place: Workplace) -> Choice:
         if not options.fine_tune:
-            return selection.choose(found, trunk, place, options.data, options.closed_form).choice()
+            return selection.choose(found, trunk, place, options.closed_form).choice()
         tried = replace(place, overrides=fine_tuning.without_epochs(place.overrides))
-        decision = selection.choose(found, trunk, tried, options.data, options.closed_form)
-        return fine_tuning.continued(decision, found, trunk, place.overrides, options.device, options.data, told)
+        decision = selection.choose(found, trunk, tried, options.closed_form)
+        return fine_tuning.continued(decision, found, trunk, place)
 
     out, chosen = _chosen_by_trials(found.name, options, told, check, choose)
     features = features_as_they_are(found, framing_of(chosen.settings), trunk)
@@ -195,12 +207,12 @@ def _begun_for_images(
     from pml_ext_train.recipe import flat, load_recipe
     from pml_ext_train.records import RECIPE
 
-    from . import begun, fine_tuning
+    from . import fine_tuning, resume
     from .candidates import features_as_they_are
     from .framing import framing_of
     from .trunk import check_resumed, trunk_of_table
 
-    tables = begun.begun_run(folder, images.name, told)
+    tables = resume.begun_run(folder, images.name, told)
     if tables is None:
         return None
     file = str(folder / RECIPE)
@@ -242,7 +254,7 @@ def _chosen_by_trials(
     from pml_ext_train.launch import check_folder, default_folder
     from pml_ext_train.recipe import load_recipe, overrides_of
 
-    from . import begun, fine_tuning
+    from . import fine_tuning, resume
     from .trials import Workplace
     from .trunk import check_resumed
 
@@ -252,7 +264,7 @@ def _chosen_by_trials(
         stem = Path(name.partition(":")[2]).resolve().stem
         out = default_folder(stem, options.seed)
     elif options.resume:
-        kept = begun.kept_choice(out, name)
+        kept = resume.kept_choice(out, name)
         if kept is not None:
             if options.fine_tune:
                 recipe = load_recipe(kept.recipe, overrides_of(kept.settings))
@@ -267,11 +279,11 @@ def _chosen_by_trials(
             return f"after the choice; {again}"
         return f"in the trials, before anything was chosen; {again}, which makes them again"
 
-    with begun.begun_folder(out, stopped):
-        with begun.folder_of_trials(out) as folder:
-            place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told)
+    with resume.begun_folder(out, stopped):
+        with resume.folder_of_trials(out) as folder:
+            place = Workplace(options.overrides, folder, options.seed, options.device, told.bar, told, options.data)
             started = time.perf_counter()
             chosen = choose(place)
             chosen = replace(chosen, seconds=round(time.perf_counter() - started, 3))
-        begun.keep_choice(out, chosen, name)
+        resume.keep_choice(out, chosen, name)
     return out, chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 from collections.abc import Iterable, Mapping
@@ -99,9 +100,7 @@ class OwnImages:
         if self.chosen_size is not None:
             image_settings["crop"] = self.chosen_size
             image_settings["resize"] = self.chosen_size
-        settings = dict(self.data)
-        for name, value in image_settings.items():
-            settings[f"data.images.{name}"] = value
+        settings = self.data | {f"data.images.{name}": value for name, value in image_settings.items()}
         if framing is not None:
             settings |= framing.settings
         side = settings.get("data.images.resize") or settings["data.images.crop"]
@@ -229,9 +228,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
     Of some broken files, nothing is said here: they are reported when the images are read.
     """
-    files: list[Path] = []
-    for part in parts:
-        files += part.paths or []
+    files = list(itertools.chain.from_iterable(part.paths or [] for part in parts))
     step = max(1, len(files) // SAMPLED_FILES)
 
     sizes = []

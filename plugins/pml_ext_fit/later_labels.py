@@ -6,10 +6,11 @@ closed forms are compared on the kept features, and the best one is fitted.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
+import io
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 FRAMING = (*CUTS, SQUASH)
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
 Rows = list[tuple[str, dict[str, Any]]]  # with the place of each, such as "line 5"
-_NEW_LINE = re.compile(r"\r\n|\r|\n")
 # Columns of tables that cluster and select write, which say nothing of classes.
 WRITTEN = {"rank", "distance", *CLUSTERS_COLUMNS} - {"path", "class"}
 CLASS = "class"  # the column of classes in tables of clusters; "label" in those of open-metric-learning
@@ -47,14 +47,7 @@ class LabeledTable:
     file: Path
     settings: list[Override]
     trunk: Trunk  # of the features
-    given: Path  # the table that was copied
-    places: Mapping[int, str]  # of its rows, such as "line 5", by the lines of the copy
-
-    def of_given(self, error: ConfigError | DataError) -> ConfigError | DataError:
-        """Return an error about the copy as one about the table that was given."""
-        line = re.compile(re.escape(str(self.file)) + r", line (\d+)")
-        text = line.sub(lambda found: f"{self.given}, {self.places[int(found[1])]}", str(error))
-        return type(error)(text.replace(str(self.file), str(self.given)))
+    sources: Mapping[str, str]  # of errors about the copy and its lines: the given table and its rows
 
 
 def labeled_table(
@@ -95,17 +88,12 @@ def labeled_table(
     home.mkdir(parents=True, exist_ok=True)
     table = home / f"labels-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}.csv"
     write_text(table, text)
-    return LabeledTable(table, overrides_of(framing | NOTHING_IS_READ), trunk, labels, _by_lines(readable))
-
-
-def _by_lines(rows: Rows) -> dict[int, str]:
-    """Return the places of rows by the line of the copy in which each ends, after that of the columns."""
-    places = {}
-    line = 1
-    for place, row in rows:
-        line += 1 + sum(len(_NEW_LINE.findall(str(cell))) for cell in row.values())
-        places[line] = place
-    return places
+    sources = {str(table): str(labels)}
+    lines = csv.reader(io.StringIO(text, newline=""))
+    next(lines)
+    for (place, _), _ in zip(readable, lines, strict=True):
+        sources[f"{table}, line {lines.line_num}"] = f"{labels}, {place}"
+    return LabeledTable(table, overrides_of(framing | NOTHING_IS_READ), trunk, sources)
 
 
 def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[list[str], Rows]:

@@ -13,7 +13,7 @@ from pml_ext.errors import DataError, counted, first_of
 from pml_ext_train.data import LabeledImages, Steps, prepare
 from pml_ext_train.networks import Preprocessing, use_channels_last
 from pml_ext_train.recipe import Recipe, build_network
-from pml_ext_train.training import FeatureCache, signals
+from pml_ext_train.training import FeatureCache, check
 
 BATCH = 64  # images in a forward pass
 PART = 256  # images that are read, and whose features are kept, together
@@ -68,7 +68,7 @@ def keep_features(
     unreadable: dict[str, str] = {}
     begun = time.perf_counter()
     for start in range(0, len(missing), PART):
-        signals.check(STOPPED)
+        check(STOPPED)
         part = images.subset(missing[start : start + PART])
         readable, reasons = _read(part, steps)
         unreadable |= reasons

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.recipe import DataTable, Override, build_dataset, name_or_value, problem_of, tables_of
+from pml_ext.errors import DataError
+from pml_ext_train.recipe import DataTable, Override, build_dataset, name_or_value, tables_of, wrong_setting
 
 if TYPE_CHECKING:
     from pml_ext_train.data import DataSplits, LabeledImages
@@ -25,13 +25,10 @@ MOST_PER_CLASS = 16  # in a batch
 def dataset_options(overrides: Iterable[Override]) -> dict[str, Any]:
     """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
     table = tables_of(overrides).get("data")
-    options: dict[str, Any] = {}
     if not isinstance(table, dict):  # of a text, recipes say what is wanted
-        return options
-    for name, value in table.items():
-        if name == "relation" or name not in DataTable.model_fields:
-            options[name] = value
-    return options
+        return {}
+    known = DataTable.model_fields.keys() - {"relation"}
+    return {name: value for name, value in table.items() if name not in known}
 
 
 def sampler_of(overrides: Iterable[Override]) -> str:
@@ -52,7 +49,7 @@ def splits_of(name: str, options: dict[str, Any], root: Path | None) -> DataSpli
     try:
         table = DataTable(name=name, **options)
     except ValidationError as error:
-        raise ConfigError(f"data.{problem_of(error)}") from None
+        raise wrong_setting(error).inside("data") from None
     return build_dataset(table, root)
 
 
@@ -83,7 +80,7 @@ def fitting_split(place: Path, parts: list[LabeledImages]) -> str:
     if few_items and classes < FEW_ITEMS:
         noun = noun_of(parts)
         found = f"{classes} classes, most with fewer than {FEW_ITEMS} {noun}"
-        raise DataError(f"{place}: {found}; wanted two classes of {FEW_ITEMS} {noun}, or {FEW_ITEMS} classes")
+        raise DataError(f"{found}; wanted two classes of {FEW_ITEMS} {noun}, or {FEW_ITEMS} classes", source=str(place))
     if few_items or classes >= MANY_CLASSES:
         return "class"
     return "image"

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from .candidates import (
     trained,
 )
 from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
-from .expected import FEATURES, FRAMING, TRAINING, TRIAL, described as expected_in_all, expected
+from .duration import FEATURES, FRAMING, TRAINING, TRIAL, described as expected_in_all, expected
 from .folds import Folds, folds_of
 from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages
@@ -102,12 +101,12 @@ def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Overrid
         import_tracker(tracker.name)
 
 
-def choose(images: OwnImages, trunk: Trunk, place: Workplace, data: Path | None, closed_form: bool = False) -> Decision:
+def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool = False) -> Decision:
     """Try the candidates and return what to deliver; with ``closed_form``, without those that are trained."""
     started = time.perf_counter()
     first = FeaturesOfImages(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
-    splits = build_dataset(recipe.data, data)
+    splits = build_dataset(recipe.data, place.data)
     folds = folds_of(splits.train.labels, not images.splits_by_class, place.seed)
     if folds is None:
         return _untried(first, place)
@@ -117,7 +116,7 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, data: Path | None,
     if cannot_be_cut:
         place.say(f"{trunk.name} has no blocks to train from kept activations: {FROZEN}")
     trains = not closed_form and not cannot_be_cut
-    left = expected(images, trunk, splits, folds, sample, place, data, trains)
+    left = expected(images, trunk, splits, folds, sample, place, trains)
     if left is None:
         left = TimeLeft({})  # what cannot be read is told below
     else:
@@ -147,12 +146,12 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, data: Path | None,
     return Decision(best.candidate, description)
 
 
-def choose_for_vectors(vectors: OwnVectors, place: Workplace, data: Path | None, closed_form: bool = False) -> Decision:
+def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool = False) -> Decision:
     """Try the candidates for vectors and return what to deliver; with ``closed_form``, without a trained head."""
     started = time.perf_counter()
     first, *_ = free = vector_candidates.closed_forms(vectors)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
-    splits = build_dataset(recipe.data, data)
+    splits = build_dataset(recipe.data, place.data)
     folds = folds_of(splits.train.labels, vectors.shares_classes, place.seed)
     if folds is None:
         place.say(

@@ -14,7 +14,17 @@ from torch import Tensor
 from pml_ext.errors import ConfigError, NothingToLearnError
 from pml_ext_train.data import DataSplits, LabeledImages
 from pml_ext_train.recipe import Override, Recipe, flat, load_recipe, overrides_of, tables_of
-from pml_ext_train.training import Listener, Run, Silence, activations, refit, train_run
+from pml_ext_train.training import (
+    GIGABYTE,
+    Listener,
+    Run,
+    Silence,
+    TrunkCut,
+    in_units,
+    refit,
+    size_of,
+    train_run,
+)
 
 from .candidates import Candidate, Trained
 from .closed_forms import ClosedForm, coordinates
@@ -45,6 +55,7 @@ class Workplace:
     device: str
     listener: Listener
     say: Callable[[str], None]
+    data: Path | None = None  # the folder that the paths in a table are relative to
 
     def run_of(
         self,
@@ -104,8 +115,8 @@ class _WithoutWarnings(Silence):
     """The listener of trials: what is delivered warns in its own run, and a line says why a candidate is left out."""
 
     def __init__(self, listener: Listener) -> None:
-        self.step = listener.step  # type: ignore[method-assign]
-        self.iteration = listener.iteration  # type: ignore[method-assign]
+        self.step = listener.step  # type: ignore[assignment, method-assign]
+        self.iteration = listener.iteration  # type: ignore[assignment, method-assign]
 
 
 def _table_of(override: Override) -> str:
@@ -194,23 +205,21 @@ class Trials:
         most = _most_of_activations(cut)
         if size <= most:
             return False
-        found = (
-            f"their activations would take {activations.in_units(size)}, and {activations.in_units(most)} is the most"
-        )
+        found = f"their activations would take {in_units(size)}, and {in_units(most)} is the most"
         self._place.say(
             f"  {candidate.title}: left out, since {found}; smaller images take less: --set data.image_size=N"
         )
         return True
 
 
-def _size_of_activations(run: Run, cut: activations.TrunkCut, images: int) -> int:
+def _size_of_activations(run: Run, cut: TrunkCut, images: int) -> int:
     """Return the bytes of the activations of so many training images."""
-    return activations.size_of(cut, images, run.recipe.model.views)
+    return size_of(cut, images, run.recipe.model.views)
 
 
-def _most_of_activations(cut: activations.TrunkCut) -> float:
+def _most_of_activations(cut: TrunkCut) -> float:
     """Return the bytes that activations may take."""
-    return cut.table.gigabytes * activations.GIGABYTE
+    return cut.table.gigabytes * GIGABYTE
 
 
 def _scores_of_run(run: Run, _: object) -> dict[str, Any]:

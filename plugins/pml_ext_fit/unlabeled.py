@@ -23,10 +23,10 @@ from pml_ext_train.records import RECIPE, tables_of_run
 from pml_ext_train.retrieval import SearchService
 
 from . import folder_runs
-from .begun import begun_folder
 from .closed_forms import WHITENED, shrinkage_without_labels
 from .framing import SQUASH
 from .one_pass import keep_features
+from .resume import begun_folder
 from .settings import Settings
 from .trunk import Trunk, check_resumed
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pml_ext.distributed import threads_for
 from pml_ext.errors import DataError, needs_extra, one_line
 from pml_ext_train.files import write_atomically
-from pml_ext_train.retrieval import FileEmbedder
+from pml_ext_train.retrieval import FileEmbedder, RayWorkers
 
 from .segments import Work
 from .tables import META
@@ -52,9 +52,7 @@ def write_on_ray(
     part: int,
     parts: int,
     out: Path,
-    address: str | None,
-    jobs: int,
-    gpus: float,
+    workers: RayWorkers,
 ) -> int:
     """Embed a part of a listing with Ray Data workers, as :func:`~.writing.write_part`; return the number of images.
 
@@ -69,12 +67,12 @@ def write_on_ray(
         embedder.warn_of_skipped(work.others)
     if not numbers:
         return 0
+    jobs = workers.jobs
     options: dict[str, Any] = {}
-    if not address:  # a cluster of this machine alone, also where another one runs, or RAY_ADDRESS names one
-        address = "local"
+    if not workers.address:  # this machine alone, also where a cluster runs on it, or RAY_ADDRESS names one
         options = {"num_cpus": jobs, "include_dashboard": False}
     environment = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
-    ray.init(address=address, runtime_env=environment, log_to_driver=False, **options)
+    ray.init(address=workers.address or "local", runtime_env=environment, log_to_driver=False, **options)
     images = 0
     shared = ray.put(work)
     try:
@@ -84,10 +82,10 @@ def write_on_ray(
             fn_constructor_args=(load, shared),
             concurrency=jobs,
             num_cpus=1,
-            num_gpus=gpus or None,
+            num_gpus=workers.gpus or None,
         )
         for row in done.iter_rows():
-            write_atomically(out / work.file(row["number"]), functools.partial(_write_bytes, content=row["file"]))
+            write_atomically(out / work.file(row["number"]), operator.methodcaller("write_bytes", row["file"]))
             embedder.warn_of_skipped(json.loads(row["skipped"]))
             images += row["images"]
     except ray.exceptions.RayError as error:
@@ -96,7 +94,3 @@ def write_on_ray(
     finally:
         ray.shutdown()
     return images
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -28,9 +28,7 @@ def read(place: Path, identity: str, by: str) -> RowsOfFolder:
 
 def _all_files(place: Path, identity: str, by: str) -> dict[Path, dict[str, Any]]:
     """Return the metadata of a complete listing's files."""
-    every = {}
-    for file in sorted(place.glob("embeddings-*.parquet")):
-        every[file] = about(file)
+    every = {file: about(file) for file in sorted(place.glob("embeddings-*.parquet"))}
     if not every:
         raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
     first = next(iter(every))

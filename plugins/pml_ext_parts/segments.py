@@ -106,13 +106,7 @@ class Work:
     @functools.cached_property
     def digest(self) -> str:
         """The digest of the images' names, equal for all parts."""
-        identified_by: list[list[Any]] = []
-        for segment in self.segments:
-            if segment.packed:
-                identified_by.append([segment.names, segment.place])
-            else:
-                identified_by.append([segment.names])
-        return _digest(identified_by)
+        return _digest([[each.names, each.place] if each.packed else [each.names] for each in self.segments])
 
     def names(self) -> Iterator[str]:
         """Yield the path of each image; of shards, none is known before they are read."""

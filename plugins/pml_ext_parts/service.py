@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pml_ext_train.retrieval import FileEmbedder, ImageListing, RowsOfFolder, Written
+from pml_ext_train.retrieval import FileEmbedder, ImageListing, RayWorkers, RowsOfFolder, Written
 
 from .embedding import embedded_segments
 from .listing import listed
@@ -33,16 +33,14 @@ def write_on_ray(
     part: int,
     parts: int,
     out: Path,
-    address: str | None,
-    jobs: int,
-    gpus: float,
+    workers: RayWorkers,
 ) -> Written:
     """Embed as :func:`write`, with workers of Ray Data, each of which calls ``load``, a function of a module."""
     from . import on_ray
 
     work = listed(images)
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
-        embedded = on_ray.write_on_ray(embedder, load, work, part, parts, out, address, jobs, gpus)
+        embedded = on_ray.write_on_ray(embedder, load, work, part, parts, out, workers)
     return _written(work, part, parts, embedded)
 
 

@@ -31,10 +31,7 @@ def pending(work: Work, part: int, parts: int, out: Path, identity: str) -> list
     if file is not None:
         found = about(file)
         if (found["identity"], found["listing"]) != (identity, work.digest):
-            if found["identity"] != identity:
-                what = "another run"
-            else:
-                what = "another listing of images"
+            what = "another run" if found["identity"] != identity else "another listing of images"
             raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
     out.mkdir(parents=True, exist_ok=True)
     return [number for number in numbers if not _is_written(work, number, out, identity)]

@@ -14,7 +14,7 @@ from pml_ext.errors import ConfigError, DataError, MissingExtraError, PluginErro
 from pml_ext.testing import Named, SkipCheck, requires_no_options, takes_arguments
 from pml_ext_train.retrieval import Rows, SearchFilter
 
-from .checked import TOLERANCE, CheckedStore, checked
+from .validation import TOLERANCE, CheckedStore, checked
 
 _IMAGES = 40
 _SIZE = 8

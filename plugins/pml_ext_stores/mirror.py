@@ -12,46 +12,71 @@ from torch import Tensor
 from pml_ext import registry
 from pml_ext.errors import ConfigError
 from pml_ext_train.files import utf8_of
-from pml_ext_train.retrieval import (
-    Changes,
-    EmbeddedImages,
-    Numbers,
-    RecallSample,
-    Rows,
-    SearchFilter,
-    SearchResult,
-    Vectors,
-)
+from pml_ext_train.retrieval import Changes, EmbeddedImages, Numbers, RecallSample, Rows, SearchFilter
 
 from .address import masked
-from .checked import CheckedStore, open_checked
+from .validation import CheckedStore, open_checked
 
 BATCH = 10_000  # images per batch of a write
 _SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # scheme and address of a store
 
 
-class MirroredStore:
-    """A store that holds a copy of an index."""
+class MirroredStore(CheckedStore):
+    """A store that holds a copy of an index; ``shown`` is its address without what may be secret."""
 
     def __init__(self, store: CheckedStore, shown: str) -> None:
-        self.store = store
-        self.shown = shown  # its address without what may be secret
-
-    def count(self) -> int:
-        """Return the number of images."""
-        return self.store.count()
-
-    def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Return up to k images for each vector, nearest first."""
-        return self.store.search(vectors, k, where)
+        super().__init__(store._store, store._owner)
+        self.shown = shown
 
     def update(self, images: EmbeddedImages) -> Changes:
-        """Write new and changed images, and delete those that are not in the index."""
-        return copy_to_store(images, self.store)
+        """Write new and changed images, and delete those that are not in the index.
+
+        PluginError if the store then has another number of images.
+        """
+        ids = images.ids
+        vectors = images.embeddings.cpu().numpy()
+        checksums = images.checksums
+        stored = self.checksums()
+        before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)  # -1: not in the store
+        differs = np.flatnonzero(before != checksums)
+        all_classes = images.classes
+
+        def batches() -> Iterator[Rows]:
+            for start in range(0, len(differs), BATCH):
+                part: Numbers = differs[start : start + BATCH]
+                names = [utf8_of(images.paths[place]) for place in part]
+                classes = [utf8_of(all_classes[place]) for place in part]
+                yield Rows(ids[part], checksums[part], names, classes, vectors[part])
+
+        gone = sorted(stored.keys() - set(ids.tolist()))
+        for start in range(0, len(gone), BATCH):
+            self.delete(gone[start : start + BATCH])
+        self.write(batches())  # also without batches: completes a database index that an interrupted write left
+        self.check_count(len(ids))
+        new = int((before < 0).sum())
+        return Changes(new=new, changed=len(differs) - new, gone=len(gone), same=len(ids) - len(differs))
 
     def recall_at_10(self, images: EmbeddedImages) -> float | None:
-        """Return recall@10 against exact search, on a sample of the images; None for fewer than two."""
-        return recall_of(images, self.store)
+        """Return recall@10 against exact search, on a sample of at most 200 images; None for fewer than 2.
+
+        PluginError if the store finds an image that the index does not have, or gives it another distance.
+        """
+        if len(images.paths) < 2:
+            return None
+        places = {id: place for place, id in enumerate(images.ids.tolist())}
+        embeddings = images.embeddings.cpu()
+
+        def search(points: Tensor, k: int) -> Tensor:
+            rows = []
+            for point, found in zip(points.cpu(), self.search(points.cpu().numpy(), k, SearchFilter()), strict=True):
+                self.check_ids([result.id for result in found], places)
+                row = [places[result.id] for result in found]
+                exact = (embeddings[row] - point).norm(dim=1).tolist()
+                self.check_distances([result.distance for result in found], exact)
+                rows.append(row + [-1] * (k - len(row)))
+            return torch.tensor(rows)
+
+        return RecallSample(embeddings).recall_at_10(search)
 
 
 def open(address: str, identity: str, size: int) -> MirroredStore:
@@ -70,56 +95,3 @@ def open(address: str, identity: str, size: int) -> MirroredStore:
         scheme = named[1]
     place = address.removeprefix(f"{scheme}:")
     return MirroredStore(open_checked(scheme, place, f"pml_ext_{identity}", size), masked(address))
-
-
-def copy_to_store(images: EmbeddedImages, store: CheckedStore) -> Changes:
-    """Write new and changed images into a store, and delete those that are not in the index.
-
-    PluginError if the store then has another number of images.
-    """
-    ids = images.ids
-    vectors = images.embeddings.cpu().numpy()
-    checksums = images.checksums
-    stored = store.checksums()
-    before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)  # -1: not in the store
-    differs = np.flatnonzero(before != checksums)
-    all_classes = images.classes
-
-    def batches() -> Iterator[Rows]:
-        for start in range(0, len(differs), BATCH):
-            part: Numbers = differs[start : start + BATCH]
-            names = [utf8_of(images.paths[place]) for place in part]
-            classes = [utf8_of(all_classes[place]) for place in part]
-            yield Rows(ids[part], checksums[part], names, classes, vectors[part])
-
-    gone = sorted(stored.keys() - set(ids.tolist()))
-    for start in range(0, len(gone), BATCH):
-        store.delete(gone[start : start + BATCH])
-    store.write(batches())  # also without batches: completes a database index that an interrupted write left incomplete
-    store.check_count(len(ids))
-    new = int((before < 0).sum())
-    return Changes(new=new, changed=len(differs) - new, gone=len(gone), same=len(ids) - len(differs))
-
-
-def recall_of(images: EmbeddedImages, store: CheckedStore) -> float | None:
-    """Return recall@10 of a store against exact search, on a sample of at most 200 images; None for fewer than 2.
-
-    PluginError if the store finds an image that the index does not have, or gives it another distance.
-    """
-    if len(images.paths) < 2:
-        return None
-    places = {id: place for place, id in enumerate(images.ids.tolist())}
-    embeddings = images.embeddings.cpu()
-
-    def search(points: Tensor, k: int) -> Tensor:
-        rows = []
-        for point, found in zip(points.cpu(), store.search(points.cpu().numpy(), k, SearchFilter()), strict=True):
-            store.check_ids([result.id for result in found], places)
-            row = [places[result.id] for result in found]
-            exact = (embeddings[row] - point).norm(dim=1).tolist()
-            store.check_distances([result.distance for result in found], exact)
-            missing = k - len(row)
-            rows.append(row + [-1] * missing)
-        return torch.tensor(rows)
-
-    return RecallSample(embeddings).recall_at_10(search)

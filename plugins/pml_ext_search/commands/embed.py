@@ -24,7 +24,7 @@ from pml_ext_train.cli import (
 )
 from pml_ext_train.files import check_writable
 from pml_ext_train.networks import By
-from pml_ext_train.retrieval import PartsService, Written
+from pml_ext_train.retrieval import PartsService, RayWorkers, Written
 
 from .loading import embedding_run, load_for_command, read_list
 
@@ -119,7 +119,9 @@ def _write_part(
     if ray is None:
         return service_of_parts.write(embedder, images, part, parts, out)
     load = functools.partial(load_embedder, str(trained.folder.resolve()), ray.device, embedder.by)
-    return service_of_parts.write_on_ray(embedder, load, images, part, parts, out, ray.address, ray.jobs, ray.gpus)
+    return service_of_parts.write_on_ray(
+        embedder, load, images, part, parts, out, RayWorkers(ray.address, ray.jobs, ray.gpus)
+    )
 
 
 def _embed_to_file(

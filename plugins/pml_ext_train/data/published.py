@@ -337,7 +337,8 @@ def check_disjoint(
             image = (path, entry.box)
             if image in seen:
                 where = f"in {seen[image]} and in {part}"
-                raise DataError(f"{listed_in}: the image {entry.path} is {where}; delete one of its lines")
+                text = f"the image {entry.path} is {where}; delete one of its lines"
+                raise DataError(text, source=str(listed_in))
             seen[image] = part
     trained = {entry.name for entry in parts["train"]}
     for part, entries in parts.items():
@@ -346,6 +347,7 @@ def check_disjoint(
         both = trained & {entry.name for entry in entries}
         if both:
             raise DataError(
-                f"{listed_in}: {len(both)} of the classes of train are in {part} too, {min(both)} first; "
-                f"test classes must not be trained on: take their lines out of one{advice}"
+                f"{len(both)} of the classes of train are in {part} too, {min(both)} first; "
+                f"test classes must not be trained on: take their lines out of one{advice}",
+                source=str(listed_in),
             )

@@ -165,9 +165,9 @@ def check_trainable(place: str | Path, train: LabeledImages, test: LabeledImages
     what = "images" if train.vector_size is None else "vectors"
     for part, images in (("train", train), ("test", test)):
         if len(images) < 2:
-            raise DataError(f"{place}: {len(images)} {what} to {part} with; wanted two or more per class")
+            raise DataError(f"{len(images)} {what} to {part} with; wanted two or more per class", source=str(place))
     if len(set(train.labels.tolist())) < 2:
-        raise DataError(f"{place}: one class to train with; wanted two or more{advice}")
+        raise DataError(f"one class to train with; wanted two or more{advice}", source=str(place))
 
 
 def classes_of_two(labels: NDArray[np.int64]) -> int:

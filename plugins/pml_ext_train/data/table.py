@@ -112,7 +112,8 @@ def table(
     if "split" in found:
         for option, value in (("train_fraction", train_fraction), ("seed", seed)):
             if value is not None:
-                raise ConfigError(f"{option}: found {value!r}, and {name} has a split of its own; leave one out")
+                text = f"found {value!r}, and the table has a split of its own; leave one out"
+                raise ConfigError(text, key=option, source=name)
         shared = shared_classes or label_sets or split == "image"
         parts = _own_split(rows, place, name, shared)
         _check_groups(parts, name)
@@ -124,7 +125,7 @@ def table(
         entries = _entries(rows)
         check_disjoint(name, place, {"train": entries})
         if len(names) < 2:
-            raise DataError(f"{name}: found {len(names)} classes in {len(rows)} rows; wanted two or more classes")
+            raise DataError(f"found {len(names)} classes in {len(rows)} rows; wanted two or more classes", source=name)
         labels = {label: number for number, label in enumerate(names)}
         whole = labeled_part(place, entries, labels, channels)
         train, test = divide(whole, split or "class", fraction, seed or 0)
@@ -172,7 +173,7 @@ def _own_split(rows: list[TableRow], place: Path, file: str, shared_classes: boo
     for part, of_part in parts.items():
         least = 2 if part in ("train", "test") else 1
         if len(of_part) < least:
-            raise DataError(f"{file}: {len(of_part)} images for {part}; wanted {least} or more")
+            raise DataError(f"{len(of_part)} images for {part}; wanted {least} or more", source=file)
     return parts
 
 
@@ -195,7 +196,7 @@ def _renamed(found: list[str], lines: Rows, columns: dict[str, str], file: str) 
         if name not in _COLUMNS:
             raise ConfigError(f"data.columns: {unknown('column', name, _COLUMNS)}")
         if own not in found:
-            raise DataError(f"{file}: data.columns.{name}: {unknown('column', str(own), found)}")
+            raise DataError(f"data.columns.{name}: {unknown('column', str(own), found)}", source=file)
         ours[own] = name
     replaced = {name for name, own in columns.items() if own != name}
     kept = [name for name in found if name in ours or name not in replaced]
@@ -213,8 +214,9 @@ def _class_of(row: TableRow, label_sets: bool, file: str) -> str:
         return "|".join(sorted(set(labels)))
     if len(labels) > 1:
         raise DataError(
-            f"{file}: {row.path} has several labels in one cell, {row.label!r}; --set data.relation=shared-label "
-            "takes labels separated by | as a set; else keep one of them"
+            f"{row.path} has several labels in one cell, {row.label!r}; --set data.relation=shared-label "
+            "takes labels separated by | as a set; else keep one of them",
+            source=file,
         )
     return row.label
 
@@ -237,14 +239,16 @@ def _tested_parts(tested: list[TableRow], file: str) -> dict[str, list[Entry]]:
     unused = [row for row in tested if not row.is_query and not row.is_gallery]
     if unused:
         raise DataError(
-            f"{file}: {len(unused)} of {len(tested)} tested images are neither query nor gallery, "
-            f"{unused[0].path} first; fill is_query or is_gallery, or delete the rows"
+            f"{len(unused)} of {len(tested)} tested images are neither query nor gallery, "
+            f"{unused[0].path} first; fill is_query or is_gallery, or delete the rows",
+            source=file,
         )
     both = [row for row in tested if row.is_query and row.is_gallery]
     if 0 < len(both) < len(tested):
         raise DataError(
-            f"{file}: {len(both)} of {len(tested)} tested images are query and gallery, {both[0].path} first; "
-            "wanted all of them, or none"
+            f"{len(both)} of {len(tested)} tested images are query and gallery, {both[0].path} first; "
+            "wanted all of them, or none",
+            source=file,
         )
     if both or not tested:
         return {"test": _entries(tested)}
@@ -266,8 +270,9 @@ def _check_groups(parts: dict[str, list[Entry]], file: str) -> None:
 def _without_gallery(file: str, path: str, searched: int, group: str) -> DataError:
     """Return the error about a query whose own group is all of its gallery."""
     return DataError(
-        f"{file}: {path} has no gallery: all {searched} images of it are of its own group, {group!r}; wanted images of "
-        "another sequence or camera"
+        f"{path} has no gallery: all {searched} images of it are of its own group, {group!r}; wanted images of "
+        "another sequence or camera",
+        source=file,
     )
 
 
@@ -289,16 +294,16 @@ def _read(columns: list[str], lines: Rows, file: str) -> tuple[list[TableRow], l
     for place, line in lines:
         for name in ("label", "path", "split"):
             if name in columns and is_empty(line[name]):
-                raise DataError(f"{file}, {place}: {name} is empty; fill the cell, or delete the row")
+                raise DataError(f"{name} is empty; fill the cell, or delete the row", source=f"{file}, {place}")
         try:
             rows.append(_row(line, columns))
         except ValidationError as error:
             first = error.errors()[0]
             found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
-            raise DataError(f"{file}, {place}: {found}") from None
+            raise DataError(found, source=f"{file}, {place}") from None
     for name in _GROUPS:
         if name in columns and not any(getattr(row, name) for row in rows):
-            raise DataError(f"{file}: the column {name} is empty in all rows; fill it, or delete it")
+            raise DataError(f"the column {name} is empty in all rows; fill it, or delete it", source=file)
     return rows, [name for name in columns if name and name not in _COLUMNS]
 
 
@@ -307,16 +312,19 @@ def _check_columns(columns: list[str], file: str) -> None:
     if missing:
         options = " ".join(f"--set data.columns.{name}=NAME" for name in missing)
         raise DataError(
-            f"{file}: no column {' and no '.join(missing)} among {', '.join(columns) or 'none'}; wanted label and path "
-            f"(and maybe split: train, test or validation) in the first line, or {options} for other names"
+            f"no column {' and no '.join(missing)} among {', '.join(columns) or 'none'}; wanted label and path "
+            f"(and maybe split: train, test or validation) in the first line, or {options} for other names",
+            source=file,
         )
     roles = [name for name in ("is_query", "is_gallery") if name in columns]
     if roles and "split" not in columns:
         raise DataError(
-            f"{file}: found {' and '.join(roles)} without a column split, which says what is tested; add it"
+            f"found {' and '.join(roles)} without a column split, which says what is tested; add it", source=file
         )
     if all(name in columns for name in _GROUPS):
-        raise DataError(f"{file}: found the columns sequence and camera, which both say what a group is; delete one")
+        raise DataError(
+            "found the columns sequence and camera, which both say what a group is; delete one", source=file
+        )
 
 
 def _row(line: dict[str, Any], columns: list[str]) -> TableRow:

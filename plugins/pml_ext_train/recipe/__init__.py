@@ -45,7 +45,7 @@ from .phases import (
     trains_pretrained_trunk as trains_pretrained_trunk,
 )
 from .read import pipelines as pipelines, read_tables as read_tables, variant_tables as variant_tables
-from .schema import DataTable as DataTable, Recipe as Recipe, TuneTable as TuneTable, problem_of as problem_of
+from .schema import DataTable as DataTable, Recipe as Recipe, TuneTable as TuneTable, wrong_setting as wrong_setting
 from .tables import (
     flat as flat,
     merged as merged,

@@ -16,7 +16,7 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError, needs_extra, shortened, unknown
 
 from .conversion import located
-from .schema import PaperTable, Table, problem_of
+from .schema import PaperTable, Table, wrong_setting
 
 with needs_extra("train", "a recipe"):
     from pydantic import Field, ValidationError, model_validator
@@ -266,7 +266,7 @@ def _parsed(file: Traversable) -> Printed:
     try:
         return _printed_of(file.read_text("utf-8"))
     except ValidationError as error:
-        raise ConfigError(shortened(f"{file}: {problem_of(error)}")) from None
+        raise ConfigError(shortened(f"{file}: {wrong_setting(error)}")) from None
     except ValueError as error:  # also of bytes that are not UTF-8
         raise ConfigError(shortened(f"{file}: not valid TOML: {error}")) from None
 

@@ -717,11 +717,6 @@ def wrong_setting(error: ValidationError) -> ConfigError:
     return ConfigError(text, key=key)
 
 
-def problem_of(error: ValidationError) -> str:
-    """Return the first validation problem in one line: its key, then the text."""
-    return str(wrong_setting(error))
-
-
 def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
     """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
     tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))

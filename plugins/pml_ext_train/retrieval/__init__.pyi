@@ -6,6 +6,7 @@ from .parts import (
     FileEmbedder as FileEmbedder,
     ImageListing as ImageListing,
     PartsService as PartsService,
+    RayWorkers as RayWorkers,
     RowsOfFolder as RowsOfFolder,
     Written as Written,
 )

@@ -73,6 +73,14 @@ class RowsOfFolder(NamedTuple):
     skipped: Mapping[str, str]  # why images were left out, as far as it is known before the rows are read
 
 
+class RayWorkers(NamedTuple):
+    """Where workers of Ray run, and how many of them."""
+
+    address: str | None  # of a cluster; None for this machine alone
+    jobs: int
+    gpus: float  # of each worker
+
+
 class Written(NamedTuple):
     """What a call that embeds a part has written."""
 
@@ -99,9 +107,7 @@ class PartsService(Protocol):
         part: int,
         parts: int,
         out: Path,
-        address: str | None,
-        jobs: int,
-        gpus: float,
+        workers: RayWorkers,
     ) -> Written:
         """Embed as :meth:`write`, with workers of Ray Data, each of which calls ``load``, a function of a module."""
 

@@ -103,7 +103,8 @@ def _build_stage(
     first: int,
 ) -> Stage:
     """Return a stage that begins with the epoch ``first``; ``prefix`` is that of its keys, for errors."""
-    assert table.sampler is not None
+    chosen = table.sampler
+    assert chosen is not None
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")
     if images.tuples is not None:
         check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
@@ -116,11 +117,11 @@ def _build_stage(
     if miner is not None:
         miner = miner.to(device)
     if pseudo is None:
-        table = table.model_copy(update={"sampler": fitting(table.sampler, images)})
-        assert table.sampler is not None
-        sampler, iterations = build_sampler(table.sampler, images, seed, context.get("relation"))
+        chosen = fitting(chosen, images)
+        table = table.model_copy(update={"sampler": chosen})
+        sampler, iterations = build_sampler(chosen, images, seed, context.get("relation"))
     else:
-        sampler, iterations = sampler_before_clusters(table.sampler, pseudo, images, seed)
+        sampler, iterations = sampler_before_clusters(chosen, pseudo, images, seed)
 
     optimizer, scheduler = build_loss_optimizer(recipe, prefix, table.loss, loss, first)
     joins_processes = num_processes() > 1
@@ -137,7 +138,7 @@ def _build_stage(
         loss=loss,
         miner=miner,
         sampler=sampler,
-        batch_size=table.sampler.batch_size,
+        batch_size=chosen.batch_size,
         iterations=iterations,
         optimizer=optimizer,
         scheduler=scheduler,

@@ -121,15 +121,6 @@ def test_classes_are_matched_by_name(tmp_path, name):
     assert {each.query: each.trained for each in collection.leave_one_out()[0]} == {0: True, 1: False}
 
 
-@pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_a_map_has_a_place_for_every_image(pair, method):
-    numbers, places, _ = pair[0].projection(method)
-    assert numbers.tolist() == [*range(200)]
-    assert places.min() >= 0
-    assert places.max() <= 1
-    assert max(np.ptp(places, axis=0)) == pytest.approx(1, abs=1e-3)
-
-
 def test_a_map_of_a_sample_and_of_one_point(monkeypatch):
     monkeypatch.setattr("pml_ext_browse.collection.MAP_LIMITS", {"pca": 50})
     numbers, _, note = made(torch.randn(90, 4), [f"{number}.png" for number in range(90)]).projection("pca")
@@ -208,14 +199,6 @@ def test_without_the_plugin_of_search_the_page_says_what_is_missing(trained, mon
         open_collections([trained / "one"], device="cpu")
 
 
-def test_the_others_of_a_class_are_counted(pair):
-    one, _ = pair
-    path = one.paths[0]
-    wanted = [name for name in one.classes if name == one.classes[0]]
-    assert one.others_of_class(path) == len(wanted) - 1
-    assert one.others_of_class("no such image") == 0
-
-
 def test_a_sub_folder_is_searched_alone(pair, photos):
     """As if there were no other images, but that numbers stay."""
     collection = pair[0]
@@ -239,20 +222,6 @@ def test_a_sub_folder_is_searched_alone(pair, photos):
     assert collection.pairs() == collection.leave_one_out()[0]
     with pytest.raises(ConfigError, match="folder=33: no image of .* is below it"):
         collection.shown(Part(folder="33"))
-
-
-def test_a_sub_folder_is_clustered_alone(pair):
-    collection = pair[0]
-    inside = collection.shown(Part(folder="3"))
-    grouping = collection.clusters(4, "3")
-    embedded = collection.embedded
-    part = Embedded(embedded.folder, [embedded.paths[n] for n in inside], embedded.embeddings[inside])
-    wanted = collection.run.group(part, 4)
-    assert [each.members for each in grouping.clusters] == [inside[each.members].tolist() for each in wanted.clusters]
-    assert (grouping.numbers >= 0).nonzero()[0].tolist() == inside.tolist()
-    assert grouping.numbers[inside].tolist() == wanted.numbers.tolist()
-    assert np.isnan(grouping.distances).sum() == len(collection) - len(inside)
-    assert {each.name for each in grouping.clusters} == {"3"}
 
 
 def test_folders_are_those_of_images_at_any_depth():

@@ -115,7 +115,7 @@ def test_several_photographs_are_answered_together(served, tmp_path):
         assert [paths[int(number)] for number in shown] == below
     assert upload_all(served, [("a.txt", b"a"), ("b.txt", b"b")])[0] == 400
     status, _, content = upload_all(served, [(f"{number}.png", PNG) for number in range(21)])
-    assert (status, b"At most 20 photographs at once." in content) == (400, True)
+    assert (status, b"Maximum number of files is 20." in content) == (400, True)
     assert upload_all(served, [])[0] == 400
 
 

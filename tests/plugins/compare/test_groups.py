@@ -21,17 +21,6 @@ def test_runs_of_equal_settings_are_one_group(folder):
     assert one.folders[2] == folder / "runs/2"
 
 
-def test_a_recipe_may_have_a_space_in_its_path(tmp_path):
-    for seed, weight in enumerate((1.0, 0.0)):
-        finished_run(tmp_path / f"{weight}", "my recipes/a.toml", seed, 0.5, mvc_weight=weight)
-    groups = groups_below([tmp_path])
-    assert {group.recipe_name for group in groups} == {"my recipes/a.toml"}
-    assert {group.name.removeprefix("my recipes/a.toml ") for group in groups} == {
-        "loss.mvc_weight=1.0",
-        "loss.mvc_weight=0.0",
-    }
-
-
 def test_the_fold_and_descriptions_are_no_settings():
     tables = {"description": "x", "paper": {"table": "y"}, "track": [], "loss": {"name": "z"}}
     assert settings_of(tables | {"evaluation": {"fold": 2, "select": "nmi"}}) == (
@@ -136,12 +125,6 @@ def test_a_metric_that_is_not_finite_is_no_value(tmp_path):
     (group,) = groups_below([tmp_path])
     assert group.values("after", "recall_at_1") == {0: 0.5}
     assert group.values("after", "nmi") == {0: 0.5, 1: 0.5}
-
-
-def test_a_planned_fold_without_a_run_counts():
-    runs = {0: {1: {"after": {"nmi": 0.2}}}}
-    assert Group("a", {}, runs=runs, wanted_folds={1, 2}).values("after", "nmi") == {}
-    assert Group("a", {}, runs=runs, wanted_folds={1}).values("after", "nmi") == {0: 0.2}
 
 
 def test_rows_that_differ_in_trials_alone_have_names_of_their_own():

@@ -5,7 +5,7 @@ import json
 
 from pml_ext_compare import page
 from pml_ext_compare.comparisons import compare
-from pml_ext_compare.groups import Group, groups_below
+from pml_ext_compare.groups import groups_below
 from pml_ext_compare.page import curves_of, write_comparison
 
 
@@ -40,14 +40,6 @@ def test_curves_are_means_over_seeds(folder, monkeypatch):
     assert [round(value, 6) for value in values] == [0.2, 0.4]  # of the seeds with the first one's epochs
     monkeypatch.setattr(page, "metric_by_epoch", lambda *_: {})
     assert curves_of([group], "nmi", "test") == {}
-
-
-def test_curves_are_means_over_folds_too(monkeypatch):
-    runs = {0: {1: {"folder": "fold-1"}, 2: {"folder": "fold-2"}}}
-    values = {"fold-1": [0.1, 0.3], "fold-2": [0.3, 0.5]}
-    monkeypatch.setattr(page, "metric_by_epoch", lambda folder, _: {"test": ([1, 2], values[folder.name])})
-    _, means = curves_of([Group("a", {}, runs=runs)], "nmi", "test")["a"]
-    assert [round(value, 6) for value in means] == [0.2, 0.4]
 
 
 def test_validation_and_test_curves_are_two_figures(folder, monkeypatch):

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_compare.probing import probe
+from pml_ext_compare.probing import ProbeOptions, probe
 from pml_ext_train.training.loop import train_run
 
 from ...overrides import typed
@@ -31,7 +31,7 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
         photos = f"folder:{tmp_path / 'photos'}"
-        found = probe(photos, [*TRUNKS], out, "cbml/frozen", seeds, "cpu", overrides=typed(QUICK))
+        found = probe(TRUNKS, ProbeOptions(photos, out, "cbml/frozen", seeds, "cpu", overrides=typed(QUICK)))
         assert len(trained) == new
         assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [(trunk, seeds) for trunk in TRUNKS]
     for each, about in zip(found, json.loads((out / "probe.json").read_text())["trunks"], strict=True):
@@ -53,46 +53,34 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("without_report")
 def test_overrides_of_a_head_are_for_the_head(tmp_path):
     of_head = ["loss.mvc_weight=2", "model.norm=batch", "model.hidden_sizes=[4]", "model.dropout=0.1"]
-    (found,) = probe(
-        "digits", ["mlp=random"], tmp_path / "out", "cbml/frozen", 1, "cpu", overrides=typed([*QUICK, *of_head])
-    )
+    options = ProbeOptions("digits", tmp_path / "out", "cbml/frozen", overrides=typed([*QUICK, *of_head]))
+    (found,) = probe(["mlp=random"], options)
     assert set(found.metrics) == {"frozen", "pca", "head"}
     recipe = tomllib.loads((tmp_path / "out" / found.folders[1] / "recipe.toml").read_text())
     assert (recipe["loss"]["mvc_weight"], recipe["model"]["norm"]) == (2, "batch")
 
 
-def test_a_head_of_several_variants_is_refused_at_once(tmp_path):
-    with pytest.raises(ConfigError, match="has 4 variants; wanted one of them"):
-        probe("digits", ["convnet=random"], tmp_path / "out", "cbml/omniglot-small-mvc-weight", device="cpu")
-    assert not (tmp_path / "out").exists()
+REFUSED = [
+    (
+        "convnet",
+        "data.images.crop=16",
+        None,
+        "convnet is frozen and has no weights.*'random' if that is meant",
+    ),
+    ("timm/darknet17", "data.images.crop=16", None, "timm/darknet17: timm has no weights of it, so that its features"),
+    ("mlp=random", "model.norm=batch", None, "--set model.norm=batch: it is for a head; add --head RECIPE"),
+    ("mlp=random", "evaluation.baselines=false", None, "evaluation.baselines: found false, and a probe compares the"),
+    ("mlp=random", "evaluation.baselines=false", "cbml/frozen", "evaluation.baselines: found false, and a probe"),
+    ("mlp=random", "schedule.epochs=1", "cbml/omniglot-small-mvc-weight", "has 4 variants; wanted one of them"),
+]
 
 
-NONE = {
-    "convnet": "convnet is frozen and has no weights.*'random' if that is meant.*convnet=",
-    "timm/darknet17": "timm/darknet17: timm has no weights of it, so that its features would be random",
-}
-
-
-@pytest.mark.parametrize("trunk", NONE)
-def test_a_probed_trunk_without_weights_is_refused(tmp_path, trunk):
+@pytest.mark.parametrize(("trunk", "setting", "head", "text"), REFUSED)
+def test_what_cannot_be_probed_is_refused_at_once(tmp_path, trunk, setting, head, text):
     if trunk.startswith("timm/"):
         pytest.importorskip("timm", reason="the extra timm is not installed")
-    with pytest.raises(ConfigError, match=NONE[trunk]):
-        probe("digits", ["mlp=random", trunk], tmp_path / "out", device="cpu", overrides=typed(["data.images.crop=16"]))
-    assert not (tmp_path / "out").exists()
-
-
-def test_settings_of_a_head_without_one_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="--set model.norm=batch: it is for a head; add --head RECIPE"):
-        probe("digits", ["mlp=random"], tmp_path / "out", device="cpu", overrides=typed(["model.norm=batch"]))
-
-
-@pytest.mark.parametrize("head", [None, "cbml/frozen"])
-def test_a_probe_without_baselines_is_refused(tmp_path, head):
-    with pytest.raises(ConfigError, match="evaluation.baselines: found false, and a probe compares the baselines"):
-        probe(
-            "digits", [*TRUNKS], tmp_path / "out", head, device="cpu", overrides=typed(["evaluation.baselines=false"])
-        )
+    with pytest.raises(ConfigError, match=text):
+        probe(["mlp=random", trunk], ProbeOptions("digits", tmp_path / "out", head, overrides=typed([setting])))
     assert not (tmp_path / "out").exists()
 
 
@@ -101,10 +89,10 @@ def test_few_classes_are_enough_for_features(tmp_path):
     """Two classes train: fewer than any recipe's batch wants, of which the features as they are need none."""
     write_photos(tmp_path / "photos", classes=4, each=4)
     settings = ["data.image_size=16", "model.embedding_size=2"]
-    arguments = (f"folder:{tmp_path / 'photos'}", ["mlp=random"], tmp_path / "out")
-    (found,) = probe(*arguments, device="cpu", overrides=typed(settings))
+    options = ProbeOptions(f"folder:{tmp_path / 'photos'}", tmp_path / "out", overrides=typed(settings))
+    (found,) = probe(["mlp=random"], options)
     assert 0 < found.metrics["frozen"]["recall_at_1"]["mean"] <= 1
-    assert probe(*arguments, device="cpu", overrides=typed(settings))[0].metrics == found.metrics
+    assert probe(["mlp=random"], options)[0].metrics == found.metrics
     next((tmp_path / "photos" / "class-03").iterdir()).unlink()
     with pytest.raises(DataError, match="the images are not those of this run: .*; put them back, .* another --out"):
-        probe(*arguments, device="cpu", overrides=typed(settings))
+        probe(["mlp=random"], options)

@@ -33,12 +33,6 @@ def test_rows_have_intervals_and_printed_values():
     assert table.caption.endswith("The papers' values are of their own data and networks.")
 
 
-def test_the_best_row_stands_first():
-    better = RESULT["recipes"][0] | {"recipe": "better", "nmi": ESTIMATE | {"mean": 0.55, "paper": []}}
-    table = rows_table(RESULT | {"recipes": [*reversed(RESULT["recipes"]), better]})
-    assert [row[0] for row in table.rows] == ["better", "a_b", "c *"]
-
-
 def test_differences_have_their_tests():
     tested = difference(p=0.0123, p_holm=0.0246, p_permutation=0.0625, better=0.9, better_low=0.5, better_high=1.0)
     assert tested == [

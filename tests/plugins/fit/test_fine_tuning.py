@@ -16,7 +16,7 @@ from pml_ext_fit.trunk import BLOCKS_FIRST, LITE0, PRETRAINED
 from pml_ext_train.recipe import load_recipe, reported_phases
 
 from ...overrides import typed
-from .helpers import needs_weights
+from .helpers import needs_weights, workplace
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock)
     needs_weights()
     lines = []
     decision = chosen(candidates.FeaturesOfImages, photos)
-    found = fine_tuning.continued(decision, describe_images(photos), LITE0, [], "cpu", None, lines.append)
+    found = fine_tuning.continued(decision, describe_images(photos), LITE0, workplace(None, say=lines.append))
     recipe = load_recipe(found.recipe, found.settings)
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 5]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
@@ -59,7 +59,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
     needs_weights()
     images = describe_images(photos)
     decision = chosen(candidates.LastBlocks, photos)
-    found = fine_tuning.continued(decision, images, LITE0, typed(["schedule.epochs=12"]), "cpu", None, print)
+    found = fine_tuning.continued(decision, images, LITE0, workplace(None, typed(["schedule.epochs=12"])))
     recipe = load_recipe(found.recipe, found.settings | {"schedule.epochs": 12})
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
@@ -70,7 +70,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
 def test_a_small_network_is_whole_already(photos):
     small = chosen(candidates.SmallNetwork, photos)
     lines = []
-    found = fine_tuning.continued(small, describe_images(photos), LITE0, [], "cpu", None, lines.append)
+    found = fine_tuning.continued(small, describe_images(photos), LITE0, workplace(None, say=lines.append))
     assert found == small.choice()
     assert "--fine-tune changes nothing here" in lines[0]
 

@@ -24,11 +24,6 @@ def test_settings_tell_the_framing(framing):
     assert framing_of(framing.settings) == framing
 
 
-def test_titles():
-    assert Framing(160, True).title == "whole images at 160 pixels"
-    assert DEFAULT.title == "the middle of images at 224 pixels"
-
-
 def test_a_framing_says_what_the_command_gives():
     whole = Framing(160, squash=True)
     assert as_given(whole, {}) == whole

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_fit.own_data import dataset_options, describe_split, fitting_batch, fitting_split, range_of, splits_of
+from pml_ext_fit.own_data import dataset_options, fitting_batch, fitting_split, splits_of
 from pml_ext_train.data import LabeledImages
 
 from ...overrides import typed
@@ -31,14 +30,6 @@ def test_too_few_of_both_are_refused():
         fitting_split(Path("here"), [part(3, 3)])
 
 
-def test_a_split_is_described():
-    train = part(2, 2, 0)
-    text = "4 vectors to train, 2 others of the same classes to test"
-    assert describe_split([train, part(1, 1, 0)], split_is_chosen=True) == text
-    text = "2 classes to train, 1 others, never trained on, to test; otherwise: --set data.split=image"
-    assert describe_split([train, part(0, 0, 2)], split_is_chosen=False) == text
-
-
 @pytest.mark.parametrize(
     ("classes", "per_class", "size", "wanted"),
     [(100, 50.0, 64, (16, 4)), (2, 50.0, 64, (2, 16)), (10, 3.5, 128, (10, 3)), (10, 1.0, 64, (10, 2))],
@@ -60,9 +51,3 @@ def test_options_of_the_data_set_are_found_among_overrides():
 def test_a_wrong_relation_is_one_line():
     with pytest.raises(ConfigError, match="^data.relation: no relation 'nearr'; nearest: near, hierarchy$"):
         splits_of("folder:photos", {"relation": "nearr"}, None)
-
-
-def test_a_range_of_equal_numbers_is_one_number():
-    counts = np.array([3, 5])
-    assert range_of(counts) == "3 to 5"
-    assert range_of(counts[:1]) == "3"

@@ -28,22 +28,16 @@ from ..train.training.made_up_photos import write_photos
 from .helpers import needs_weights, recipe_of, scores, training_files, workplace
 
 
-def test_without_the_extra_a_small_network_is_trained(photos, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("text", ["several processes try nothing", "from scratch; with ImageNet weights"])
+def test_a_small_network_is_trained_where_nothing_is_tried(photos, tmp_path, monkeypatch, capsys, text):
+    if text.startswith("several"):
+        monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "timm", None)
     begun = []
     monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
     fit(photos, out=tmp_path / "run")
     assert begun == ["fit/photographs"]
-    assert "trains a small network from scratch; with ImageNet weights" in capsys.readouterr().err
-
-
-def test_several_processes_try_nothing(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    begun = []
-    monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
-    fit(photos, out=tmp_path / "run")
-    assert begun == ["fit/photographs"]
-    assert "several processes try nothing" in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["model.trunk.width=8", "loss.name=cbml", "loss = cbml", "sweep.loss.beta=[1]"])
@@ -104,7 +98,7 @@ def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
         if number % 6 >= each or number >= 6 * classes:
             file.unlink()
     lines = []
-    chosen = selection.choose(describe_images(place), LITE0, workplace(tmp_path, say=lines.append), None)
+    chosen = selection.choose(describe_images(place), LITE0, workplace(tmp_path, say=lines.append))
     assert chosen.candidate == FeaturesOfImages(describe_images(place))
     assert chosen.description == ""
     assert "takes frozen features of efficientnet-lite0" in lines[-1]
@@ -269,7 +263,7 @@ def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
     lines = []
     overrides = typed(["schedule.epochs=1", "sampler.iterations=1", "data.image_size=32"])
     place = workplace(tmp_path, overrides, lines.append)
-    found = selection.choose(describe_images(photos, overrides), LITE0, place, None).choice()
+    found = selection.choose(describe_images(photos, overrides), LITE0, place).choice()
     text = "\n".join(lines)
     assert "each of 12 training classes held out once, in 4 folds" in text
     for title in ("frozen features", "frozen features, whitened", "last blocks, fold 1", "small network from scratch"):
@@ -292,6 +286,6 @@ def test_few_classes_are_compared_by_image(photos, tmp_path):
     overrides = typed(["data.image_size=32"])
     images = describe_images(place, overrides)
     place = workplace(tmp_path, overrides, lines.append)
-    found = selection.choose(images, LITE0, place, None, closed_form=True).choice()
+    found = selection.choose(images, LITE0, place, closed_form=True).choice()
     assert any("the items of 3 training classes held out once, in 3 folds" in line for line in lines)
     assert load_recipe(found.recipe, found.settings).model.freeze == "trunk"

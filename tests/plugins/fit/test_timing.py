@@ -74,8 +74,3 @@ def test_what_is_left_follows_the_pace_of_what_is_over(monkeypatch):
     left.end("framing")
     assert 300 < left.seconds() < 330
     assert str(timing.TimeLeft({})) == ""
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (40, "40 s"), (190, "3 minutes")])
-def test_times_for_readers(seconds, text):
-    assert timing.in_minutes(seconds) == text

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pml_ext.errors import DataError
-from pml_ext_fit.vectors import RECIPE, describe_vectors
-from pml_ext_train.recipe import load_recipe, overrides_of
+from pml_ext_fit.vectors import describe_vectors
 
 from ...overrides import typed
 from ..train.data.vector_files import file_of
@@ -45,15 +44,3 @@ def test_a_file_written_as_in_a_recipe_and_below_a_folder(tmp_path):
     assert found.name == "vectors:mine.npz"
     with pytest.raises(DataError, match=r"other.npz: no such file"):
         describe_vectors(tmp_path / "other.npz")
-
-
-def test_a_sampler_of_the_user_has_no_fitting_batches(tmp_path):
-    override = "sampler.name=shuffle"
-    settings = describe_vectors(file_of(tmp_path), typed([override])).settings
-    assert load_recipe(RECIPE, [*overrides_of(settings), *typed([override])]).sampler.name == "shuffle"
-
-
-def test_a_table_goes_over_the_fitting_settings(tmp_path):
-    settings = overrides_of(describe_vectors(file_of(tmp_path)).settings)
-    recipe = load_recipe(RECIPE, [*settings, *typed(["model={embedding_size=3}", "sampler={m=2, batch_size=8}"])])
-    assert (recipe.model.embedding_size, recipe.sampler.batch_size) == (3, 8)

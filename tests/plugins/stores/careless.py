@@ -73,11 +73,6 @@ class WritesNothing(Lines):
         pass
 
 
-class WritesHalf(Lines):
-    def write(self, rows):
-        super().write(type(batch)(*(column[::2] for column in batch)) for batch in rows)
-
-
 class WritesFirst(Lines):
     def write(self, rows):
         super().write([next(iter(rows))])
@@ -151,11 +146,6 @@ class FindsNothing(Lines):
 class FindsFewer(Lines):
     def search(self, vectors, k, where):
         return super().search(vectors, k, where)[:-1]
-
-
-class Flat(Lines):
-    def search(self, vectors, k, where):
-        return [result for results in super().search(vectors, k, where) for result in results]
 
 
 class Pairs(Lines):

@@ -46,7 +46,7 @@ def test_the_page_searches_in_a_store(runs, folder, tmp_path):
     assert [each.number for each in there.nearest_to_file(folder / "3" / "0003.png", 5)] == [
         each.number for each in here.nearest_to_file(folder / "3" / "0003.png", 5)
     ]
-    lake = there.store.store
+    lake = there.store
     lake.delete([*lake.checksums()])
     assert there.nearest(7, 5) == []
 

@@ -23,7 +23,7 @@ def test_a_server_that_stops_is_one_line(server, make, folder, runs, command, tm
     address = f"pgvector:{server.address.replace('postgres@', 'postgres:secret@')}"
     run = make("of commands")
     run.index(images)
-    store = run.open_store(address).store
+    store = run.open_store(address)
     server.stop()
     try:
         with pytest.raises(DataError) as caught:

@@ -75,10 +75,9 @@ def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monke
     images = tmp_path / "images"
     shutil.copytree(folder, images)
     run.index(images)
-    mirrored = run.open_store(address)
-    store = mirrored.store
+    store = run.open_store(address)
     store.delete([*store.checksums()])
-    monkeypatch.setattr(run, "open_store", lambda _: mirrored)
+    monkeypatch.setattr(run, "open_store", lambda _: store)
     changes, recall = run.copy_to_store(address)
     assert (changes, recall) == ((200, 0, 0, 0), 1.0)
     names = sorted(images.rglob("00*.png"))
@@ -109,10 +108,9 @@ def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monke
 def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monkeypatch):
     run = make()
     run.index(folder)
-    mirrored = run.open_store(address)
-    store = mirrored.store
+    store = run.open_store(address)
     store.delete([*store.checksums()])
-    monkeypatch.setattr(run, "open_store", lambda _: mirrored)
+    monkeypatch.setattr(run, "open_store", lambda _: store)
     monkeypatch.setattr("pml_ext_stores.mirror.BATCH", 60)
     write = store.write
 

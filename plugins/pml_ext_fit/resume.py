@@ -14,7 +14,7 @@ from pml_ext.errors import ConfigError, DataError, StoppedError, one_line
 from pml_ext_train.files import DamagedError, read_json, write_json
 from pml_ext_train.launch import LOCK, locked
 from pml_ext_train.records import CHOICE, RECIPE, TRIALS, tables_of_run
-from pml_ext_train.training import signals
+from pml_ext_train.training import listening, stopped as stopped_by
 
 from .candidates import Choice
 
@@ -70,11 +70,11 @@ def begun_folder(folder: Path, stopped: Callable[[str], str]) -> Iterator[None]:
     """
     created = not folder.exists()
     try:
-        with signals.listening(), locked(folder):
+        with listening(), locked(folder):
             yield
     except StoppedError as error:
         again = f"go on with the same command with --out {shlex.quote(str(folder))} --resume"
-        raise signals.stopped(error.signal, stopped(again)) from None
+        raise stopped_by(error.signal, stopped(again)) from None
     except Exception:
         if created:
             with contextlib.suppress(OSError):  # it has files

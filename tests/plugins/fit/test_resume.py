@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from pml_ext.errors import ConfigError, DataError, StoppedError
-from pml_ext_fit import begun, selection
+from pml_ext_fit import resume, selection
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
@@ -19,13 +19,13 @@ from .helpers import needs_weights
 
 def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path):
     lines = []
-    assert begun.begun_run(tmp_path, f"folder:{photos}", lines.append) is None
+    assert resume.begun_run(tmp_path, f"folder:{photos}", lines.append) is None
     file = tmp_path / "recipe.toml"
     file.write_text(f'[data]\nname = "folder:{photos}"\n[run]\nrecipe = "fit/photographs"\nseed = 1\n')
-    tables = begun.begun_run(tmp_path, f"folder:{photos}", lines.append)
+    tables = resume.begun_run(tmp_path, f"folder:{photos}", lines.append)
     assert tables["run"]["recipe"] == "fit/photographs"
     with pytest.raises(ConfigError, match="holds a run of folder:.*, not of folder:others"):
-        begun.begun_run(tmp_path, "folder:others", lines.append)
+        resume.begun_run(tmp_path, "folder:others", lines.append)
     assert lines == []
 
 
@@ -35,7 +35,7 @@ def test_a_damaged_recipe_is_not_taken(tmp_path, change):
     replace_file(tmp_path, "recipe.toml", lambda file: file.write_text(text))
     (tmp_path / "recipe.toml").write_text(text.replace("lr = 0.1", change))
     lines = []
-    assert begun.begun_run(tmp_path, "folder:photos", lines.append) is None
+    assert resume.begun_run(tmp_path, "folder:photos", lines.append) is None
     assert lines == [f"{tmp_path / 'recipe.toml'} is damaged; it is written again"]
 
 
@@ -95,16 +95,6 @@ def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"run holds no run \(no recipe.toml in it\); choose another --out"):
         fit(photos, out=out, resume=True)
     assert len(tried) == 2
-
-
-def test_what_a_killed_process_left_of_its_trials_is_removed(tmp_path):
-    left = tmp_path / "trials" / "tmp1" / "checkpoints"
-    left.mkdir(parents=True)
-    (left / "last.pt").write_bytes(b"large")
-    with begun.folder_of_trials(tmp_path) as folder:
-        assert [*folder.iterdir()] == []
-        (folder / "new").write_text("of this process")
-    assert [*tmp_path.iterdir()] == []
 
 
 def test_trials_go_into_the_folder_of_the_run_and_leave_nothing(photos, tmp_path, monkeypatch):

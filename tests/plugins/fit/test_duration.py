@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext_fit import expected
+from pml_ext_fit import duration
 from pml_ext_fit.candidates import FeaturesOfImages
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.images import describe_images
@@ -20,26 +20,26 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
     images = describe_images(photos)
     splits = build_dataset(recipe_of(FeaturesOfImages(images)).data, None)
     folds = folds_of(splits.train.labels, shared=False, seed=0)
-    monkeypatch.setattr(expected, "seconds_per_image", lambda *_: PerImage(0.01, 0.03))
-    monkeypatch.setattr(expected, "seconds_of_training", lambda run: 600.0)
-    monkeypatch.setattr(expected, "REPORT", 0.0)
-    left = expected.expected(images, LITE0, splits, folds, 72, workplace(tmp_path), None, trains)
+    monkeypatch.setattr(duration, "seconds_per_image", lambda *_: PerImage(0.01, 0.03))
+    monkeypatch.setattr(duration, "seconds_of_training", lambda run: 600.0)
+    monkeypatch.setattr(duration, "REPORT", 0.0)
+    left = duration.expected(images, LITE0, splits, folds, 72, workplace(tmp_path), trains)
     framing = 72 * (0.01 + 0.03 * ((160 / 224) ** 2 + 1))  # squares, in two sizes
     features = 72 * 0.04
     tests = 144 * 0.01 + 72 * 0.03
     closed = framing + features + tests
     trial = 600 if trains else 0  # the fewest iterations
-    assert left.seconds(without=expected.TRAINING) == pytest.approx(closed + trial)
+    assert left.seconds(without=duration.TRAINING) == pytest.approx(closed + trial)
     assert left.seconds() == pytest.approx(closed + trial + 600 * trains)
     if trains:
-        assert expected.described(left) == (
+        assert duration.described(left) == (
             "takes about 20 minutes in all, or 10 minutes if the last blocks are not better than closed forms"
         )
     else:
-        assert expected.described(left) == "takes about 10 s in all"
+        assert duration.described(left) == "takes about 10 s in all"
 
 
 def test_without_readable_images_nothing_is_estimated(photos, tmp_path, monkeypatch):
     images = describe_images(photos)
-    monkeypatch.setattr(expected, "seconds_per_image", lambda *_: None)
-    assert expected.expected(images, LITE0, None, None, 72, workplace(tmp_path), None, True) is None
+    monkeypatch.setattr(duration, "seconds_per_image", lambda *_: None)
+    assert duration.expected(images, LITE0, None, None, 72, workplace(tmp_path), True) is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pml_ext_train.data import DataSplits
 
 from .candidates import FeaturesOfImages, LastBlocks
@@ -25,7 +23,6 @@ def expected(
     folds: Folds,
     sample: int,
     place: Workplace,
-    data: Path | None,
     trains: bool,
 ) -> TimeLeft | None:
     """Return the seconds of each step, by those of 32 images and of one batch; None where no image can be read.
@@ -33,7 +30,9 @@ def expected(
     Ways to frame images are compared on a ``sample``; the larger size counts, and one fold. ``trains`` says whether
     last blocks are tried.
     """
-    each = seconds_per_image(FeaturesOfImages(images, trunk.framing, trunk=trunk), place.overrides, place.device, data)
+    each = seconds_per_image(
+        FeaturesOfImages(images, trunk.framing, trunk=trunk), place.overrides, place.device, place.data
+    )
     if each is None:
         return None
     training = images.training_images
