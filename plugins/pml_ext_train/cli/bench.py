@@ -125,8 +125,10 @@ def _bench_losses(
 def _cells(row: Row) -> list[str]:
     """Return the cells of a row of the table; numbers that were not measured are empty."""
     cells = [row.shape, row.loss]
-    for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic):
-        cells.append(f"{number:.2f}" if number else "")
+    cells.extend(
+        f"{number:.2f}" if number else ""
+        for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic)
+    )
     cells.append(str(row.operators or ""))
     cells.append(f"{row.limit:.2f}" if row.limit else "")
     cells.append(f"{row.per_second:,.0f}" if row.per_second else "")

@@ -283,9 +283,7 @@ def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
             "pass an object to pml_ext_train.cli.benchmark.bench instead"
         )
     module: nn.Module = registry.build(loss, kind, shape.context)
-    if kind == "loss":
-        return module
-    return RegularizedLoss(ContrastiveLoss(), module)
+    return module if kind == "loss" else RegularizedLoss(ContrastiveLoss(), module)
 
 
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:

@@ -81,10 +81,11 @@ def _factories() -> dict[str, dict[str, Any]]:
 
 
 def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
-    options = {}
-    for key, parameter in settings_of(factory).items():
-        if key not in _FILLED_BY_RUNS or parameter.default is not parameter.empty:
-            options[key] = parameter
+    options = {
+        key: parameter
+        for key, parameter in settings_of(factory).items()
+        if key not in _FILLED_BY_RUNS or parameter.default is not parameter.empty
+    }
     entry = _entry(name, kind, _documentation(factory))
     entry["settings"] = _settings(options)
     return entry
@@ -122,19 +123,14 @@ def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
 
 def _documentation(documented: Any) -> str:
     """Return the docstring of a class, not that of its base class, or of a function."""
-    text = documented.__doc__
-    if isinstance(documented, type):
-        text = vars(documented).get("__doc__")
+    text = vars(documented).get("__doc__") if isinstance(documented, type) else documented.__doc__
     return inspect.cleandoc(text) if isinstance(text, str) else ""
 
 
 def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
     settings = []
     for name, parameter in parameters.items():
-        if parameter.default is parameter.empty:
-            default = "(required)"
-        else:
-            default = repr(parameter.default)
+        default = "(required)" if parameter.default is parameter.empty else repr(parameter.default)
         settings.append({"name": name, "default": default})
     return settings
 
@@ -164,18 +160,11 @@ def _settings_of_recipe(tables: dict[str, Any], origins: dict[str, str]) -> list
     sources = dict.fromkeys(values, "")
     if origins:
         sources = origins_of(values, {"track": "ours", **origins})
-    settings = []
-    for key, value in values.items():
-        settings.append({"name": key, "default": repr(value), "origin": sources[key]})
-    return settings
+    return [{"name": key, "default": repr(value), "origin": sources[key]} for key, value in values.items()]
 
 
 def _texts_of_paper(paper: dict[str, Any]) -> list[str]:
-    texts = []
-    for key, value in paper.items():
-        if value and key not in ("row", "column"):
-            texts.append(f"{key}: {value}")
-    return texts
+    return [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
 
 
 def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
@@ -198,8 +187,7 @@ def _tables(name: str) -> list[dict[str, Any]]:
 
     columns = list(table.heads)
     for heading, names in table.columns.items():
-        for column in names:
-            columns.append(f"{heading} {column}".strip())
+        columns.extend(f"{heading} {column}".strip() for column in names)
     rows = []
     for row, trained in zip(table.rows, listed[name]["rows"], strict=True):
         recipes = "\n".join(trained["recipes"]) or trained["reason"]

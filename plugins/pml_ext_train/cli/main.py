@@ -50,8 +50,9 @@ def _main() -> None:
 
         if "" in arguments:  # pathlib reads "" as the current folder
             number = arguments.index("") + 1
-            empty = f"argument {number} is empty, as that of a variable that is not set"
-            raise ConfigError(f"{empty}; leave it out, or say what is meant")
+            raise ConfigError(
+                f"argument {number} is empty, as that of a variable that is not set; leave it out, or say what is meant"
+            )
         _check_data_without_recipe(arguments)
         with _exits_of_plugins_named(arguments):
             app_for(arguments)(arguments, prog_name="pml-ext")
@@ -77,8 +78,10 @@ def _check_data_without_recipe(arguments: Sequence[str]) -> None:
                 continue
             data = argument.removeprefix(option).removeprefix("=")
             following = [*arguments[place + 1 :], "DATA"]
-            command = f"pml-ext fit {shlex.quote(data or following[0])}"
-            raise ConfigError(f"{option}: train takes a recipe; to have it chosen for your own data, type: {command}")
+            raise ConfigError(
+                f"{option}: train takes a recipe; to have it chosen for your own data, type: pml-ext fit "
+                f"{shlex.quote(data or following[0])}"
+            )
 
 
 @contextlib.contextmanager
@@ -92,8 +95,10 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
         origin = registry.origin_of(error)
         if origin is None or origin.plugin == _plugin_of_command(arguments):
             raise
-        text = f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception"
-        raise PluginError(f"{text} (PML_EXT_BLOCK={origin.plugin} leaves the plugin out)") from error
+        raise PluginError(
+            f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception "
+            f"(PML_EXT_BLOCK={origin.plugin} leaves the plugin out)"
+        ) from error
 
 
 def _plugin_of_command(arguments: Sequence[str]) -> str:

@@ -63,8 +63,10 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
         all_seconds += sum(result["seconds"].values())
     test_seconds = all_seconds - train_seconds
     if test_seconds > train_seconds > 0:
-        times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
-        say(f"{times}: --quick leaves out the tests before training")
+        say(
+            f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s: --quick leaves out the tests before "
+            "training"
+        )
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:

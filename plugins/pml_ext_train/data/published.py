@@ -191,10 +191,7 @@ def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequenc
     for candidate in candidates:
         if (candidate / wanted).exists():
             return candidate
-    if place.is_dir():
-        state = f"{place} has no {wanted}"
-    else:
-        state = f"{place}: no such folder"
+    state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
     raise DataError(f"{state}; pml-ext data {about.name} says what to get and unpack, and where to put it")
 
 
@@ -225,20 +222,13 @@ def assemble(
     check_disjoint(listed_in, images, parts)
     paths: set[str] = set()
     for entries in parts.values():
-        for entry in entries:
-            paths.add(entry.path)
+        paths.update(entry.path for entry in entries)
     existing = _existing_files(images, paths)
     missing = min(paths - existing, default=None)
 
     unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
-    if unpacked:
-        mend = f"unpack {unpacked} again"
-    else:
-        mend = f"pml-ext data {about.name} says what to get"
-    if missing:
-        advice = f"{images / missing} is not there: {mend}"
-    else:
-        advice = mend
+    mend = f"unpack {unpacked} again" if unpacked else f"pml-ext data {about.name} says what to get"
+    advice = f"{images / missing} is not there: {mend}" if missing else mend
     for part, entries in parts.items():
         classes = [entry.name for entry in entries if entry.path in existing]
         check_count(about, part, len(classes), len(set(classes)), listed_in.parent, advice)
@@ -253,8 +243,7 @@ def _existing_files(images: Path, paths: set[str]) -> set[str]:
     for folder in {path.rpartition("/")[0] for path in paths}:
         if not (images / folder).is_dir():
             continue
-        for name in os.listdir(images / folder):
-            existing.add(f"{folder}/{name}".lstrip("/"))
+        existing.update(f"{folder}/{name}".lstrip("/") for name in os.listdir(images / folder))
     return existing
 
 
@@ -281,9 +270,7 @@ def labeled(
     if not names:
         names = _class_names(parts)
     labels = {name: label for label, name in enumerate(names)}
-    splits: dict[str, Any] = {}
-    for part, entries in parts.items():
-        splits[part] = labeled_part(images, entries, labels, channels)
+    splits: dict[str, Any] = {part: labeled_part(images, entries, labels, channels) for part, entries in parts.items()}
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
 
 
@@ -336,8 +323,9 @@ def check_disjoint(
             path = os.path.normpath(os.path.join(folder, entry.path))
             image = (path, entry.box)
             if image in seen:
-                where = f"in {seen[image]} and in {part}"
-                raise DataError(f"{listed_in}: the image {entry.path} is {where}; delete one of its lines")
+                raise DataError(
+                    f"{listed_in}: the image {entry.path} is in {seen[image]} and in {part}; delete one of its lines"
+                )
             seen[image] = part
     trained = {entry.name for entry in parts["train"]}
     for part, entries in parts.items():

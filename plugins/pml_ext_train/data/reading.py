@@ -61,8 +61,10 @@ def open_image(file: str | Path | IO[bytes], name: str | None = None) -> Iterato
         limit = _max_pixels()
         with _opened(file, name) as image:
             if limit is not None and image.width * image.height > limit:
-                found = f"{image.width} x {image.height} pixels"
-                raise TooManyPixelsError(f"{name}: {found} are more than {MAX_PIXELS}={limit} in the environment")
+                raise TooManyPixelsError(
+                    f"{name}: {image.width} x {image.height} pixels are more than {MAX_PIXELS}={limit} in the "
+                    "environment"
+                )
             yield image
 
 
@@ -141,10 +143,7 @@ def read_image(
     with open_image(path) as file:
         bits = bits_of(file)
         width, height = shown_size(file)
-        if box is None:
-            part = Box(0, 0, width, height)
-        else:
-            part = _whole_pixels(box, width, height, path)
+        part = Box(0, 0, width, height) if box is None else _whole_pixels(box, width, height, path)
         sides = (part.right - part.left, part.bottom - part.top)
         _check_enlarged(sides, smallest, str(path))
         if smallest is not None and smallest < min(sides):

@@ -69,8 +69,9 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
         reason = "bytes that are not UTF-8" if isinstance(error, UnicodeError) else error
         kind = form.partition(":")[0]
         name = "a table" if kind == "table" else kind
-        wanted = f"{form} must be UTF-8 with balanced quotes"
-        raise DataError(f"{file}: cannot be read as {name} ({reason}{where}); {wanted}") from None
+        raise DataError(
+            f"{file}: cannot be read as {name} ({reason}{where}); {form} must be UTF-8 with balanced quotes"
+        ) from None
     for name in columns:
         if name and columns.count(name) > 1:
             raise DataError(f"{file}: {columns.count(name)} columns have the name {name}; rename or delete one")
@@ -89,9 +90,7 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
 
 def rows_of_frame(frame: Any) -> tuple[list[str], Rows]:
     """Return the columns and the rows of a pandas DataFrame."""
-    rows: Rows = []
-    for number, record in enumerate(frame.to_dict("records")):
-        rows.append((f"row {number}", _as_texts(record)))
+    rows: Rows = [(f"row {number}", _as_texts(record)) for number, record in enumerate(frame.to_dict("records"))]
     return [str(name) for name in frame.columns], rows
 
 
@@ -118,9 +117,7 @@ def _rows_of_parquet(file: Path) -> tuple[list[str], Rows]:
         table = parquet.read_table(file)
     except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
         raise _no_parquet(file, error) from None
-    rows: Rows = []
-    for number, record in enumerate(table.to_pylist()):
-        rows.append((f"row {number}", _as_texts(record)))
+    rows: Rows = [(f"row {number}", _as_texts(record)) for number, record in enumerate(table.to_pylist())]
     return list(table.column_names), rows
 
 

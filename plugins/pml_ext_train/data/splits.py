@@ -68,8 +68,10 @@ class DataSplits:
             if not isinstance(images, Tensor):
                 continue
             if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
-                found = f"{images.dtype} of shape {list(images.shape)}"
-                raise ValueError(f"DataSplits: images of {name} are {found}; wanted uint8 [N, {self.channels}, H, W]")
+                raise ValueError(
+                    f"DataSplits: images of {name} are {images.dtype} of shape {list(images.shape)}; wanted uint8 [N, "
+                    f"{self.channels}, H, W]"
+                )
 
     def _check_vectors(self) -> None:
         if self.image_size or self.channels:
@@ -107,8 +109,10 @@ def _check_part(name: str, part: Any) -> None:
     least = int(part.labels.min())
     most = int(part.labels.max())
     if part.tuples is None and (least < 0 or most >= len(part.class_names)):
-        text = f"labels of {name} are {least} to {most}, but there are {len(part.class_names)} class_names"
-        raise ValueError(f"DataSplits: {text}; labels are indices into them")
+        raise ValueError(
+            f"DataSplits: labels of {name} are {least} to {most}, but there are {len(part.class_names)} class_names; "
+            "labels are indices into them"
+        )
 
 
 def hold_out_classes(

@@ -38,9 +38,7 @@ class TableRow(BaseModel):
     @property
     def group(self) -> str:
         """The group that is left out of the image's gallery: its sequence, or its class under its camera."""
-        if self.camera:
-            return f"{self.label}, camera {self.camera}"
-        return self.sequence
+        return f"{self.label}, camera {self.camera}" if self.camera else self.sequence
 
     @field_validator("box")
     @classmethod
@@ -294,8 +292,7 @@ def _read(columns: list[str], lines: Rows, file: str) -> tuple[list[TableRow], l
             rows.append(_row(line, columns))
         except ValidationError as error:
             first = error.errors()[0]
-            found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
-            raise DataError(f"{file}, {place}: {found}") from None
+            raise DataError(f"{file}, {place}: found {first['loc'][0]} {first['input']!r}: {first['msg']}") from None
     for name in _GROUPS:
         if name in columns and not any(getattr(row, name) for row in rows):
             raise DataError(f"{file}: the column {name} is empty in all rows; fill it, or delete it")

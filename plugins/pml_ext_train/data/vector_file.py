@@ -66,10 +66,7 @@ def read_vectors(path: Path) -> VectorFile:
 
     embeddings = _checked_embeddings(path, columns["embeddings"])
     count = len(embeddings)
-    texts = {}
-    for name in ("ids", "split", "groups"):
-        if name in columns:
-            texts[name] = _texts(path, name, columns[name], count)
+    texts = {name: _texts(path, name, columns[name], count) for name in ("ids", "split", "groups") if name in columns}
     ids = texts.get("ids")
     if ids is None:
         ids = np.arange(count).astype(str)
@@ -104,8 +101,10 @@ def _read_npz(path: Path) -> Columns:
     with path.open("rb") as file:
         start = file.read(len(_STARTS[0]))
     if start and not start.startswith(_STARTS):
-        found = "cannot be read as a .npz file, which it is not by its content"
-        raise DataError(f"{path}: {found}; wanted numpy.savez(FILE, embeddings=..., labels=...)")
+        raise DataError(
+            f"{path}: cannot be read as a .npz file, which it is not by its content; wanted numpy.savez(FILE, "
+            "embeddings=..., labels=...)"
+        )
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):
@@ -277,9 +276,7 @@ def _texts(path: Path, name: str, column: Any, count: int) -> Texts:
             return np.char.decode(array, "utf-8")
         except UnicodeDecodeError:
             raise DataError(f"{path}: {name} are bytes that are no UTF-8; wanted texts or integers") from None
-    hint = ""
-    if array.dtype.kind in "fb":
-        hint = f": {name}.astype(int), or {name}.astype(str)"
+    hint = f": {name}.astype(int), or {name}.astype(str)" if array.dtype.kind in "fb" else ""
     raise DataError(f"{path}: {name} are of the type {array.dtype}; wanted integers or texts{hint}")
 
 
@@ -306,8 +303,10 @@ def _labels(path: Path, column: Any, count: int) -> tuple[NDArray[np.int64], lis
         given = _texts(path, "labels", column, count)
         empty = np.flatnonzero(_are_missing(given))
         if len(empty):
-            found = f"{counted(len(empty), 'label')} of {count} are empty"
-            raise DataError(f"{path}: {found}, row {empty[0]} first, {str(given[empty[0]])!r}; leave these rows out")
+            raise DataError(
+                f"{path}: {counted(len(empty), 'label')} of {count} are empty, row {empty[0]} first, "
+                f"{str(given[empty[0]])!r}; leave these rows out"
+            )
         given = np.array([composed(name) for name in given.tolist()])
     values, numbers = np.unique(given, return_inverse=True)
     return numbers.astype(np.int64), [str(value) for value in values.tolist()]

@@ -105,8 +105,8 @@ def _notes(file: VectorFile) -> list[str]:
         notes.append(f"{file.path}: not used: {unused}; the keys that are used are {', '.join(KEYS)}")
     zero = np.flatnonzero(~file.embeddings.any(axis=1))
     if len(zero):
-        found = (
-            f"{len(zero):,} of {len(file.embeddings):,} vectors are all 0, {shortened(file.ids[zero[0]], 100)} first"
+        notes.append(
+            f"{file.path}: {len(zero):,} of {len(file.embeddings):,} vectors are all 0, "
+            f"{shortened(file.ids[zero[0]], 100)} first: they have no direction, and are as far from all others"
         )
-        notes.append(f"{file.path}: {found}: they have no direction, and are as far from all others")
     return notes

@@ -96,10 +96,7 @@ def _first_line(plan: Plan, is_longer: bool) -> str:
     if not is_longer:
         return text
     schedule = plan.recipe.schedule
-    if schedule.name == "cosine":
-        falls = ", the learning rate falls along the longer cosine"
-    else:
-        falls = ""
+    falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
     text += f": {schedule.epochs} epochs in place of {plan.epochs_before}{falls}"
     return f"{text}; metrics and report are made again"
 
@@ -186,9 +183,7 @@ def train(
     backend = choose_device(device).partition(":")[0]
     with signals.listening(), _saying_how_to_continue(plans), process_group(backend):
         # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
-        planned = None
-        if rank() == 0:
-            planned = plan(name, out, seed, seeds, overrides, resume)
+        planned = plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None
         plans += from_rank_0(planned)
         run_all(plans)
     if runs.failures:
@@ -198,9 +193,7 @@ def train(
 
 def _common_folder(plans: Sequence[Plan]) -> Path:
     """Return the folder of the only run, or that of several."""
-    if len(plans) == 1:
-        return plans[0].folder
-    return plans[0].folder.parent
+    return plans[0].folder if len(plans) == 1 else plans[0].folder.parent
 
 
 @contextlib.contextmanager
@@ -211,8 +204,10 @@ def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
     except StoppedError as error:
         if not any(each.folder.exists() for each in plans):
             raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
-        again = f"the same command with --out {shlex.quote(str(_common_folder(plans)))} --resume"
-        raise StoppedError(error.signal, f"{error}; go on with {again}") from None
+        raise StoppedError(
+            error.signal,
+            f"{error}; go on with the same command with --out {shlex.quote(str(_common_folder(plans)))} --resume",
+        ) from None
 
 
 class _Results:
@@ -233,10 +228,7 @@ class _Results:
 
     def add_failure(self, plan: Plan, error: Exception) -> None:
         """Add the text of an error; the error itself would keep the networks of its run in memory."""
-        if isinstance(error, PmlExtError):
-            text = str(error)
-        else:
-            text = one_line(error)
+        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
         failure = {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
         self.failures.append(failure)
         if self._listener is not None:

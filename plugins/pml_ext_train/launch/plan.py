@@ -147,8 +147,10 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
                     f"{folder}: there is nothing to train in the run there, whose embeddings are features as they are; "
                     "choose another --out to train"
                 )
-            there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
-            raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
+            raise ConfigError(
+                f"{folder / RECIPE}: {key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now; resume "
+                "it with the same"
+            )
     return epochs
 
 

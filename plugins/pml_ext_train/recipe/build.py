@@ -48,8 +48,11 @@ def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
         splits = factory(root, **options)
     if not isinstance(splits, DataSplits):
         plugin, _ = registry.find("data set", table.name)
-        found = f"{table.name} of the plugin {plugin!r} gives {type(splits).__name__}"
-        raise ConfigError(f"{found}; wanted pml_ext.plugin.DataSplits, with train and test", key="data")
+        raise ConfigError(
+            f"{table.name} of the plugin {plugin!r} gives {type(splits).__name__}; wanted pml_ext.plugin.DataSplits, "
+            "with train and test",
+            key="data",
+        )
     return splits
 
 
@@ -69,8 +72,10 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
         trunk: torch.nn.Module = factory(channels, image_size, **options)
     if not isinstance(trunk, torch.nn.Module):
         plugin, _ = registry.find("trunk", table.name)
-        found = f"{table.name} of the plugin {plugin!r} gives {type(trunk).__name__}"
-        raise ConfigError(f"{found}; wanted a torch.nn.Module", key="model.trunk")
+        raise ConfigError(
+            f"{table.name} of the plugin {plugin!r} gives {type(trunk).__name__}; wanted a torch.nn.Module",
+            key="model.trunk",
+        )
     weights = table.settings.get("weights")
     if is_file(weights) and not trained:
         load_weights(trunk, str(weights))
@@ -92,10 +97,7 @@ def build_network(
         trunk: torch.nn.Module = torch.nn.Identity()
     else:
         trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
-    if table.embedder == "none":
-        hidden_sizes = None
-    else:
-        hidden_sizes = table.hidden_layers
+    hidden_sizes = None if table.embedder == "none" else table.hidden_layers
     network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
     network.embedder.requires_grad_(table.embedder not in FITTED_EMBEDDERS)
     cut = cut_of(table.freeze)
@@ -136,10 +138,11 @@ def check_vectors(recipe: Recipe) -> None:
         raise ConfigError(
             f"{IDENTITY} has no settings; leave it out", key=f"model.trunk.{next(iter(model.trunk.settings))}"
         )
-    unused = []
-    for key, field in type(data.images).model_fields.items():
-        if getattr(data.images, key) != field.default:
-            unused.append(f"data.images.{key}")
+    unused = [
+        f"data.images.{key}"
+        for key, field in type(data.images).model_fields.items()
+        if getattr(data.images, key) != field.default
+    ]
     unused += [f"data.augment.{key}" for key in data.augment]
     for key in ("workers", "cache", "unreadable", "views"):
         if getattr(data, key) != type(data).model_fields[key].default:

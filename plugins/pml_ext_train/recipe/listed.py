@@ -99,10 +99,9 @@ def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Rec
 
     if tuples.conflict() is None or takes_conflicts(loss, recipe.model.embedding_size):
         return
-    reason = "an image is the positive of an anchor in one training triplet, and its negative in another"
     raise ConfigError(
-        f"{loss_name} cannot train on {recipe.data.name}: {reason}; take pml/triplet-margin, which looks "
-        "at whole triplets",
+        f"{loss_name} cannot train on {recipe.data.name}: an image is the positive of an anchor in one training "
+        "triplet, and its negative in another; take pml/triplet-margin, which looks at whole triplets",
         key=f"{key}.name",
     )
 

@@ -20,8 +20,7 @@ def tables_of_papers() -> list[dict[str, Any]]:
     variants = _variants_by_paper_table()
     entries = []
     for name, paper in papers().items():
-        for number in paper.tables:
-            entries.append(_paper_table_entry(name, paper, number, variants))
+        entries.extend(_paper_table_entry(name, paper, number, variants) for number in paper.tables)
     return entries
 
 
@@ -48,9 +47,7 @@ def _paper_table_entry(paper_name: str, paper: Printed, number: str, variants: _
         other = f"{paper_name}/{table.small}"
         recipes["small"] = _by_scale(other, variants.get(other, {}))["small"]
 
-    reason = ""
-    if not any(recipes.values()):
-        reason = table.reason() or "; ".join(_reasons_of_rows(table))
+    reason = table.reason() or "; ".join(_reasons_of_rows(table)) if not any(recipes.values()) else ""
 
     return {
         "name": name,
@@ -96,9 +93,6 @@ def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, li
         first = next(iter(variants.values()))
         data = first.get("data")
         name = data.get("name") if isinstance(data, dict) else None
-        if is_full(table, str(name)):
-            scale = "full"
-        else:
-            scale = "small"
+        scale = "full" if is_full(table, str(name)) else "small"
         by_scale[scale].append(recipe)
     return by_scale

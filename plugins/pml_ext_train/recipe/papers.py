@@ -92,8 +92,7 @@ class PrintedTable(Table):
         cells = iter(self.rows[number][len(self.heads) :])
         values = []
         for heading, names in self.columns.items():
-            for name in names:
-                values.append((heading, name, next(cells)))
+            values.extend((heading, name, next(cells)) for name in names)
         return values
 
     def reason(self, row: str = "") -> str:
@@ -131,9 +130,7 @@ class PrintedTable(Table):
 
 def _usual_metric(column: str) -> str:
     ranked = re.fullmatch(r"R@(\d+)", column)
-    if ranked:
-        return f"recall_at_{ranked[1]}"
-    return _METRICS.get(column, "")
+    return f"recall_at_{ranked[1]}" if ranked else _METRICS.get(column, "")
 
 
 class Printed(Table):

@@ -40,9 +40,7 @@ def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
 
 def _in_closed_form(recipe: Recipe) -> list[str]:
     """Return the phases of features that are whitened without training."""
-    if recipe.data.labels == "given":
-        return ["pca", "within_class"]
-    return ["pca"]
+    return ["pca", "within_class"] if recipe.data.labels == "given" else ["pca"]
 
 
 def reported_phases(recipe: Recipe) -> list[str]:

@@ -286,9 +286,11 @@ class ModelTable(Table):
         unused = []
         if self.freeze not in ("none", "trunk"):
             unused.append("freeze")
-        for key in ("views", "lora", "freeze_batch_norm"):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                unused.append(key)
+        unused.extend(
+            key
+            for key in ("views", "lora", "freeze_batch_norm")
+            if getattr(self, key) != type(self).model_fields[key].default
+        )
         if unused:
             raise ConfigError(
                 "it is of a trunk for images, and vectors go into the embedder as they are", key=unused[0]
@@ -304,9 +306,7 @@ class ModelTable(Table):
     @property
     def hidden_layers(self) -> list[int]:
         """The sizes of the embedder's hidden layers: one of 512 for "mlp", unless ``hidden_sizes`` say otherwise."""
-        if self.embedder == "mlp" and not self.hidden_sizes:
-            return [512]
-        return self.hidden_sizes
+        return [512] if self.embedder == "mlp" and not self.hidden_sizes else self.hidden_sizes
 
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
@@ -489,11 +489,13 @@ class EvaluationTable(Table):
     def check_effects(self) -> None:
         """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
         if self.held_out != "drawn" and not self.validation:
-            where = f"evaluation: held_out = {self.held_out!r}"
-            raise ConfigError(f"{where} goes with validation, the share of the training classes")
+            raise ConfigError(
+                f"evaluation: held_out = {self.held_out!r} goes with validation, the share of the training classes"
+            )
         if self.every > 1 and self.select is None:
-            text = "every goes with select, the metric to choose the epoch by; test_every is for curves"
-            raise ConfigError(text, key="evaluation")
+            raise ConfigError(
+                "every goes with select, the metric to choose the epoch by; test_every is for curves", key="evaluation"
+            )
 
     @property
     def validated_on(self) -> str:
@@ -576,10 +578,7 @@ class Recipe(Table):
 
     def _check_key(self, place: str, key: str) -> None:
         """Raise ValueError, with the place, for a key that no table of settings has."""
-        tables = {}
-        for name, field in type(self).model_fields.items():
-            if name not in NO_SETTINGS:
-                tables[name] = field.annotation
+        tables = {name: field.annotation for name, field in type(self).model_fields.items() if name not in NO_SETTINGS}
         group, _, inner = key.partition(".")
         if group not in tables:
             raise ConfigError(unknown("table", group, tables), key=place)
@@ -600,8 +599,10 @@ class Recipe(Table):
             )
         self._check_cuts()
         if self.data.labels != "given" and self.evaluation.validation:
-            without = f"which {self.data.labels_without_names} not"
-            raise ConfigError(f"it holds out classes by labels, {without}", key="evaluation.validation")
+            raise ConfigError(
+                f"it holds out classes by labels, which {self.data.labels_without_names} not",
+                key="evaluation.validation",
+            )
         if self.evaluation.verification is not None and self.data.relation is not None:
             raise ConfigError(
                 "it takes pairs of equal classes, which data.relation replaces", key="evaluation.verification"
@@ -617,9 +618,10 @@ class Recipe(Table):
         """Raise ValueError for a sampler of several images of a class where each image is a class."""
         per_class = sampler.settings.get("m", 1)
         if self.data.labels == "instance" and sampler.name != SHUFFLE and per_class != 1:
-            remedy = "wanted m = 1, or sampler.name = 'shuffle'"
             raise ConfigError(
-                f"found {per_class!r}, and with labels = 'instance' a class has 1; {remedy}", key="sampler.m"
+                f"found {per_class!r}, and with labels = 'instance' a class has 1; wanted m = 1, or sampler.name = "
+                "'shuffle'",
+                key="sampler.m",
             )
 
     def _check_cuts(self) -> None:
@@ -628,8 +630,10 @@ class Recipe(Table):
         has_stage_cut = any(cuts)
         keeps_views = self.model.freeze == "trunk" or cut_of(self.model.freeze) is not None or has_stage_cut
         if self.model.views > 1 and not keeps_views:
-            kept = "goes with freeze = 'trunk' or a cut, whose features or activations are kept"
-            raise ConfigError(f"{self.model.views!r} {kept}", key="model.views")
+            raise ConfigError(
+                f"{self.model.views!r} goes with freeze = 'trunk' or a cut, whose features or activations are kept",
+                key="model.views",
+            )
         too_few = self.data.views > max(1, self.model.views)
         if keeps_views and not self.model.takes_vectors and too_few:
             raise ConfigError(
@@ -646,8 +650,10 @@ class Recipe(Table):
             )
         first_live = cuts.index(None) if None in cuts else len(cuts)
         if any(cuts[first_live:]):
-            text = "activations are kept of a trunk that has not been trained; stages with a cut come first"
-            raise ConfigError(text, key="stages.freeze")
+            raise ConfigError(
+                "activations are kept of a trunk that has not been trained; stages with a cut come first",
+                key="stages.freeze",
+            )
 
     def _check_memory(self, memory: MemoryTable, batch: int) -> None:
         """Raise ValueError for a memory that does not fit the data, the batch or the schedule."""
@@ -668,8 +674,9 @@ class Recipe(Table):
                 f"goes with name = 'multi-step', not with {schedule.name!r}; leave it out", key="schedule.gamma"
             )
         if not self.model.trains_embedder and self.optimizer.head_lr_factor != 1:
-            text = f"embedder = {self.model.embedder!r} is not trained"
-            raise ConfigError(f"{text}; leave it out", key="optimizer.head_lr_factor")
+            raise ConfigError(
+                f"embedder = {self.model.embedder!r} is not trained; leave it out", key="optimizer.head_lr_factor"
+            )
 
     def all_stages(self) -> list[StageTable]:
         """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
@@ -684,10 +691,7 @@ class Recipe(Table):
     def stages_by_prefix(self) -> Iterator[tuple[str, StageTable]]:
         """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
         for number, stage in enumerate(self.all_stages()):
-            if number < len(self.stages):
-                prefix = f"stages.{number}."
-            else:
-                prefix = ""
+            prefix = f"stages.{number}." if number < len(self.stages) else ""
             yield prefix, stage
 
     def metric_names(self) -> list[str]:
@@ -725,9 +729,7 @@ def problem_of(error: ValidationError) -> str:
 def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
     """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
     tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
-    if tables:
-        return f"no {what} {key!r}; it belongs to {tables}"
-    return unknown(what, key, known)
+    return f"no {what} {key!r}; it belongs to {tables}" if tables else unknown(what, key, known)
 
 
 def _tables_with(table: type[BaseModel], key: str, path: str = "") -> Iterator[str]:

@@ -122,9 +122,7 @@ def _without_folder(value: Any) -> Any:
 
 def _measured(run: Path, by: By) -> dict[str, Measurement]:
     """Return what tools have measured on a run, of the vectors that its export gives."""
-    metrics: dict[str, Any] = {}
-    if (run / METRICS).exists():
-        metrics = read_metrics(run / METRICS)
+    metrics: dict[str, Any] = read_metrics(run / METRICS) if (run / METRICS).exists() else {}
     return {name: each for name, each in measurements_of(metrics).items() if each.by == by}
 
 
@@ -155,15 +153,10 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
     files_of_export = (WEIGHTS, ONNX, ABOUT, CARD)
     listed = read_sums(folder)
     written_by_export = WEIGHTS in listed and listed.keys() <= {*files_of_export}
-    if (folder / SUMS).exists() and not written_by_export:
-        foreign = [SUMS]
-    else:
-        foreign = []
+    foreign = [SUMS] if (folder / SUMS).exists() and not written_by_export else []
     if not foreign:
         recover(folder, files_of_export)
-        for name in names:
-            if (folder / name).exists() and not is_unchanged(folder, name):
-                foreign.append(name)
+        foreign.extend(name for name in names if (folder / name).exists() and not is_unchanged(folder, name))
     if foreign:
         files = " and ".join(str(folder / name) for name in foreign)
         raise ConfigError(f"-o {folder}: no export wrote {files}, or it was changed since; choose another folder")
@@ -248,9 +241,7 @@ def _trains_trunk(recipe: Recipe) -> bool:
 def _freezes_trunk(freeze: Freeze) -> bool:
     """Return whether a setting freezes the whole trunk."""
     cut = cut_of(freeze)
-    if cut is not None:
-        return cut.until == HEAD
-    return "*" in frozen_patterns(freeze)
+    return cut.until == HEAD if cut is not None else "*" in frozen_patterns(freeze)
 
 
 def _title(recipe: str) -> str:

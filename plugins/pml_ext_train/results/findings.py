@@ -70,10 +70,7 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
             continue
         confused[queries.labels[query], searched.labels[other]] += 1
     names = queries.class_names
-    most_common = []
-    for (label, other), count in confused.most_common(10):
-        most_common.append((str(names[label]), str(names[other]), count))
-    return most_common
+    return [(str(names[label]), str(names[other]), count) for (label, other), count in confused.most_common(10)]
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:

@@ -35,9 +35,7 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
         "testing the trained network" if run.epochs else "testing the network, which has nothing to train"
     )
     started = time.perf_counter()
-    best = run.epoch
-    if run.history.best["epoch"] is not None:
-        best = load_model(run, "best")["epoch"]
+    best = load_model(run, "best")["epoch"] if run.history.best["epoch"] is not None else run.epoch
     metrics = dict(run.history.metrics)
     features = None
     if run.recipe.model.refit == "within-class":
@@ -84,8 +82,10 @@ def _warn_of_the_end(run: Run) -> None:
     if similarity:
         run.warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
     if run.history.skipped:
-        skipped = f"{run.history.skipped} of {run.stages.iterations_until(run.epoch)} iterations were left out"
-        run.warn(f"{skipped}, since a loss, an embedding or a gradient was not finite")
+        run.warn(
+            f"{run.history.skipped} of {run.stages.iterations_until(run.epoch)} iterations were left out, since a "
+            "loss, an embedding or a gradient was not finite"
+        )
 
 
 def _about(run: Run, best: int) -> dict[str, Any]:

@@ -55,9 +55,7 @@ def _normalized_together(run: Run, stage: Stage) -> int:
     images = stage.batch_size * run.recipe.data.views
     if run.data.listed is not None:  # batch_size counts pairs or triplets
         images *= run.data.listed.rows.shape[1]
-    if micro_batch is None:
-        return images
-    return min(images, micro_batch * run.processes)
+    return images if micro_batch is None else min(images, micro_batch * run.processes)
 
 
 def _trains_batch_norms(run: Run, stage: Stage) -> bool:

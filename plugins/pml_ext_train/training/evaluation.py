@@ -89,10 +89,9 @@ def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dic
 
 def tested_features(view: View) -> dict[str, Tensor]:
     """Return the features of the splits that a test compares, in one pass with their embeddings, which are kept."""
-    features = {}
-    for part in _compared_splits(view, view.queries):
-        features[part] = view.embedded(part, features=True)["features"].float()
-    return features
+    return {
+        part: view.embedded(part, features=True)["features"].float() for part in _compared_splits(view, view.queries)
+    }
 
 
 def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | None = None) -> dict[str, Metrics]:
@@ -231,13 +230,10 @@ def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
         levels,
         table.verification is not None,
     )
-    names = {}
-    for metric in known:
-        if metric.in_runs and bool(metric.clusters) == of_clusters:
-            names[metric.accuracy] = metric.name
-    for name, function in plugin_metrics().items():
-        if needs_clusters(function) == of_clusters:
-            names[name] = name
+    names = {
+        metric.accuracy: metric.name for metric in known if metric.in_runs and bool(metric.clusters) == of_clusters
+    }
+    names.update({name: name for name, function in plugin_metrics().items() if needs_clusters(function) == of_clusters})
     return names
 
 

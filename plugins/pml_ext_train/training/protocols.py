@@ -41,8 +41,7 @@ def _nearest_class_mean(view: View, split: str) -> Metrics:
         return nearest_class_mean(points, labels, *means, TOP)
     first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
     if bool(first.all()):
-        text = "'nearest-class-mean' wants a class with two test images; leave it out"
-        raise DataError(f"evaluation.protocols: {text}")
+        raise DataError("evaluation.protocols: 'nearest-class-mean' wants a class with two test images; leave it out")
     means = class_means(points[first], labels[first])
     return nearest_class_mean(points[~first], labels[~first], *means, TOP)
 
@@ -52,9 +51,7 @@ def _zero_shot(view: View, split: str) -> Metrics:
     assert view.data.parents is not None
     seen, means = class_means(view.normalized_embeddings("train"), view.true_labels("train"))
     train_names = view.images("train").class_names
-    known_means = {}
-    for label, mean in zip(seen.tolist(), means, strict=True):
-        known_means[train_names[label]] = mean
+    known_means = {train_names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
     labels = view.true_labels(split)
     new = torch.unique(labels)
     names = view.images(split).class_names

@@ -31,6 +31,4 @@ def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
 def _title(name: str) -> str:
     """Return the name of a tracker with its plugin, if that is not of this distribution."""
     plugin, _ = registry.find("tracker", name)
-    if registry.ships(plugin):
-        return name
-    return f"{name} of the plugin {plugin!r}"
+    return name if registry.ships(plugin) else f"{name} of the plugin {plugin!r}"

@@ -128,8 +128,10 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
         if given is None:
             given = build_dataset(recipe.data, root)
         if "zero-shot" in recipe.evaluation.protocols and not given.parents:
-            missing = f"'zero-shot' wants classes with parents, which {recipe.data.name} does not have here"
-            raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
+            raise ConfigError(
+                f"evaluation.protocols: 'zero-shot' wants classes with parents, which {recipe.data.name} does not "
+                "have here; omniglot has, and imagenet with a hierarchy"
+            )
         splits = {"train": given.train, **given.tested()}
         note = given.note
         if given.validation is not None:
@@ -239,8 +241,10 @@ def _check_class_means(data: RunData) -> None:
         without_mean = labels[:0]
     if len(without_mean):
         name = gallery.class_names[without_mean[0]]
-        wanted = f"'nearest-class-mean' wants another image of {name} to test with, and there is none"
-        raise DataError(f"evaluation.protocols: {wanted}; leave it out")
+        raise DataError(
+            f"evaluation.protocols: 'nearest-class-mean' wants another image of {name} to test with, and there is "
+            "none; leave it out"
+        )
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:

@@ -127,9 +127,7 @@ def _build_stage(
     trained = DistributedLoss(loss) if joins_processes else loss
     # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
     trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
-    mining = miner
-    if miner is not None and joins_processes:
-        mining = DistributedMiner(miner)
+    mining = DistributedMiner(miner) if miner is not None and joins_processes else miner
     return Stage(
         table=table,
         first=first,
