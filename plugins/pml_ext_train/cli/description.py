@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,9 +12,19 @@ from pml_ext.errors import UnknownNameError, unknown
 from pml_ext.registry.components import KINDS, capabilities
 from pml_ext.settings import settings_of
 
-from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, papers, quoted, tables_of_papers, texts
-from ..recipe.papers import names_of_tables
-from ..recipe.sweep import without_variant
+from ..recipe import (
+    Recipe,
+    flat,
+    load_recipes,
+    names_in,
+    names_of_tables,
+    origins_of,
+    papers,
+    quoted,
+    tables_of_papers,
+    texts,
+    without_variant,
+)
 
 _OTHER_KINDS = ("recipe", "table", "data set", "transform", "trunk")
 _FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data sets and trunks
@@ -102,9 +113,7 @@ def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, An
     }
     if kind is not None:
         return UnknownNameError(unknown(kind, name, known[kind]))
-    names = [component.name for component in registry.components()]
-    for more_names in known.values():
-        names += more_names
+    names = itertools.chain([component.name for component in registry.components()], *known.values())
     return UnknownNameError(unknown("component, recipe, table, data set, transform or trunk", name, names))
 
 
@@ -196,8 +205,6 @@ def _tables(name: str) -> list[dict[str, Any]]:
     texts = filter(None, (table.title, table.note, table.reason()))
     entry = _entry(name, "table", "\n\n".join(texts))
     entry["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
-    entry["recipes"] = []
-    for recipes_of_scale in listed[name]["recipes"].values():
-        entry["recipes"] += recipes_of_scale
+    entry["recipes"] = list(itertools.chain.from_iterable(listed[name]["recipes"].values()))
     entry["table"] = {"columns": [*columns, "recipe"], "rows": rows}
     return [entry]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from typer import Argument, Exit, Option
 
+from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError, PmlExtError, UnknownNameError, unknown
 
 from .options import AsJson
@@ -101,8 +103,6 @@ def _entries(what: str | None) -> list[dict[str, Any]]:
 
 
 def _components(kind: str) -> list[dict[str, Any]]:
-    from pml_ext import registry
-
     entries = []
     for component in registry.components(kind):
         name = registry.short_name(component)
@@ -115,8 +115,6 @@ def _components(kind: str) -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from pml_ext import registry
-
     entries = []
     for name in registry.recipes():
         plugin = name.partition("/")[0]
@@ -168,8 +166,6 @@ def _metrics() -> list[dict[str, Any]]:
 
 
 def _factories(kind: str) -> list[dict[str, Any]]:
-    from pml_ext import registry
-
     entries = []
     for name, factory in registry.values(kind).items():
         plugin, _ = registry.find(kind, name)
@@ -311,23 +307,9 @@ def _print_data_sets(data_sets: list[DatasetInfo], as_json: bool) -> None:
 
 
 def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
-    archives = []
-    for archive in about.archives:
-        fields = archive._asdict()
-        del fields["unpack"]
-        archives.append(fields)
-    splits = {split: count._asdict() for split, count in about.counts.items()}
-    return {
-        "name": about.name,
-        "title": about.title,
-        "page": about.page,
-        "license": about.license,
-        "note": about.note,
-        "layout": about.layout,
-        "place": str(place),
-        "archives": archives,
-        "splits": splits,
-    }
+    described = dataclasses.asdict(about)
+    described["splits"] = described.pop("counts")
+    return described | {"place": str(place)}
 
 
 def _problem(about: DatasetInfo, place: Path) -> str | None:

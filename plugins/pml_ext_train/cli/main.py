@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
+from pml_ext import registry
 from pml_ext.errors import (
     ConfigError,
     MissingExtraError,
@@ -90,8 +91,6 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:  # by typer, too
-        from pml_ext import registry
-
         origin = registry.origin_of(error)
         if origin is None or origin.plugin == _plugin_of_command(arguments):
             raise
@@ -103,8 +102,6 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
 
 def _plugin_of_command(arguments: Sequence[str]) -> str:
     """Return the plugin of the command that was called; "" if there is none."""
-    from pml_ext import registry
-
     commands = registry.commands()
     for argument in arguments:
         if argument in commands:
@@ -123,8 +120,6 @@ def _rank() -> str:
 
 def _text(error: BaseException) -> str:
     if not isinstance(error, (PmlExtError, StoppedError)):
-        from pml_ext import registry
-
         where = ""
         origin = registry.origin_of(error)
         if origin is not None:

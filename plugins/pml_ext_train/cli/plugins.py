@@ -174,11 +174,7 @@ def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
 
 
 def _counts(results: list[CheckResult]) -> collections.Counter[str]:
-    counts: collections.Counter[str] = collections.Counter()
-    for result in results:
-        status = "failed" if result.fails else result.status
-        counts[status] += 1
-    return counts
+    return collections.Counter("failed" if result.fails else result.status for result in results)
 
 
 def new_plugin(

@@ -142,12 +142,12 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         """Return the same images with another transform."""
         return self.replace(transform=transform)
 
-    def for_workers(self) -> tuple[LabeledImages, Transform]:
-        """Return images with the steps for workers, uint8 output if possible, and the steps on a batch."""
+    def divided(self) -> tuple[LabeledImages, Transform]:
+        """Return images with the steps on one image, uint8 output if possible, and the steps on a batch."""
         if not isinstance(self.transform, Steps):
             return self, nn.Identity()
-        steps_of_workers, steps_of_batch = self.transform.divided()
-        return self.with_transform(steps_of_workers), steps_of_batch
+        on_one_image, on_batch = self.transform.divided()
+        return self.with_transform(on_one_image), on_batch
 
     def subset(self, indices: Any) -> LabeledImages:
         """Return some of the images, by index or boolean mask, and the listed tuples whose images are all there."""

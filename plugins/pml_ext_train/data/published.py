@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import http.client
+import itertools
 import os
 import shutil
 import tarfile
@@ -42,7 +43,8 @@ def cache_folder(name: str) -> Path:
         raise UnwritableError("no home folder for a cache; set HOME or XDG_CACHE_HOME") from None
 
 
-class Count(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Count:
     """Size of a split; ``images`` is None if the paper does not give the number."""
 
     images: int | None
@@ -62,7 +64,8 @@ Counts = Mapping[str, Count]
 Parts = Mapping[str, Sequence[Entry]]
 
 
-class Archive(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Archive:
     """A published file of a data set."""
 
     name: str
@@ -220,9 +223,7 @@ def assemble(
     the class names in the order of their labels, by default in the order of the lists.
     """
     check_disjoint(listed_in, images, parts)
-    paths: set[str] = set()
-    for entries in parts.values():
-        paths.update(entry.path for entry in entries)
+    paths = {entry.path for entry in itertools.chain.from_iterable(parts.values())}
     existing = _existing_files(images, paths)
     missing = min(paths - existing, default=None)
 
@@ -267,9 +268,8 @@ def labeled(
     images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
     """Return splits of images, with labels from 0; the arguments are those of :func:`assemble`."""
-    if not names:
-        names = _class_names(parts)
-    labels = {name: label for label, name in enumerate(names)}
+    listed = dict.fromkeys(entry.name for entry in itertools.chain.from_iterable(parts.values()))
+    labels = {name: label for label, name in enumerate(names or listed)}
     splits: dict[str, Any] = {part: labeled_part(images, entries, labels, channels) for part, entries in parts.items()}
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
 
@@ -278,34 +278,14 @@ def labeled_part(
     images: Path, entries: Sequence[Entry], labels: Mapping[str, int], channels: Literal[1, 3]
 ) -> LabeledImages:
     """Return the images of a list; ``labels`` has all classes in the order of their labels, from 0."""
-    files = []
-    labels_of_files = []
-    boxes = []
-    groups = []
-    for entry in entries:
-        files.append(images / entry.path)
-        labels_of_files.append(labels[entry.name])
-        boxes.append(entry.box or EVERYTHING)
-        groups.append(entry.group)
-    has_boxes = any(entry.box for entry in entries)
-    has_groups = any(groups)
     return LabeledImages(
-        images=files,
-        labels=labels_of_files,
+        images=[images / entry.path for entry in entries],
+        labels=[labels[entry.name] for entry in entries],
         class_names=list(labels),
         channels=channels,
-        boxes=boxes if has_boxes else None,
-        groups=groups if has_groups else None,
+        boxes=[entry.box or EVERYTHING for entry in entries] if any(entry.box for entry in entries) else None,
+        groups=[entry.group for entry in entries] if any(entry.group for entry in entries) else None,
     )
-
-
-def _class_names(parts: Parts) -> list[str]:
-    """Return the names of all classes in the order of the lists."""
-    names: dict[str, None] = {}
-    for entries in parts.values():
-        for entry in entries:
-            names[entry.name] = None
-    return list(names)
 
 
 def check_disjoint(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pml_ext.errors import DataError, counted, first_of, needs_extra, one_line, shortened, unknown
 
 from ..files.stat import composed
+from .rows import parquet_of
 
 KEYS = ("embeddings", "labels", "ids", "split", "groups")
 PARTS = ("train", "test", "validation")
@@ -154,16 +155,10 @@ def _array_of(path: Path, archive: Any, name: str) -> Any:
 
 
 def _read_parquet(path: Path) -> Columns:
-    with needs_extra("parquet", str(path)):
-        import pyarrow
-        import pyarrow.parquet as parquet
-    try:
+    with parquet_of(path) as parquet:
         names = parquet.read_schema(path).names
         read = parquet.read_table(path, columns=_used(names), use_threads=True)
-        columns = {name: _column(path, name, read[name]) for name in read.column_names}
-    except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
-        raise _unreadable(path, error) from None
-    return columns, _unused(names)
+        return {name: _column(path, name, read[name]) for name in read.column_names}, _unused(names)
 
 
 def _column(path: Path, name: str, column: Any) -> Any:

@@ -22,12 +22,7 @@ from pml_ext.errors import ConfigError
 
 from ..recipe import Overrides, load_recipe
 from ..records.recorder import Records
-from ..training.batches import Batch, draw, epoch_batches
-from ..training.engine import Engine, Objective, Step
-from ..training.feature_reader import FeatureReader
-from ..training.pseudo_labels import relabel
-from ..training.run import Run
-from ..training.workers import worker_context
+from ..training import Batch, Engine, FeatureReader, Objective, Run, Step, draw, epoch_batches, relabel, worker_context
 
 
 @dataclass(frozen=True)

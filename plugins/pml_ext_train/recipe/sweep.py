@@ -62,9 +62,7 @@ def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: s
             if _is_fixed(key, sweep[key], tables, settings, all_variants):
                 del sweep[key]
 
-    overridden_keys: set[str] = set()
-    for key, value in settings:
-        overridden_keys |= flat(nested(key, value)).keys()
+    overridden_keys = set().union(*(flat(nested(key, value)) for key, value in settings))
 
     swept = {}
     variants = {}

@@ -88,9 +88,7 @@ def write_csv_files(folder: Path) -> None:
     """Write the CSV file of every table of a run's database."""
     for table, rows in rows_by_table(folder).items():
         columns = [column for column in rows[0] if column != "id"]
-        lines = [columns]
-        lines.extend([row[column] for column in columns] for row in rows)
-        write_csv(folder / f"{table}.csv", lines)
+        write_csv(folder / f"{table}.csv", [columns, *([row[column] for column in columns] for row in rows)])
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from pml_ext.errors import DataError, first_of, shortened
 
-from ..files import DamagedError, checksums, read_json, read_toml
-from ..files.checksums import SUMS
+from ..files import SUMS, DamagedError, checksums, read_json, read_toml
 from .run_folder import METRICS, RECIPE, REPORT, check_unchanged, how_to_redo
 
 Metrics = dict[str, Any]

@@ -11,8 +11,7 @@ from typing import Any
 
 from pml_ext.errors import DataError
 
-from ..files import final_path, reading
-from ..files.checksums import SUMS, read_sums, replace_file, sha256_of, write_sums
+from ..files import SUMS, final_path, read_sums, reading, replace_file, sha256_of, write_sums
 
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"

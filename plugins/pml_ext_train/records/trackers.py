@@ -15,8 +15,7 @@ from pml_ext.errors import needs_extra
 from pml_ext.evaluation.metrics import headline_metric
 
 from ..files import read_json, write_json
-from ..recipe.conversion import FILLED_FOR_TRACKER, options_of
-from ..recipe.schema import NamedTable
+from ..recipe import FILLED_FOR_TRACKER, NamedTable, options_of
 
 
 class Tracker(Protocol):

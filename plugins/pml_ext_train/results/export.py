@@ -23,15 +23,22 @@ from pml_ext.errors import ConfigError, needs_extra, one_line, shortened
 from pml_ext.evaluation.metrics import title_of
 from pml_ext.lazy import require_packages
 
-from ..files import DamagedError, check_writable, read_json, write_atomically
-from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
-from ..networks.cut import HEAD
-from ..networks.network import By, Network, Preprocessing, VectorInput
-from ..networks.pretrained import is_file, is_pretrained, merged_lora
-from ..recipe import Recipe
-from ..recipe.schema import Freeze, cut_of, frozen_patterns
-from ..records.run_files import read_metrics
-from ..records.run_folder import METRICS
+from ..files import (
+    SUMS,
+    DamagedError,
+    check_writable,
+    is_unchanged,
+    read_json,
+    read_sums,
+    recover,
+    replace_file,
+    sha256_of,
+    write_atomically,
+    write_sums,
+)
+from ..networks import HEAD, By, Network, Preprocessing, VectorInput, is_file, is_pretrained, merged_lora
+from ..recipe import Freeze, Recipe, cut_of, frozen_patterns
+from ..records import METRICS, read_metrics
 from .measurements import Measurement, measurements_of, shown_values
 
 WEIGHTS = "model.safetensors"

@@ -15,14 +15,9 @@ from pml_ext.evaluation import Evaluation
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
 from pml_ext.evaluation.metrics import headline_metric, title_of
 
-from ..records.database import CURVE, VALIDATION
-from ..records.series import Series, loss_series, metric_series
-from ..report import ReportFigure, draw, figures
-from ..report.fonts import short_name
-from ..training.checkpoint import load
-from ..training.evaluation import nearest
-from ..training.stages import Stages
-from ..training.view import NoLabelsError, View
+from ..records import CURVE, VALIDATION, Series, loss_series, metric_series
+from ..report import ReportFigure, draw, figures, short_name
+from ..training import NoLabelsError, Stages, View, load, nearest
 from .findings import has_answer, recall_by_class
 from .verdict import is_trained, phase_titles, shown_phases
 
@@ -71,7 +66,7 @@ def _tested_images(view: View) -> str:
 
 def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
     """Draw the loss and its recorded terms over the iterations, if there are records."""
-    terms = []
+    terms: list[str] = []
     for stage in stages:
         for module in stage.loss.modules():
             recorded = getattr(module, "_record_these_stats", [])

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pml_ext.evaluation.metrics import class_means
 
-from ..training.evaluation import clustered, nearest
-from ..training.view import View
+from ..training import View, clustered, nearest
 
 
 def queries_of_metrics(view: View) -> dict[str, Any]:

@@ -21,14 +21,10 @@ from pml_ext.evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title
 
 from ..data import LabeledImages
 from ..files import DamagedError, read_json, write_atomically, write_text
-from ..recipe import Recipe, is_full, printed, quoted
-from ..recipe.papers import Quoted
+from ..recipe import Quoted, Recipe, is_full, printed, quoted
 from ..records.run_folder import CHOICE
-from ..report import ReportFigure, ReportTable, percent, render
-from ..report.fonts import short_name
-from ..training.evaluation import nearest
-from ..training.stages import Stages
-from ..training.view import View
+from ..report import ReportFigure, ReportTable, percent, render, short_name
+from ..training import Stages, View, nearest
 from .figures import figures_of_components, figures_of_run
 from .findings import confusions, counts, recall_by_class
 from .measurements import tables_of

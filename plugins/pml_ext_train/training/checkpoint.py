@@ -25,8 +25,7 @@ from pml_ext.errors import DataError, shortened
 from pml_ext.pairwise.generators import generator_states, set_generator_states
 from pml_ext.serialization import from_plain, to_plain
 
-from ..files import DamagedError, reading
-from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
+from ..files import SUMS, DamagedError, read_sums, reading, replace_file, sha256_of
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
 

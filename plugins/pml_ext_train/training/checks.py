@@ -7,9 +7,7 @@ from torch import nn
 from pml_ext.errors import DataError
 
 from ..data.splits import classes_of_two
-from ..networks.modes import is_batch_norm
-from ..networks.pretrained import is_pretrained
-from ..networks.trunks import parts_named
+from ..networks import is_batch_norm, is_pretrained, parts_named
 from ..recipe.schema import frozen_patterns
 from .run import Run
 from .stages import Stage

@@ -244,7 +244,7 @@ class Engine:
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
-        buffers = []  # each with its values before the step
+        buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
         for network in self.networks.values():
             buffers.extend((buffer, buffer.clone()) for buffer in network.buffers())
         loss = unwrapped(objective.loss)

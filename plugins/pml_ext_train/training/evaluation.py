@@ -20,8 +20,7 @@ from pml_ext.pml import BaseDistance
 from pml_ext.relations import Relation
 
 from ..data import raw_pixels
-from ..networks.embedders import whitened_components
-from ..networks.pretrained import is_pretrained
+from ..networks import is_pretrained, whitened_components
 from ..recipe import trains_pretrained_trunk
 from .closed_form import whitened
 from .protocols import classified
@@ -259,16 +258,9 @@ def _calculator(
 
 def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str]) -> Evaluation:
     """Return an evaluation by other names, without metrics of plugins that failed; warn of those that are blank."""
-    accuracies = {}
-    counted = {}
-    blank = {}
-    for accuracy, name in names.items():
-        if accuracy in result.accuracies:
-            accuracies[name] = float(result.accuracies[accuracy])
-        if accuracy in result.counted:
-            counted[name] = result.counted[accuracy]
-        if accuracy in result.blank:
-            blank[name] = result.blank[accuracy]
+    accuracies = {names[key]: float(result.accuracies[key]) for key in names if key in result.accuracies}
+    counted = {names[key]: result.counted[key] for key in names if key in result.counted}
+    blank = {names[key]: result.blank[key] for key in names if key in result.blank}
     for text in explained({title_of(name): reason for name, reason in blank.items()}):
         view.warn(f"the test of {split}: {text}")
     return dataclasses.replace(result, accuracies=accuracies, counted=counted, blank=blank)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from pml_ext.errors import DataError, UnwritableError, one_line
 
-from ..files import locked_folder, writing
-from ..files.stat import FileStat
+from ..files import FileStat, locked_folder, writing
 
 Vectors = NDArray[np.floating[Any]]
 

@@ -80,14 +80,14 @@ def init_worker(worker: int) -> None:
 class WorkerDataset(Dataset[tuple[Tensor, int]]):
     """Images ``(image, label)`` with a table of the image that each worker reads.
 
-    An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Workers
-    read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest to a batch.
+    An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Of
+    :class:`LabeledImages`, the steps on one image are read here, and :attr:`finish` does the rest to a batch.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
         self.finish: Callable[[Tensor], Tensor] = nn.Identity()
-        if workers > 0 and isinstance(images, LabeledImages):
-            images, self.finish = images.for_workers()
+        if isinstance(images, LabeledImages):
+            images, self.finish = images.divided()
         self._images = images
         # per worker: its process id, and the index of the image that it reads
         self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]

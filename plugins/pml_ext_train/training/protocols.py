@@ -18,16 +18,10 @@ Metrics = dict[str, float]
 
 def classified(view: View, split: str) -> Metrics:
     """Return the metrics of the recipe's protocols of classification."""
-    found: dict[str, Metrics] = {}
-    protocols = view.recipe.evaluation.protocols
-    if "nearest-class-mean" in protocols:
-        found["nearest-class-mean"] = _nearest_class_mean(view, split)
-    if "zero-shot" in protocols:
-        found["zero-shot"] = _zero_shot(view, split)
-    metrics = {}
-    for name, values in found.items():
-        for top, value in values.items():
-            metrics[f"{PROTOCOLS[name]}_{top}"] = value
+    metrics: Metrics = {}
+    for name, measure in (("nearest-class-mean", _nearest_class_mean), ("zero-shot", _zero_shot)):
+        if name in view.recipe.evaluation.protocols:
+            metrics |= {f"{PROTOCOLS[name]}_{top}": value for top, value in measure(view, split).items()}
     return metrics
 
 

@@ -15,8 +15,7 @@ from pml_ext.errors import ConfigError
 
 from ..data import DataSplits
 from ..networks.trunks import freeze
-from ..recipe import Recipe, own_optimizer
-from ..recipe.schema import frozen_patterns
+from ..recipe import Recipe, frozen_patterns, own_optimizer
 from ..records.history import RunHistory
 from .engine import Engine, Objective
 from .inputs import Inputs

@@ -17,9 +17,16 @@ from pml_ext.errors import ConfigError, DataError, counted
 from pml_ext.evaluation import some_of_each_class
 from pml_ext.pairwise import ListedTuples
 
-from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, left_out_text, prepare
-from ..data.images import Transform
-from ..data.splits import classes_of_two
+from ..data import (
+    DataSplits,
+    LabeledImages,
+    Pipeline,
+    Transform,
+    classes_of_two,
+    hold_out_classes,
+    left_out_text,
+    prepare,
+)
 from ..networks.network import Preprocessing, VectorInput
 from ..recipe import Recipe, augmentation_of, build_dataset, preprocessing_of, vector_input_of
 

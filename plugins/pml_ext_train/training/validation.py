@@ -8,8 +8,7 @@ import time
 from pml_ext.errors import TrainingError
 
 from ..recipe import stage_before_whole
-from ..records.database import CURVE, VALIDATION
-from ..records.recorder import Records
+from ..records import CURVE, VALIDATION, Records
 from .checkpointing import Checkpointer
 from .evaluation import evaluate_split, metrics_before
 from .run import Run

@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_written_is_a_finding(monkeypatch):
     assert not found.ok
 
 
-@pytest.mark.parametrize(("margin", "text"), [(0.2, "a loop over the triplets"), (-1, "margin")])
+@pytest.mark.parametrize(("margin", "text"), [(0.2, "PML's TripletMarginLoss"), (-1, "margin")])
 def test_a_loss_with_other_values_or_an_error_is_a_finding(monkeypatch, margin, text):
     right = pml_ext.losses.TiledTripletMarginLoss
 
