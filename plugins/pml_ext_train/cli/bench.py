@@ -44,7 +44,7 @@ def bench(
     pair loss needs: normalization, one product of all pairs, exp and a mean. The column matrices has the memory traffic
     of all operators in float32 matrices of batch x batch, which no other load of the machine changes; limit is the time
     of this traffic at the speed of a copy. Without LOSS and --shapes, losses of more than 300 matrices are measured
-    in small batches alone, and the last row is the step of a whole network.
+    in small batches alone.
     With --scale, the batch doubles from that of --shapes, one shape, to --to.
     With --run, the steps of a training are compared with a bare loop over the same batches.
 
@@ -102,12 +102,12 @@ def _scale_losses(
 def _bench_losses(
     losses: list[str] | None, shapes: str | None, repeats: int, device: str, threads: int | None
 ) -> list[Row]:
-    """Measure losses at some shapes; by default all of the plugins and PML's nearest, and the step of a network."""
+    """Measure losses at some shapes; by default all of the plugins and PML's nearest."""
     from . import benchmark
 
     is_default = not losses and shapes is None
     wanted = SHAPES if shapes is None else shapes
-    rows = benchmark.bench(
+    return benchmark.bench(
         losses or [*benchmark.default_losses(), *benchmark.NEAREST],
         [benchmark.Shape.parse(text) for text in wanted.split(",")],
         repeats=repeats,
@@ -116,17 +116,15 @@ def _bench_losses(
         most_traffic=MOST_TRAFFIC if is_default else None,
         progress=stderr().print,
     )
-    if is_default:
-        step = benchmark.bench_network(repeats=repeats, device=device, threads=threads, progress=stderr().print)
-        rows.append(step)
-    return rows
 
 
 def _cells(row: Row) -> list[str]:
     """Return the cells of a row of the table; numbers that were not measured are empty."""
     cells = [row.shape, row.loss]
-    for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic):
-        cells.append(f"{number:.2f}" if number else "")
+    cells.extend(
+        f"{number:.2f}" if number else ""
+        for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic)
+    )
     cells.append(str(row.operators or ""))
     cells.append(f"{row.limit:.2f}" if row.limit else "")
     cells.append(f"{row.per_second:,.0f}" if row.per_second else "")

@@ -37,7 +37,6 @@ ENOUGH = 5.0  # total seconds after which a function with three rounds is not ru
 NEAREST = ("pml/contrastive", "pml/triplet-margin", "pml/multi-similarity", "pml/n-pairs", "pml/angular")  # PML's
 LIMIT = 300.0  # seconds that a function may take
 MEMORY = 16 << 30  # bytes that a function may take
-_PIXELS = 28  # of the images of a network's step
 _COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
 
 
@@ -81,7 +80,7 @@ class Row:
     traffic: float = 0.0  # memory traffic of operators, in float32 matrices of batch x batch
     operators: int = 0  # operators that compute or copy; views, empty tensors and the like are not counted
     limit: float = 0.0  # milliseconds for this traffic at copy bandwidth
-    per_second: float = 0.0  # embeddings, or images of a network's step
+    per_second: float = 0.0  # embeddings
     rounds: int = 0
     failed: str = ""  # reason for missing numbers
 
@@ -171,40 +170,6 @@ def bench(
     return rows
 
 
-def bench_network(
-    loss: str = "tiled-multi-similarity",
-    images: int = 64,
-    *,
-    repeats: int = 10,
-    device: str = "auto",
-    threads: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> Row:
-    """Measure a step of a whole network: forward and backward of ``convnet`` on images of 28 x 28, and of a loss."""
-    place = torch.device(choose_device(device))
-    network = registry.factory("trunk", "convnet")(1, _PIXELS).to(place)
-    with torch.no_grad():
-        size = network(torch.zeros(2, 1, _PIXELS, _PIXELS, device=place)).shape[1]
-    module = _built(loss, Shape(images, size, 4)).to(place)
-    x = torch.randn(images, 1, _PIXELS, _PIXELS, generator=torch.Generator().manual_seed(0)).to(place)
-    labels = (torch.arange(images) // 4).to(place)
-
-    def step(images: Tensor, labels: Tensor) -> Tensor:
-        result: Tensor = module(network(images), labels)
-        return result
-
-    shape = f"{images}x1x{_PIXELS}x{_PIXELS}"
-    progress(f"measuring a network's step at {shape}, {repeats} rounds")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        _seconds(step, x, labels)  # warms up
-        median = statistics.median([_seconds(step, x, labels) for _ in range(repeats)])
-    finally:
-        torch.set_num_threads(before)
-    return Row(shape, f"convnet + {loss}", milliseconds=1e3 * median, per_second=images / median, rounds=repeats)
-
-
 def _names_of(losses: Sequence[str | nn.Module]) -> list[str]:
     """Return the names of losses; a second one of a class is ``CBMLLoss 2``."""
     names: list[str] = []
@@ -233,7 +198,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
         try:
             if round_ == 0:
                 peaks[name] = peak_bytes(function, *inputs)  # also warms up
-                account = _account(function, *inputs)
+                account = account_of(function, *inputs)
                 traffic[name] = account.traffic
                 operators[name] = account.operators
             times[name].append(_seconds(function, *inputs))
@@ -283,9 +248,7 @@ def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
             "pass an object to pml_ext_train.cli.benchmark.bench instead"
         )
     module: nn.Module = registry.build(loss, kind, shape.context)
-    if kind == "loss":
-        return module
-    return RegularizedLoss(ContrastiveLoss(), module)
+    return module if kind == "loss" else RegularizedLoss(ContrastiveLoss(), module)
 
 
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
@@ -305,7 +268,7 @@ def _seconds_of_clock() -> float:
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
     """Return the peak memory in bytes of forward and backward of a warmed-up loss, beyond the inputs."""
     if embeddings.device.type != "cuda":
-        return _account(function, embeddings, labels).peak
+        return account_of(function, embeddings, labels).peak
     _seconds(function, embeddings, labels)
     torch.cuda.reset_peak_memory_stats(embeddings.device)
     before = torch.cuda.memory_allocated(embeddings.device)
@@ -313,22 +276,10 @@ def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
     return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
 
 
-def traffic_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return the bytes that operators of forward and backward of a warmed-up loss read and write, without caches.
-
-    Every input and output tensor of an operator (views excepted) counts in full, even if a gather reads only a part.
-    """
-    return _account(function, embeddings, labels).traffic
-
-
-def operators_of(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return how many operators compute or copy something in forward and backward."""
-    return _account(function, embeddings, labels).operators
-
-
-def _account(function: Compute, embeddings: Tensor, labels: Tensor) -> _Account:
+def account_of(function: Compute, embeddings: Tensor, labels: Tensor) -> Account:
+    """Return what operators of forward and backward of a loss read, write and keep, once it is warmed up."""
     _seconds(function, embeddings, labels)
-    account = _Account(embeddings, labels)
+    account = Account(embeddings, labels)
     with account:
         _seconds(function, embeddings, labels)
     return account
@@ -337,8 +288,12 @@ def _account(function: Compute, embeddings: Tensor, labels: Tensor) -> _Account:
 _FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without reading
 
 
-class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Number of operators, total bytes of their inputs and outputs, and peak bytes of live tensors."""
+class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Number of operators, total bytes of their inputs and outputs, and peak bytes of live tensors.
+
+    Caches are not counted: every input and output of an operator counts in full, even if a gather reads only a part.
+    Views are left out.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -54,8 +54,10 @@ def _drawn(factory: Callable[..., Any], folder: Path) -> DataSplits:
     try:
         splits = _splits_of(factory, folder)
     except OSError as error:
-        text = f"without its files it raises {error_summary(error)}; wanted pml_ext.plugin.DataError"
-        raise AssertionError(f"{text}, with the path and what to type") from error
+        raise AssertionError(
+            f"without its files it raises {error_summary(error)}; wanted pml_ext.plugin.DataError, with the path and "
+            "what to type"
+        ) from error
     if not isinstance(splits, DataSplits):
         raise AssertionError(f"it returns {type(splits).__name__}; wanted pml_ext.plugin.DataSplits")
     return splits
@@ -86,8 +88,10 @@ def _check_images(split: str, images: Any, channels: int) -> None:
         raise AssertionError(f"{split} has no image")
     least, most = int(images.labels.min()), int(images.labels.max())
     if least < 0 or most >= len(images.class_names):
-        text = f"labels of {split} are {least} to {most}, but there are {len(images.class_names)} class_names"
-        raise AssertionError(f"{text}; labels are indices into them")
+        raise AssertionError(
+            f"labels of {split} are {least} to {most}, but there are {len(images.class_names)} class_names; labels "
+            "are indices into them"
+        )
     for index in np.unique(np.linspace(0, len(images) - 1, _IMAGES_READ, dtype=np.int64)).tolist():
         image, _ = images[index]
         if images.vector_size is not None:
@@ -95,8 +99,10 @@ def _check_images(split: str, images: Any, channels: int) -> None:
                 raise AssertionError(f"vector {index} of {split} is {image.dtype}; wanted float32 and finite numbers")
             continue
         if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != channels:
-            found = f"{image.dtype} of shape {tuple(image.shape)}"
-            raise AssertionError(f"image {index} of {split} is {found}; wanted uint8 [{channels}, H, W]")
+            raise AssertionError(
+                f"image {index} of {split} is {image.dtype} of shape {tuple(image.shape)}; wanted uint8 [{channels}, "
+                "H, W]"
+            )
 
 
 def check_trunk(named: Named) -> str:
@@ -136,8 +142,9 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
     with torch.no_grad():
         whole = trunk(images)
         if whole.shape != features.shape:
-            text = f"in eval() it gives {whole.shape[1]} features of an image, in training {features.shape[1]}"
-            raise AssertionError(text)
+            raise AssertionError(
+                f"in eval() it gives {whole.shape[1]} features of an image, in training {features.shape[1]}"
+            )
         if not whole.isfinite().all():
             raise AssertionError("its features of random images are not finite")
         alone = torch.cat([trunk(image[None]) for image in images])
@@ -159,8 +166,10 @@ def check_transform(named: Named) -> str:
     try:
         pickle.dumps(transform)
     except Exception as error:
-        text = f"it cannot be pickled, which data.workers wants: {error_summary(error)}"
-        raise AssertionError(f"{text}; define functions and classes at the top of a module") from error
+        raise AssertionError(
+            f"it cannot be pickled, which data.workers wants: {error_summary(error)}; define functions and classes at "
+            "the top of a module"
+        ) from error
     fitting = []
     problems = []
     for channels, size in _FORMS_OF_IMAGES:
@@ -193,8 +202,10 @@ def _check_transformed(transform: Any, channels: int, size: int) -> None:
                 found = f"{one.dtype} of shape {tuple(one.shape)}"
             raise AssertionError(f"it gives {found} for uint8 {tuple(image.shape)}; wanted the same type and shape")
         if not torch.equal(one, other):
-            text = "with the same seed of torch it gives other pixels"
-            raise AssertionError(f"{text}; draw from torch's generator, not from random or numpy.random")
+            raise AssertionError(
+                "with the same seed of torch it gives other pixels; draw from torch's generator, not from random or "
+                "numpy.random"
+            )
 
 
 def check_metric(named: Named) -> str:

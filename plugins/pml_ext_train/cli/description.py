@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,9 +12,19 @@ from pml_ext.errors import UnknownNameError, unknown
 from pml_ext.registry.components import KINDS, capabilities
 from pml_ext.settings import settings_of
 
-from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, papers, quoted, tables_of_papers, texts
-from ..recipe.papers import names_of_tables
-from ..recipe.sweep import without_variant
+from ..recipe import (
+    Recipe,
+    flat,
+    load_recipes,
+    names_in,
+    names_of_tables,
+    origins_of,
+    papers,
+    quoted,
+    tables_of_papers,
+    texts,
+    without_variant,
+)
 
 _OTHER_KINDS = ("recipe", "table", "data set", "transform", "trunk")
 _FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data sets and trunks
@@ -81,10 +92,11 @@ def _factories() -> dict[str, dict[str, Any]]:
 
 
 def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
-    options = {}
-    for key, parameter in settings_of(factory).items():
-        if key not in _FILLED_BY_RUNS or parameter.default is not parameter.empty:
-            options[key] = parameter
+    options = {
+        key: parameter
+        for key, parameter in settings_of(factory).items()
+        if key not in _FILLED_BY_RUNS or parameter.default is not parameter.empty
+    }
     entry = _entry(name, kind, _documentation(factory))
     entry["settings"] = _settings(options)
     return entry
@@ -101,9 +113,7 @@ def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, An
     }
     if kind is not None:
         return UnknownNameError(unknown(kind, name, known[kind]))
-    names = [component.name for component in registry.components()]
-    for more_names in known.values():
-        names += more_names
+    names = itertools.chain([component.name for component in registry.components()], *known.values())
     return UnknownNameError(unknown("component, recipe, table, data set, transform or trunk", name, names))
 
 
@@ -122,19 +132,14 @@ def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
 
 def _documentation(documented: Any) -> str:
     """Return the docstring of a class, not that of its base class, or of a function."""
-    text = documented.__doc__
-    if isinstance(documented, type):
-        text = vars(documented).get("__doc__")
+    text = vars(documented).get("__doc__") if isinstance(documented, type) else documented.__doc__
     return inspect.cleandoc(text) if isinstance(text, str) else ""
 
 
 def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
     settings = []
     for name, parameter in parameters.items():
-        if parameter.default is parameter.empty:
-            default = "(required)"
-        else:
-            default = repr(parameter.default)
+        default = "(required)" if parameter.default is parameter.empty else repr(parameter.default)
         settings.append({"name": name, "default": default})
     return settings
 
@@ -164,18 +169,11 @@ def _settings_of_recipe(tables: dict[str, Any], origins: dict[str, str]) -> list
     sources = dict.fromkeys(values, "")
     if origins:
         sources = origins_of(values, {"track": "ours", **origins})
-    settings = []
-    for key, value in values.items():
-        settings.append({"name": key, "default": repr(value), "origin": sources[key]})
-    return settings
+    return [{"name": key, "default": repr(value), "origin": sources[key]} for key, value in values.items()]
 
 
 def _texts_of_paper(paper: dict[str, Any]) -> list[str]:
-    texts = []
-    for key, value in paper.items():
-        if value and key not in ("row", "column"):
-            texts.append(f"{key}: {value}")
-    return texts
+    return [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
 
 
 def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
@@ -198,8 +196,7 @@ def _tables(name: str) -> list[dict[str, Any]]:
 
     columns = list(table.heads)
     for heading, names in table.columns.items():
-        for column in names:
-            columns.append(f"{heading} {column}".strip())
+        columns.extend(f"{heading} {column}".strip() for column in names)
     rows = []
     for row, trained in zip(table.rows, listed[name]["rows"], strict=True):
         recipes = "\n".join(trained["recipes"]) or trained["reason"]
@@ -208,8 +205,6 @@ def _tables(name: str) -> list[dict[str, Any]]:
     texts = filter(None, (table.title, table.note, table.reason()))
     entry = _entry(name, "table", "\n\n".join(texts))
     entry["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
-    entry["recipes"] = []
-    for recipes_of_scale in listed[name]["recipes"].values():
-        entry["recipes"] += recipes_of_scale
+    entry["recipes"] = list(itertools.chain.from_iterable(listed[name]["recipes"].values()))
     entry["table"] = {"columns": [*columns, "recipe"], "rows": rows}
     return [entry]

@@ -55,10 +55,7 @@ def _add_names(record: Diagnosis) -> None:
 
 def _clash(kind: str, name: str, others: list[str]) -> str:
     meant = list(owners_of(kind, name))  # by the bare name
-    if len(meant) == 1:
-        meaning = f"means that of {meant[0]!r}"
-    else:
-        meaning = "is an error"
+    meaning = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
     return f"{kind} {name!r}: also of {' and '.join(map(repr, others))}; the bare name {meaning}"
 
 

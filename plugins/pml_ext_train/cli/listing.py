@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from typer import Argument, Exit, Option
 
+from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError, PmlExtError, UnknownNameError, unknown
 
 from .options import AsJson
@@ -52,9 +54,7 @@ def list_names(
         _print_tables_of_papers(_entries(what))
     else:
         columns = ["name", "class", "from", "summary"]
-        rows = []
-        for entry in _entries(what):
-            rows.append([entry[column] for column in columns])
+        rows = [[entry[column] for column in columns] for entry in _entries(what)]
         print_table(columns, rows)
 
 
@@ -66,8 +66,12 @@ def _print_short_list() -> None:
         print_table([kind, ""], rows, width=WIDTH)
         stdout().print()
     others = ", ".join(kind for kind in get_args(What) if kind not in kinds)
-    text = f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of {others}"
-    stdout().print(textwrap.fill(text, WIDTH), soft_wrap=True)
+    stdout().print(
+        textwrap.fill(
+            f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of {others}", WIDTH
+        ),
+        soft_wrap=True,
+    )
 
 
 def _print_tables_of_papers(entries: list[dict[str, Any]]) -> None:
@@ -99,8 +103,6 @@ def _entries(what: str | None) -> list[dict[str, Any]]:
 
 
 def _components(kind: str) -> list[dict[str, Any]]:
-    from pml_ext import registry
-
     entries = []
     for component in registry.components(kind):
         name = registry.short_name(component)
@@ -113,8 +115,6 @@ def _components(kind: str) -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from pml_ext import registry
-
     entries = []
     for name in registry.recipes():
         plugin = name.partition("/")[0]
@@ -125,10 +125,7 @@ def _recipes() -> list[dict[str, Any]]:
 def _tables_of_papers() -> list[dict[str, Any]]:
     from ..recipe import tables_of_papers
 
-    entries = []
-    for table in tables_of_papers():
-        entries.append(table | _entry(table["name"], table["paper"], table["title"]))
-    return entries
+    return [table | _entry(table["name"], table["paper"], table["title"]) for table in tables_of_papers()]
 
 
 def _pipelines() -> list[dict[str, Any]]:
@@ -164,16 +161,11 @@ def _trunks() -> list[dict[str, Any]]:
 def _metrics() -> list[dict[str, Any]]:
     from pml_ext.evaluation.metrics import metrics_of
 
-    entries = []
-    for metric in metrics_of():
-        if metric.in_runs:
-            entries.append(_entry(metric.name, "pml_ext", metric.title))
+    entries = [_entry(metric.name, "pml_ext", metric.title) for metric in metrics_of() if metric.in_runs]
     return entries + _factories("metric")
 
 
 def _factories(kind: str) -> list[dict[str, Any]]:
-    from pml_ext import registry
-
     entries = []
     for name, factory in registry.values(kind).items():
         plugin, _ = registry.find(kind, name)
@@ -261,9 +253,7 @@ def _print_settings(entry: dict[str, Any]) -> None:
         columns["default"] = "default"
     if any(setting.get("origin") for setting in settings):
         columns["origin"] = "origin"
-    rows = []
-    for setting in settings:
-        rows.append([setting[key] for key in columns.values()])
+    rows = [[setting[key] for key in columns.values()] for setting in settings]
     print_table(list(columns), rows)
 
 
@@ -317,25 +307,9 @@ def _print_data_sets(data_sets: list[DatasetInfo], as_json: bool) -> None:
 
 
 def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
-    archives = []
-    for archive in about.archives:
-        fields = archive._asdict()
-        del fields["unpack"]
-        archives.append(fields)
-    splits = {}
-    for split, count in about.counts.items():
-        splits[split] = count._asdict()
-    return {
-        "name": about.name,
-        "title": about.title,
-        "page": about.page,
-        "license": about.license,
-        "note": about.note,
-        "layout": about.layout,
-        "place": str(place),
-        "archives": archives,
-        "splits": splits,
-    }
+    described = dataclasses.asdict(about)
+    described["splits"] = described.pop("counts")
+    return described | {"place": str(place)}
 
 
 def _problem(about: DatasetInfo, place: Path) -> str | None:
@@ -362,9 +336,10 @@ def _print_data_set(about: DatasetInfo, place: Path, problem: str | None) -> Non
         lines.append(about.note)
     stdout().print("\n".join(lines) + "\n")
 
-    files = []
-    for archive in about.archives:
-        files.append([archive.name, f"{archive.megabytes:,} MB", archive.checksum, archive.url or "by hand"])
+    files = [
+        [archive.name, f"{archive.megabytes:,} MB", archive.checksum, archive.url or "by hand"]
+        for archive in about.archives
+    ]
     print_table(["file", "size", "checksum", "address"], files, right=[1])
 
     splits = []

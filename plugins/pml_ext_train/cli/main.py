@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
+from pml_ext import registry
 from pml_ext.errors import (
     ConfigError,
     MissingExtraError,
@@ -50,8 +51,9 @@ def _main() -> None:
 
         if "" in arguments:  # pathlib reads "" as the current folder
             number = arguments.index("") + 1
-            empty = f"argument {number} is empty, as that of a variable that is not set"
-            raise ConfigError(f"{empty}; leave it out, or say what is meant")
+            raise ConfigError(
+                f"argument {number} is empty, as that of a variable that is not set; leave it out, or say what is meant"
+            )
         _check_data_without_recipe(arguments)
         with _exits_of_plugins_named(arguments):
             app_for(arguments)(arguments, prog_name="pml-ext")
@@ -77,8 +79,10 @@ def _check_data_without_recipe(arguments: Sequence[str]) -> None:
                 continue
             data = argument.removeprefix(option).removeprefix("=")
             following = [*arguments[place + 1 :], "DATA"]
-            command = f"pml-ext fit {shlex.quote(data or following[0])}"
-            raise ConfigError(f"{option}: train takes a recipe; to have it chosen for your own data, type: {command}")
+            raise ConfigError(
+                f"{option}: train takes a recipe; to have it chosen for your own data, type: pml-ext fit "
+                f"{shlex.quote(data or following[0])}"
+            )
 
 
 @contextlib.contextmanager
@@ -87,19 +91,17 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:  # by typer, too
-        from pml_ext import registry
-
         origin = registry.origin_of(error)
         if origin is None or origin.plugin == _plugin_of_command(arguments):
             raise
-        text = f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception"
-        raise PluginError(f"{text} (PML_EXT_BLOCK={origin.plugin} leaves the plugin out)") from error
+        raise PluginError(
+            f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception "
+            f"(PML_EXT_BLOCK={origin.plugin} leaves the plugin out)"
+        ) from error
 
 
 def _plugin_of_command(arguments: Sequence[str]) -> str:
     """Return the plugin of the command that was called; "" if there is none."""
-    from pml_ext import registry
-
     commands = registry.commands()
     for argument in arguments:
         if argument in commands:
@@ -118,8 +120,6 @@ def _rank() -> str:
 
 def _text(error: BaseException) -> str:
     if not isinstance(error, (PmlExtError, StoppedError)):
-        from pml_ext import registry
-
         where = ""
         origin = registry.origin_of(error)
         if origin is not None:

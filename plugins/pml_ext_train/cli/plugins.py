@@ -39,9 +39,10 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     if verbose and not as_json:
         stdout().print("\n".join(map(_details, records)), soft_wrap=True)
     else:
-        rows = []
-        for record in records:
-            rows.append([record.name, record.distribution, record.version, record.module, record.status, record.error])
+        rows = [
+            [record.name, record.distribution, record.version, record.module, record.status, record.error]
+            for record in records
+        ]
         columns = ["name", "distribution", "version", "module", "status", "why"]
         print_result(as_json, records, columns=columns, rows=rows)
     if any(record.status == "broken" for record in records):
@@ -56,10 +57,8 @@ def _details(record: Diagnosis) -> str:
         f"  commands    {', '.join(record.commands) or 'none'}",
         f"  seconds     {record.seconds:.3f}",
     ]
-    for clash in record.clashes:
-        lines.append(f"  clash       {clash}")
-    for line in record.traceback.splitlines():
-        lines.append(f"  {line}")
+    lines.extend(f"  clash       {clash}" for clash in record.clashes)
+    lines.extend(f"  {line}" for line in record.traceback.splitlines())
     return "\n".join(lines)
 
 
@@ -99,8 +98,7 @@ def check(
             checked = [CheckResult(name, "-", "skipped", str(error))]
         except (Exception, SystemExit) as error:  # such as a class that cannot be imported; the others are checked
             checked = [CheckResult(name, "check_constructor", "failed", one_line(error), error)]
-        for result in checked:
-            results.append(dataclasses.replace(result, component=name))
+        results.extend(dataclasses.replace(result, component=name) for result in checked)
     title = ""
     for named in all_named:
         if named.title != title:
@@ -127,10 +125,11 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
         rows.append([component, *(str(counts[status]) for status in COUNTED)])
     print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
 
-    rows = []
-    for result in _in_reading_order(results):
-        if verbose or result.fails or result.check == "-":
-            rows.append([result.component, result.check, result.status, result.text])
+    rows = [
+        [result.component, result.check, result.status, result.text]
+        for result in _in_reading_order(results)
+        if verbose or result.fails or result.check == "-"
+    ]
     if rows:
         print_table(["component", "check", "result", ""], rows)
     _print_what_to_read_first(results)
@@ -162,8 +161,9 @@ def _print_what_to_read_first(results: list[CheckResult]) -> None:
     for component, of_component in _by_component(results).items():
         failures = failures_in_reading_order(of_component)
         if len(failures) > 1:
-            text = f"{component}: read {failures[0].check} first; the others may follow from it"
-            stdout().print(text, soft_wrap=True)
+            stdout().print(
+                f"{component}: read {failures[0].check} first; the others may follow from it", soft_wrap=True
+            )
 
 
 def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
@@ -174,11 +174,7 @@ def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
 
 
 def _counts(results: list[CheckResult]) -> collections.Counter[str]:
-    counts: collections.Counter[str] = collections.Counter()
-    for result in results:
-        status = "failed" if result.fails else result.status
-        counts[status] += 1
-    return counts
+    return collections.Counter("failed" if result.fails else result.status for result in results)
 
 
 def new_plugin(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,59 +63,52 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
         all_seconds += sum(result["seconds"].values())
     test_seconds = all_seconds - train_seconds
     if test_seconds > train_seconds > 0:
-        times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
-        say(f"{times}: --quick leaves out the tests before training")
+        say(
+            f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s: --quick leaves out the tests before "
+            "training"
+        )
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
     """Write a row for each metric and a column for each phase: titles of phases may be wrapped, as 80 columns want."""
-    from pml_ext.evaluation.metrics import title_of
-
     from ..results.verdict import shown_phases
 
     if not metrics["after"]:  # of data without labels
         images = metrics["images"]["train"]["images"]
         stdout().print(f"{metrics['recipe']}: {images:,} {metrics['input']}, without labels; nothing was tested")
         return
-    phases = shown_phases(metrics)
-    rows = []
-    for name in metrics["after"]:
-        cells = []
-        for phase in phases:
-            value = metrics[phase].get(name)
-            cells.append("" if value is None or math.isnan(value) else f"{100 * value:.1f}")
-        rows.append([title_of(name), *cells])
-    _print_phases(f"{metrics['recipe']}, %", phases, rows)
+
+    def cell(phase: str, name: str) -> str:
+        value = metrics[phase].get(name)
+        return "" if value is None or math.isnan(value) else f"{100 * value:.1f}"
+
+    _print_phases(f"{metrics['recipe']}, %", shown_phases(metrics), metrics["after"], cell)
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Write a table for each recipe, with mean and standard deviation of its runs."""
-    from pml_ext.evaluation.metrics import title_of
-
     from ..results.verdict import shown_phases
 
     for recipe, values in summary.items():
         of_recipe = [result for result in results if result["recipe"] == recipe]
-        phases = shown_phases(of_recipe[0])
-        rows = []
-        for name in of_recipe[0]["after"]:
-            cells = []
-            for phase in phases:
-                about = values[phase].get(name)
-                cells.append("" if about is None else mean_and_std(about))
-            rows.append([title_of(name), *cells])
-        runs = counted(len(of_recipe), "run")
-        _print_phases(f"{recipe}, {runs}, %, mean ± std", phases, rows)
+
+        def cell(phase: str, name: str, values: Any = values) -> str:
+            about = values[phase].get(name)
+            return "" if about is None else mean_and_std(about)
+
+        title = f"{recipe}, {counted(len(of_recipe), 'run')}, %, mean ± std"
+        _print_phases(title, shown_phases(of_recipe[0]), of_recipe[0]["after"], cell)
 
 
-def _print_phases(title: str, phases: dict[str, str], rows: list[list[str]]) -> None:
+def _print_phases(title: str, phases: dict[str, str], names: Iterable[str], cell: Callable[[str, str], str]) -> None:
     """Write a table of metrics by phase; where its columns do not fit side by side, several below each other."""
+    from pml_ext.evaluation.metrics import title_of
+
+    rows = [[title_of(name), *(cell(phase, name) for phase in phases)] for name in names]
     stdout().print(title, soft_wrap=True)
-    cell_width = max((len(cell) for row in rows for cell in row[1:]), default=0)
-    columns = []
-    for phase_title in phases.values():
-        longest_word = max(map(len, phase_title.split()))
-        columns.append(max(longest_word, cell_width) + 2)  # with the space between columns
+    cell_width = max((len(text) for row in rows for text in row[1:]), default=0)
+    # with the space between columns
+    columns = [max(cell_width, *map(len, phase_title.split())) + 2 for phase_title in phases.values()]
     name_width = max(len(row[0]) for row in rows) + 2
     for first, last in _fitting(columns, stdout().width - name_width):
         titles = list(phases.values())[first:last]

@@ -26,10 +26,9 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
-    served = []
-    for component in registry.components():
-        if what in (component.plugin, package_of(component.path)):
-            served.append(component)
+    served = [
+        component for component in registry.components() if what in (component.plugin, package_of(component.path))
+    ]
     found = served or registry.candidates(what)
     if found:
         return _with_titles(found)
@@ -47,8 +46,10 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     classes = [(name, c) for name, c in members.items() if isinstance(c, type) and issubclass(c, bases)]
     defined_here = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
     if not defined_here:
-        wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
-        raise ConfigError(f"{what}: no component in it; wanted {wanted}")
+        raise ConfigError(
+            f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, distances, "
+            "samplers or reducers"
+        )
     return defined_here
 
 
@@ -57,9 +58,7 @@ def _with_titles(components: Iterable[Any]) -> list[tuple[str, Any]]:
     counts = Counter(component.name for component in components)
     titled = []
     for component in components:
-        title = component.name
-        if counts[component.name] > 1:
-            title = f"{component.name} ({component.kind})"
+        title = f"{component.name} ({component.kind})" if counts[component.name] > 1 else component.name
         titled.append((title, component))
     return titled
 

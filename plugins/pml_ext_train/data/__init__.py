@@ -31,7 +31,7 @@ with needs_extra("train", "a data set"):
         listed_sheets as listed_sheets,
         visible_entries as visible_entries,
     )
-    from .images import LabeledImages as LabeledImages
+    from .images import LabeledImages as LabeledImages, Transform as Transform
     from .listed import pairs as pairs, triplets as triplets
     from .omniglot import omniglot_small as omniglot_small
     from .preparation import left_out_text as left_out_text, prepare as prepare
@@ -57,7 +57,7 @@ with needs_extra("train", "a data set"):
         read_rows as read_rows,
         table_text as table_text,
     )
-    from .splits import DataSplits as DataSplits, hold_out_classes as hold_out_classes
+    from .splits import DataSplits as DataSplits, classes_of_two as classes_of_two, hold_out_classes as hold_out_classes
     from .table import TableRow as TableRow, has_split as has_split, rows_of_table as rows_of_table, table as table
     from .thumbnails import placeholder as placeholder, thumbnail as thumbnail
     from .transforms import (

@@ -74,8 +74,9 @@ class ImageTransforms(nn.Module):
                 image = transform.function(image)
             except Exception as error:  # of others' code
                 reason = one_line(error) or type(error).__name__
-                text = f"{transform.name} refuses a uint8 image of shape {list(shape)}: {reason}"
-                raise ConfigError(f"{transform.key}: {text}") from error
+                raise ConfigError(
+                    f"{transform.key}: {transform.name} refuses a uint8 image of shape {list(shape)}: {reason}"
+                ) from error
             if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.shape != shape:
                 found = type(image).__name__
                 if isinstance(image, Tensor):

@@ -73,9 +73,6 @@ def folder(
         raise ConfigError(
             f"levels of a folder must be 1 or more, and goes without classes; found {levels}, {classes!r}"
         )
-    fraction = 0.5 if train_fraction is None else train_fraction
-    if not 0 < fraction < 1:
-        raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {fraction}")
     place = (root or Path()) / Path(path).expanduser()
     if not os.path.isdir(place):
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
@@ -101,23 +98,18 @@ def folder(
 
     if divided:
         train, test = labeled
+        check_trainable(place, train, test)
     else:
         _check_classes(place, names)
         if len(names) == 1:
-            if nested:
-                remedy = _ADVICE_ON_LEAVES
-            else:
-                remedy = "wanted a sub-folder for each of several classes"
+            remedy = _ADVICE_ON_LEAVES if nested else "wanted a sub-folder for each of several classes"
             raise DataError(f"{place}: found 1 class, {names[0]}; {remedy}")
-        train, test = divide(labeled[0], split or "class", fraction, seed or 0)
-    advice = ""
-    if not divided and split != "image":
-        advice = "; --set data.split=image divides the images of each class"
-    check_trainable(place, train, test, advice)
+        train, test = divide(place, labeled[0], split, train_fraction, seed)
 
     if nested and classes == "outer" and levels is None:
-        found_inside = f"{nested} is a folder inside of a class's folder, whose class its images get"
-        notes.append(f"{found_inside}; {_ADVICE_ON_LEAVES}")
+        notes.append(
+            f"{nested} is a folder inside of a class's folder, whose class its images get; {_ADVICE_ON_LEAVES}"
+        )
     notes += skipped.notes()
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note="; ".join(notes))
 
@@ -156,11 +148,11 @@ class _Skipped:
 
 def _unused_validation(place: Path) -> list[str]:
     """Return a note for each folder of validation images beside ``train`` and ``test``."""
-    notes = []
-    for name in sorted(_entries(place, [])):
-        if name.lower() in VALIDATION_FOLDERS:
-            notes.append(f"{place / name}: not used; train and test are the split")
-    return notes
+    return [
+        f"{place / name}: not used; train and test are the split"
+        for name in sorted(_entries(place, []))
+        if name.lower() in VALIDATION_FOLDERS
+    ]
 
 
 def _check_classes(place: Path, names: Collection[str]) -> None:

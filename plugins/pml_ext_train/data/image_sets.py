@@ -104,14 +104,13 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
             if boxes:
                 left, top, width, height = map(float, box_of_image[image])
                 box = Box(left, top, left + width, top + height)
-            if int(number) <= CUB.counts["train"].classes:
-                part = "train"
-            else:
-                part = "test"
+            part = "train" if int(number) <= CUB.counts["train"].classes else "test"
             parts[part].append(Entry(path, names[number], box))
         except (KeyError, ValueError) as error:
-            why = f"image {image} ({path}) has no valid class or box ({one_line(error)})"
-            raise DataError(f"{place}: {why}; unpack CUB_200_2011.tgz again") from None
+            raise DataError(
+                f"{place}: image {image} ({path}) has no valid class or box ({one_line(error)}); unpack "
+                "CUB_200_2011.tgz again"
+            ) from None
     return assemble(CUB, place / "images.txt", place / "images", parts, image_size, list(names.values()))
 
 
@@ -149,10 +148,7 @@ def cars196(
             if boxes:
                 left, top, right, bottom = (float(row[f"bbox_{corner}"]) for corner in ("x1", "y1", "x2", "y2"))
                 box = Box(left - 1, top - 1, right, bottom)  # the first pixel is 1, and the last belongs to the box
-            if number <= about.counts["train"].classes:
-                part = "train"
-            else:
-                part = "test"
+            part = "train" if number <= about.counts["train"].classes else "test"
             parts[part].append(Entry(str(row["relative_im_path"]), names[number], box))
     except Exception as error:  # scipy raises many types for a damaged file
         raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
@@ -196,10 +192,7 @@ def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
 def _folder_of_img(place: Path) -> Path:
     """Return the folder with ``img``, given that of In-Shop's list; without ``img``, where it is meant to be."""
-    if place.name in ("Eval", "Anno"):
-        above = place.parent
-    else:
-        above = place
+    above = place.parent if place.name in ("Eval", "Anno") else place
     for candidate in (place, above, above / "Img"):
         if (candidate / "img").is_dir():
             return candidate
@@ -223,10 +216,7 @@ def imagenet(
         split: ``"cbml"`` or ``"pddm"``.
         hierarchy: for zero-shot learning, a file of WordNet ids, a parent and a child per line (``wordnet.is_a.txt``).
     """
-    if split == "cbml":
-        about = IMAGENET
-    else:
-        about = dataclasses.replace(IMAGENET, counts=PDDM)
+    about = IMAGENET if split == "cbml" else dataclasses.replace(IMAGENET, counts=PDDM)
     place = find_root(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
     find_root(about, place, "val")
     train = sorted(path.name for path in (place / "train").glob("n*"))

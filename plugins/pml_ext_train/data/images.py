@@ -99,9 +99,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     @property
     def paths(self) -> list[Path] | None:
         """Paths of the image files; None for images in memory."""
-        if isinstance(self.images, Tensor):
-            return None
-        return list(self.images)
+        return None if isinstance(self.images, Tensor) else list(self.images)
 
     @property
     def vectors(self) -> Tensor:
@@ -133,10 +131,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         """Return an image before the transform, uint8 ``[C, H, W]``; see :func:`read_image`."""
         if isinstance(self.images, Tensor):
             return self.images[index]
-        if self.boxes is None:
-            box = None
-        else:
-            box = Box(*self.boxes[index])
+        box = None if self.boxes is None else Box(*self.boxes[index])
         return read_image(self.images[index], self.channels, box, smallest)
 
     def replace(self, **changes: Any) -> LabeledImages:
@@ -147,12 +142,12 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         """Return the same images with another transform."""
         return self.replace(transform=transform)
 
-    def for_workers(self) -> tuple[LabeledImages, Transform]:
-        """Return images with the steps for workers, uint8 output if possible, and the steps on a batch."""
+    def divided(self) -> tuple[LabeledImages, Transform]:
+        """Return images with the steps on one image, uint8 output if possible, and the steps on a batch."""
         if not isinstance(self.transform, Steps):
             return self, nn.Identity()
-        steps_of_workers, steps_of_batch = self.transform.divided()
-        return self.with_transform(steps_of_workers), steps_of_batch
+        on_one_image, on_batch = self.transform.divided()
+        return self.with_transform(on_one_image), on_batch
 
     def subset(self, indices: Any) -> LabeledImages:
         """Return some of the images, by index or boolean mask, and the listed tuples whose images are all there."""
@@ -161,21 +156,11 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
             images: Tensor | list[Path] = self.images[chosen]
         else:
             images = [self.images[index] for index in chosen]
-        boxes = None
-        if self.boxes is not None:
-            boxes = self.boxes[chosen]
-        groups = None
-        if self.groups is not None:
-            groups = self.groups[chosen]
-        ids = None
-        if self.ids is not None:
-            ids = self.ids[chosen]
-        cache = None
-        if self.cache is not None:
-            cache = self.cache._replace(images=self.cache.images.subset(chosen))
-        tuples = None
-        if self.tuples is not None:
-            tuples = self.tuples.among(chosen, len(self))
+        boxes = self.boxes[chosen] if self.boxes is not None else None
+        groups = self.groups[chosen] if self.groups is not None else None
+        ids = self.ids[chosen] if self.ids is not None else None
+        cache = self.cache._replace(images=self.cache.images.subset(chosen)) if self.cache is not None else None
+        tuples = self.tuples.among(chosen, len(self)) if self.tuples is not None else None
         return self.replace(
             images=images,
             labels=self.labels[chosen],

@@ -156,9 +156,12 @@ def _read(file: Path, kind: Kind) -> _Listing:
             pair = (min(row), max(row))
             first, first_line = answers.setdefault(pair, (same, place))
             if first != same:
-                pair_names = f"{cells['image1']} and {cells['image2']}"
-                text = f"{pair_names} are {_named(same)}, and {_named(first)} in {first_line}"
-                raise _wrong(file, place, f"{text}; wanted one answer, delete a line")
+                raise _wrong(
+                    file,
+                    place,
+                    f"{cells['image1']} and {cells['image2']} are {_named(same)}, and {_named(first)} in "
+                    f"{first_line}; wanted one answer, delete a line",
+                )
     listing.names = list(numbers)
     if kind == "triplets":
         _note_both_orders(listing)

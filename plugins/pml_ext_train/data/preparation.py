@@ -68,10 +68,7 @@ def prepare(
     tell(f"reading {len(images):,} images{into_memory}")
     results = _read_all(images, steps.smallest, first_step, skip_unreadable, workers)
 
-    unreadable = {}
-    for index, result in enumerate(results):
-        if isinstance(result, str):
-            unreadable[index] = result
+    unreadable = {index: result for index, result in enumerate(results) if isinstance(result, str)}
     if len(unreadable) == len(images):
         raise DataError(f"none of {len(images)} images can be read; the first: {unreadable[0]}")
     readable = images.subset(np.setdiff1d(np.arange(len(images)), list(unreadable)))
@@ -79,9 +76,7 @@ def prepare(
         kept = [result for result in results if isinstance(result, Tensor)]
         del results
         readable = readable.replace(cache=ResizedCache(PackedImages.of(kept), steps.first_name))
-    reasons = {}
-    for index, reason in unreadable.items():
-        reasons[str(images.images[index])] = reason
+    reasons = {str(images.images[index]): reason for index, reason in unreadable.items()}
     return readable, reasons
 
 

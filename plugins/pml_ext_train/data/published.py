@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import http.client
+import itertools
 import os
 import shutil
 import tarfile
@@ -42,7 +43,8 @@ def cache_folder(name: str) -> Path:
         raise UnwritableError("no home folder for a cache; set HOME or XDG_CACHE_HOME") from None
 
 
-class Count(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Count:
     """Size of a split; ``images`` is None if the paper does not give the number."""
 
     images: int | None
@@ -62,7 +64,8 @@ Counts = Mapping[str, Count]
 Parts = Mapping[str, Sequence[Entry]]
 
 
-class Archive(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Archive:
     """A published file of a data set."""
 
     name: str
@@ -191,10 +194,7 @@ def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequenc
     for candidate in candidates:
         if (candidate / wanted).exists():
             return candidate
-    if place.is_dir():
-        state = f"{place} has no {wanted}"
-    else:
-        state = f"{place}: no such folder"
+    state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
     raise DataError(f"{state}; pml-ext data {about.name} says what to get and unpack, and where to put it")
 
 
@@ -223,22 +223,13 @@ def assemble(
     the class names in the order of their labels, by default in the order of the lists.
     """
     check_disjoint(listed_in, images, parts)
-    paths: set[str] = set()
-    for entries in parts.values():
-        for entry in entries:
-            paths.add(entry.path)
+    paths = {entry.path for entry in itertools.chain.from_iterable(parts.values())}
     existing = _existing_files(images, paths)
     missing = min(paths - existing, default=None)
 
     unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
-    if unpacked:
-        mend = f"unpack {unpacked} again"
-    else:
-        mend = f"pml-ext data {about.name} says what to get"
-    if missing:
-        advice = f"{images / missing} is not there: {mend}"
-    else:
-        advice = mend
+    mend = f"unpack {unpacked} again" if unpacked else f"pml-ext data {about.name} says what to get"
+    advice = f"{images / missing} is not there: {mend}" if missing else mend
     for part, entries in parts.items():
         classes = [entry.name for entry in entries if entry.path in existing]
         check_count(about, part, len(classes), len(set(classes)), listed_in.parent, advice)
@@ -253,8 +244,7 @@ def _existing_files(images: Path, paths: set[str]) -> set[str]:
     for folder in {path.rpartition("/")[0] for path in paths}:
         if not (images / folder).is_dir():
             continue
-        for name in os.listdir(images / folder):
-            existing.add(f"{folder}/{name}".lstrip("/"))
+        existing.update(f"{folder}/{name}".lstrip("/") for name in os.listdir(images / folder))
     return existing
 
 
@@ -278,12 +268,9 @@ def labeled(
     images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
     """Return splits of images, with labels from 0; the arguments are those of :func:`assemble`."""
-    if not names:
-        names = _class_names(parts)
-    labels = {name: label for label, name in enumerate(names)}
-    splits: dict[str, Any] = {}
-    for part, entries in parts.items():
-        splits[part] = labeled_part(images, entries, labels, channels)
+    listed = dict.fromkeys(entry.name for entry in itertools.chain.from_iterable(parts.values()))
+    labels = {name: label for label, name in enumerate(names or listed)}
+    splits: dict[str, Any] = {part: labeled_part(images, entries, labels, channels) for part, entries in parts.items()}
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
 
 
@@ -291,34 +278,14 @@ def labeled_part(
     images: Path, entries: Sequence[Entry], labels: Mapping[str, int], channels: Literal[1, 3]
 ) -> LabeledImages:
     """Return the images of a list; ``labels`` has all classes in the order of their labels, from 0."""
-    files = []
-    labels_of_files = []
-    boxes = []
-    groups = []
-    for entry in entries:
-        files.append(images / entry.path)
-        labels_of_files.append(labels[entry.name])
-        boxes.append(entry.box or EVERYTHING)
-        groups.append(entry.group)
-    has_boxes = any(entry.box for entry in entries)
-    has_groups = any(groups)
     return LabeledImages(
-        images=files,
-        labels=labels_of_files,
+        images=[images / entry.path for entry in entries],
+        labels=[labels[entry.name] for entry in entries],
         class_names=list(labels),
         channels=channels,
-        boxes=boxes if has_boxes else None,
-        groups=groups if has_groups else None,
+        boxes=[entry.box or EVERYTHING for entry in entries] if any(entry.box for entry in entries) else None,
+        groups=[entry.group for entry in entries] if any(entry.group for entry in entries) else None,
     )
-
-
-def _class_names(parts: Parts) -> list[str]:
-    """Return the names of all classes in the order of the lists."""
-    names: dict[str, None] = {}
-    for entries in parts.values():
-        for entry in entries:
-            names[entry.name] = None
-    return list(names)
 
 
 def check_disjoint(

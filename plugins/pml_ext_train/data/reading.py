@@ -13,6 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TooManyPixelsError, one_line
@@ -61,16 +62,16 @@ def open_image(file: str | Path | IO[bytes], name: str | None = None) -> Iterato
         limit = _max_pixels()
         with _opened(file, name) as image:
             if limit is not None and image.width * image.height > limit:
-                found = f"{image.width} x {image.height} pixels"
-                raise TooManyPixelsError(f"{name}: {found} are more than {MAX_PIXELS}={limit} in the environment")
+                raise TooManyPixelsError(
+                    f"{name}: {image.width} x {image.height} pixels are more than {MAX_PIXELS}={limit} in the "
+                    "environment"
+                )
             yield image
 
 
 @contextlib.contextmanager
 def _naming_damage(name: str) -> Iterator[None]:
     """Turn what Pillow raises inside of the block into a DataError with the name of the file."""
-    from PIL import Image
-
     try:
         yield
     except PmlExtError:
@@ -93,16 +94,12 @@ def _max_pixels() -> int | None:
         return None
     if not text.isdecimal() or int(text) == 0:
         raise ConfigError(f"{MAX_PIXELS}={text} in the environment: wanted a number of pixels, such as 500000000")
-    from PIL import Image
-
     Image.MAX_IMAGE_PIXELS = int(text)
     return int(text)
 
 
 def _opened(file: str | Path | IO[bytes], name: str) -> Any:
     """Return Pillow's image of a file; HEIC files, which Pillow does not know itself, are opened by pillow-heif."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
@@ -141,10 +138,7 @@ def read_image(
     with open_image(path) as file:
         bits = bits_of(file)
         width, height = shown_size(file)
-        if box is None:
-            part = Box(0, 0, width, height)
-        else:
-            part = _whole_pixels(box, width, height, path)
+        part = Box(0, 0, width, height) if box is None else _whole_pixels(box, width, height, path)
         sides = (part.right - part.left, part.bottom - part.top)
         _check_enlarged(sides, smallest, str(path))
         if smallest is not None and smallest < min(sides):
@@ -179,8 +173,6 @@ def bits_of(image: Any) -> int:
 
 def _check_enlarged(sides: tuple[float, float], smallest: int | None, name: str) -> None:
     """Raise TooManyPixelsError if an image has too many pixels once its shorter side has a quarter of ``smallest``."""
-    from PIL import Image
-
     limit = _max_pixels() or 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
     shorter = (smallest or 0) // KEPT_WHEN_REDUCED
     if shorter > min(sides) and shorter**2 * max(sides) / min(sides) > limit:
@@ -230,8 +222,6 @@ def image_tensor(image: Any, channels: int = 3, smallest: int | None = None) -> 
 
 def _upright(image: Any, bits: int, name: str) -> Any:
     """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
-    from PIL import Image
-
     image = upright(image)
     if image.mode == "F":  # PIL would clip, to black where values are from 0 to 1
         raise DataError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
@@ -248,8 +238,6 @@ def _upright(image: Any, bits: int, name: str) -> Any:
 
 def upright(image: Any) -> Any:
     """Return an opened image with its pixels, rotated by its EXIF orientation."""
-    from PIL import Image
-
     if image.format == "TIFF":
         image.filename = ""  # a file that is mapped into memory would be read by the width of the rotated image
     image.load()  # loading rotates a TIFF file
@@ -270,8 +258,6 @@ def _pixels(image: Any, channels: int) -> Tensor:
 
 def _on_ground(image: Any) -> Any:
     """Put a transparent image on white, or on black or gray if its visible pixels would vanish there."""
-    from PIL import Image
-
     visible = image.convert("L").histogram(image.getchannel("A"))
     vanishing = {ground: sum(visible[max(0, ground - NEAR_GROUND) : ground + NEAR_GROUND]) for ground in (255, 0, 128)}
     ground = 255

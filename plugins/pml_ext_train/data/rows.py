@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,9 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
         reason = "bytes that are not UTF-8" if isinstance(error, UnicodeError) else error
         kind = form.partition(":")[0]
         name = "a table" if kind == "table" else kind
-        wanted = f"{form} must be UTF-8 with balanced quotes"
-        raise DataError(f"{file}: cannot be read as {name} ({reason}{where}); {wanted}") from None
+        raise DataError(
+            f"{file}: cannot be read as {name} ({reason}{where}); {form} must be UTF-8 with balanced quotes"
+        ) from None
     for name in columns:
         if name and columns.count(name) > 1:
             raise DataError(f"{file}: {columns.count(name)} columns have the name {name}; rename or delete one")
@@ -89,38 +91,33 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
 
 def rows_of_frame(frame: Any) -> tuple[list[str], Rows]:
     """Return the columns and the rows of a pandas DataFrame."""
-    rows: Rows = []
-    for number, record in enumerate(frame.to_dict("records")):
-        rows.append((f"row {number}", _as_texts(record)))
+    rows: Rows = [(f"row {number}", _as_texts(record)) for number, record in enumerate(frame.to_dict("records"))]
     return [str(name) for name in frame.columns], rows
+
+
+@contextlib.contextmanager
+def parquet_of(file: Path) -> Iterator[Any]:
+    """Yield ``pyarrow.parquet``; its errors about the file become DataError."""
+    with needs_extra("parquet", str(file)):
+        import pyarrow
+        import pyarrow.parquet as parquet
+    try:
+        yield parquet
+    except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
+        reason = shortened(one_line(error), 200)
+        raise DataError(f"{file}: cannot be read as a .parquet file ({reason}); write it again") from None
 
 
 def columns_of_parquet(file: Path) -> list[str]:
     """Return the names of the columns of a Parquet file; DataError for another file."""
-    with needs_extra("parquet", str(file)):
-        import pyarrow
-        import pyarrow.parquet as parquet
-    try:
+    with parquet_of(file) as parquet:
         return list(parquet.read_schema(file).names)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise _no_parquet(file, error) from None
-
-
-def _no_parquet(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file}: cannot be read as a .parquet file ({one_line(error)}); write it again")
 
 
 def _rows_of_parquet(file: Path) -> tuple[list[str], Rows]:
-    with needs_extra("parquet", str(file)):
-        import pyarrow
-        import pyarrow.parquet as parquet
-    try:
+    with parquet_of(file) as parquet:
         table = parquet.read_table(file)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
-        raise _no_parquet(file, error) from None
-    rows: Rows = []
-    for number, record in enumerate(table.to_pylist()):
-        rows.append((f"row {number}", _as_texts(record)))
+    rows: Rows = [(f"row {number}", _as_texts(record)) for number, record in enumerate(table.to_pylist())]
     return list(table.column_names), rows
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pml_ext.errors import DataError
+from pml_ext.errors import ConfigError, DataError
 
 from .images import LabeledImages
 
@@ -68,8 +68,10 @@ class DataSplits:
             if not isinstance(images, Tensor):
                 continue
             if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
-                found = f"{images.dtype} of shape {list(images.shape)}"
-                raise ValueError(f"DataSplits: images of {name} are {found}; wanted uint8 [N, {self.channels}, H, W]")
+                raise ValueError(
+                    f"DataSplits: images of {name} are {images.dtype} of shape {list(images.shape)}; wanted uint8 [N, "
+                    f"{self.channels}, H, W]"
+                )
 
     def _check_vectors(self) -> None:
         if self.image_size or self.channels:
@@ -107,8 +109,10 @@ def _check_part(name: str, part: Any) -> None:
     least = int(part.labels.min())
     most = int(part.labels.max())
     if part.tuples is None and (least < 0 or most >= len(part.class_names)):
-        text = f"labels of {name} are {least} to {most}, but there are {len(part.class_names)} class_names"
-        raise ValueError(f"DataSplits: {text}; labels are indices into them")
+        raise ValueError(
+            f"DataSplits: labels of {name} are {least} to {most}, but there are {len(part.class_names)} class_names; "
+            "labels are indices into them"
+        )
 
 
 def hold_out_classes(
@@ -152,12 +156,28 @@ def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[L
 
 
 def divide(
-    images: LabeledImages, split: Literal["class", "image"], train_fraction: float, seed: int
+    place: str | Path,
+    images: LabeledImages,
+    split: Literal["class", "image"] | None,
+    train_fraction: float | None,
+    seed: int | None,
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Split by class or by image into a part to train with, of this fraction, and one to test with."""
-    if split == "class":
-        return hold_out_classes(images, 1 - train_fraction, seed)
-    return split_by_image(images, 1 - train_fraction, seed)
+    """Split by class or by image into a part to train with, of this fraction, and one to test with.
+
+    ``place`` is the folder or file, for errors; the settings are those of a data set of somebody's own, None for the
+    default. ConfigError for a fraction outside its range, DataError for parts that are too small.
+    """
+    fraction = 0.5 if train_fraction is None else train_fraction
+    if not 0 < fraction < 1:
+        raise ConfigError(f"train_fraction must be above 0 and below 1, not {fraction}")
+    if split == "image":
+        train, test = split_by_image(images, 1 - fraction, seed or 0)
+        check_trainable(place, train, test)
+        return train, test
+    train, test = hold_out_classes(images, 1 - fraction, seed or 0)
+    noun = "images" if images.vector_size is None else "vectors"
+    check_trainable(place, train, test, f"; --set data.split=image divides the {noun} of each class")
+    return train, test
 
 
 def check_trainable(place: str | Path, train: LabeledImages, test: LabeledImages, advice: str = "") -> None:
@@ -176,11 +196,15 @@ def classes_of_two(labels: NDArray[np.int64]) -> int:
     return int((counts > 1).sum())
 
 
-def first_without_gallery(groups: Sequence[str], searched: Sequence[str]) -> int | None:
-    """Return the first query whose own group is all of its gallery, from the groups of both; None for no query."""
-    sizes = Counter(searched)
-    total = sizes.total()
-    for place, group in enumerate(groups):
-        if group and sizes[group] == total:
-            return place
-    return None
+def check_galleries(place: str | Path, queries: LabeledImages, gallery: LabeledImages) -> None:
+    """Raise DataError for a query whose own group is all of its gallery."""
+    if queries.groups is None or gallery.groups is None:
+        return
+    sizes = Counter(gallery.groups.tolist())
+    for number, group in enumerate(queries.groups.tolist()):
+        if group and sizes[group] == len(gallery):
+            name = f"the vector {queries.ids[number]}" if queries.paths is None else queries.paths[number]
+            raise DataError(
+                f"{place}: {name} has no gallery: all {len(gallery)} of it are of its own group, {group!r}; wanted "
+                "others of another group (in a table: sequence or camera)"
+            )

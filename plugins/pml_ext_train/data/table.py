@@ -12,11 +12,10 @@ from pydantic import BaseModel, InstanceOf, ValidationError, field_validator
 from pml_ext.errors import ConfigError, DataError, unknown
 
 from ..files.stat import as_spelled, composed, doubt_about
-from .images import LabeledImages
 from .published import Entry, check_disjoint, labeled, labeled_part
 from .reading import Box
 from .rows import Rows, is_empty, read_rows, rows_of_frame
-from .splits import DataSplits, check_trainable, divide, first_without_gallery
+from .splits import DataSplits, check_galleries, divide
 
 _BOX = ("x_1", "y_1", "x_2", "y_2")
 _GROUPS = ("sequence", "camera")
@@ -38,9 +37,7 @@ class TableRow(BaseModel):
     @property
     def group(self) -> str:
         """The group that is left out of the image's gallery: its sequence, or its class under its camera."""
-        if self.camera:
-            return f"{self.label}, camera {self.camera}"
-        return self.sequence
+        return f"{self.label}, camera {self.camera}" if self.camera else self.sequence
 
     @field_validator("box")
     @classmethod
@@ -116,23 +113,18 @@ def table(
                 raise ConfigError(text, key=option, source=name)
         shared = shared_classes or label_sets or split == "image"
         parts = _own_split(rows, place, name, shared)
-        _check_groups(parts, name)
         splits = labeled(place, parts, image_size, names, channels)
     else:
-        fraction = 0.5 if train_fraction is None else train_fraction
-        if not 0 < fraction < 1:
-            raise ConfigError(f"train_fraction of a table must be above 0 and below 1, not {fraction}")
         entries = _entries(rows)
         check_disjoint(name, place, {"train": entries})
         if len(names) < 2:
             raise DataError(f"found {len(names)} classes in {len(rows)} rows; wanted two or more classes", source=name)
         labels = {label: number for number, label in enumerate(names)}
         whole = labeled_part(place, entries, labels, channels)
-        train, test = divide(whole, split or "class", fraction, seed or 0)
-        advice = "" if split == "image" else "; --set data.split=image divides the images of each class"
-        check_trainable(name, train, test, advice)
-        _check_divided_groups(test, name)
+        train, test = divide(name, whole, split, train_fraction, seed)
         splits = DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
+    tested = splits.tested()
+    check_galleries(name, tested.get("test") or tested["query"], tested.get("test") or tested["gallery"])
     doubt = doubt_about(names)
     notes = [_note(name, unused), f"{name}: {doubt}" if doubt else ""]
     return dataclasses.replace(splits, note="; ".join(note for note in notes if note))
@@ -175,16 +167,6 @@ def _own_split(rows: list[TableRow], place: Path, file: str, shared_classes: boo
         if len(of_part) < least:
             raise DataError(f"{len(of_part)} images for {part}; wanted {least} or more", source=file)
     return parts
-
-
-def _check_divided_groups(test: LabeledImages, file: str) -> None:
-    """Raise DataError for a tested image whose own group is all of its gallery."""
-    if test.groups is None:
-        return
-    lone = first_without_gallery(test.groups, test.groups)
-    if lone is not None:
-        assert test.paths is not None
-        raise _without_gallery(file, str(test.paths[lone]), len(test), str(test.groups[lone]))
 
 
 def _renamed(found: list[str], lines: Rows, columns: dict[str, str], file: str) -> tuple[list[str], Rows]:
@@ -255,25 +237,6 @@ def _tested_parts(tested: list[TableRow], file: str) -> dict[str, list[Entry]]:
     queries = [row for row in tested if row.is_query]
     gallery = [row for row in tested if row.is_gallery]
     return {"query": _entries(queries), "gallery": _entries(gallery)}
-
-
-def _check_groups(parts: dict[str, list[Entry]], file: str) -> None:
-    """Raise DataError for a query whose own group is all of its gallery."""
-    queries = parts.get("query", parts.get("test", []))
-    searched = parts.get("gallery", queries)
-    lone = first_without_gallery([entry.group for entry in queries], [entry.group for entry in searched])
-    if lone is not None:
-        entry = queries[lone]
-        raise _without_gallery(file, entry.path, len(searched), entry.group)
-
-
-def _without_gallery(file: str, path: str, searched: int, group: str) -> DataError:
-    """Return the error about a query whose own group is all of its gallery."""
-    return DataError(
-        f"{path} has no gallery: all {searched} images of it are of its own group, {group!r}; wanted images of "
-        "another sequence or camera",
-        source=file,
-    )
 
 
 def _note(file: str, unused: list[str]) -> str:

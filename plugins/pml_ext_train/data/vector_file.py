@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pml_ext.errors import DataError, counted, first_of, needs_extra, one_line, shortened, unknown
 
 from ..files.stat import composed
+from .rows import parquet_of
 
 KEYS = ("embeddings", "labels", "ids", "split", "groups")
 PARTS = ("train", "test", "validation")
@@ -66,10 +67,7 @@ def read_vectors(path: Path) -> VectorFile:
 
     embeddings = _checked_embeddings(path, columns["embeddings"])
     count = len(embeddings)
-    texts = {}
-    for name in ("ids", "split", "groups"):
-        if name in columns:
-            texts[name] = _texts(path, name, columns[name], count)
+    texts = {name: _texts(path, name, columns[name], count) for name in ("ids", "split", "groups") if name in columns}
     ids = texts.get("ids")
     if ids is None:
         ids = np.arange(count).astype(str)
@@ -104,8 +102,10 @@ def _read_npz(path: Path) -> Columns:
     with path.open("rb") as file:
         start = file.read(len(_STARTS[0]))
     if start and not start.startswith(_STARTS):
-        found = "cannot be read as a .npz file, which it is not by its content"
-        raise DataError(f"{path}: {found}; wanted numpy.savez(FILE, embeddings=..., labels=...)")
+        raise DataError(
+            f"{path}: cannot be read as a .npz file, which it is not by its content; wanted numpy.savez(FILE, "
+            "embeddings=..., labels=...)"
+        )
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):
@@ -155,16 +155,10 @@ def _array_of(path: Path, archive: Any, name: str) -> Any:
 
 
 def _read_parquet(path: Path) -> Columns:
-    with needs_extra("parquet", str(path)):
-        import pyarrow
-        import pyarrow.parquet as parquet
-    try:
+    with parquet_of(path) as parquet:
         names = parquet.read_schema(path).names
         read = parquet.read_table(path, columns=_used(names), use_threads=True)
-        columns = {name: _column(path, name, read[name]) for name in read.column_names}
-    except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
-        raise _unreadable(path, error) from None
-    return columns, _unused(names)
+        return {name: _column(path, name, read[name]) for name in read.column_names}, _unused(names)
 
 
 def _column(path: Path, name: str, column: Any) -> Any:
@@ -277,9 +271,7 @@ def _texts(path: Path, name: str, column: Any, count: int) -> Texts:
             return np.char.decode(array, "utf-8")
         except UnicodeDecodeError:
             raise DataError(f"{path}: {name} are bytes that are no UTF-8; wanted texts or integers") from None
-    hint = ""
-    if array.dtype.kind in "fb":
-        hint = f": {name}.astype(int), or {name}.astype(str)"
+    hint = f": {name}.astype(int), or {name}.astype(str)" if array.dtype.kind in "fb" else ""
     raise DataError(f"{path}: {name} are of the type {array.dtype}; wanted integers or texts{hint}")
 
 
@@ -306,8 +298,10 @@ def _labels(path: Path, column: Any, count: int) -> tuple[NDArray[np.int64], lis
         given = _texts(path, "labels", column, count)
         empty = np.flatnonzero(_are_missing(given))
         if len(empty):
-            found = f"{counted(len(empty), 'label')} of {count} are empty"
-            raise DataError(f"{path}: {found}, row {empty[0]} first, {str(given[empty[0]])!r}; leave these rows out")
+            raise DataError(
+                f"{path}: {counted(len(empty), 'label')} of {count} are empty, row {empty[0]} first, "
+                f"{str(given[empty[0]])!r}; leave these rows out"
+            )
         given = np.array([composed(name) for name in given.tolist()])
     values, numbers = np.unique(given, return_inverse=True)
     return numbers.astype(np.int64), [str(value) for value in values.tolist()]

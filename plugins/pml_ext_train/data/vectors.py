@@ -11,7 +11,7 @@ import torch
 from pml_ext.errors import ConfigError, DataError, first_of, shortened
 
 from .images import LabeledImages
-from .splits import DataSplits, check_trainable, classes_of_two, divide, first_without_gallery
+from .splits import DataSplits, check_galleries, check_trainable, classes_of_two, divide
 from .vector_file import KEYS, VectorFile, read_vectors
 
 
@@ -51,16 +51,10 @@ def vectors(
         groups=file.groups,
     )
     validation = None
-    advice = ""
     if file.split is None:
         if len(file.class_names) == 1:
             raise DataError(f"{file.path}: found 1 class, {file.class_names[0]}; wanted two or more")
-        if split != "image":
-            advice = "; --set data.split=image divides the vectors of each class"
-        fraction = 0.5 if train_fraction is None else train_fraction
-        if not 0 < fraction < 1:
-            raise ConfigError(f"train_fraction of vectors must be above 0 and below 1, not {fraction}")
-        train, test = divide(whole, split or "class", fraction, seed or 0)
+        train, test = divide(file.path, whole, split, train_fraction, seed)
     else:
         for name, value in (("split", split), ("train_fraction", train_fraction), ("seed", seed)):
             if value is not None:
@@ -69,8 +63,8 @@ def vectors(
         test = whole.subset(file.split == "test")
         if (file.split == "validation").any():
             validation = whole.subset(file.split == "validation")
-    check_trainable(file.path, train, test, advice)
-    _check_galleries(file.path, test)
+        check_trainable(file.path, train, test)
+    check_galleries(file.path, test, test)
     if classes_of_two(test.labels) == 0:
         raise DataError(
             f"{file.path}: no class has two of the {len(test)} vectors to test with; wanted two or more per class, so "
@@ -85,18 +79,6 @@ def vectors(
     return DataSplits(train, test, validation=validation, note="; ".join(notes))
 
 
-def _check_galleries(path: Path, test: LabeledImages) -> None:
-    """Raise DataError for a tested vector whose own group is all of its gallery."""
-    if test.groups is None:
-        return
-    lone = first_without_gallery(test.groups, test.groups)
-    if lone is not None:
-        raise DataError(
-            f"{path}: the vector {test.ids[lone]} has no gallery: all {len(test)} to test are of its own group, "
-            f"{str(test.groups[lone])!r}; wanted vectors of another group"
-        )
-
-
 def _notes(file: VectorFile) -> list[str]:
     """Return warnings: of keys of a file that are not used, and of vectors that have no direction."""
     notes = []
@@ -105,8 +87,8 @@ def _notes(file: VectorFile) -> list[str]:
         notes.append(f"{file.path}: not used: {unused}; the keys that are used are {', '.join(KEYS)}")
     zero = np.flatnonzero(~file.embeddings.any(axis=1))
     if len(zero):
-        found = (
-            f"{len(zero):,} of {len(file.embeddings):,} vectors are all 0, {shortened(file.ids[zero[0]], 100)} first"
+        notes.append(
+            f"{file.path}: {len(zero):,} of {len(file.embeddings):,} vectors are all 0, "
+            f"{shortened(file.ids[zero[0]], 100)} first: they have no direction, and are as far from all others"
         )
-        notes.append(f"{file.path}: {found}: they have no direction, and are as far from all others")
     return notes

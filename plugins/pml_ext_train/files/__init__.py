@@ -14,7 +14,15 @@ from .atomic import (
     write_text as write_text,
     writing as writing,
 )
-from .checksums import sha256_of as sha256_of
+from .checksums import (
+    SUMS as SUMS,
+    is_unchanged as is_unchanged,
+    read_sums as read_sums,
+    recover as recover,
+    replace_file as replace_file,
+    sha256_of as sha256_of,
+    write_sums as write_sums,
+)
 from .stat import (
     MISSING as MISSING,
     FileStat as FileStat,

@@ -34,9 +34,7 @@ class DamagedError(ValueError):
 def final_path(path: Path) -> Path | None:
     """Return the final path of a temporary file; None for other files."""
     match = _TEMPORARY.fullmatch(path.name)
-    if match is not None:
-        return path.with_name(match[1])
-    return None
+    return path.with_name(match[1]) if match is not None else None
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
@@ -113,8 +111,10 @@ def writing(path: Path) -> Iterator[None]:
             gone = f"; the folder {path.parent} is gone"
         else:
             gone = ""
-        reason = f"cannot be written ({error.strerror or error}{gone}); what was written before stays"
-        raise UnwritableError(f"{reason}{remedy_of(error)}", source=shortened(path)) from error
+        raise UnwritableError(
+            f"cannot be written ({error.strerror or error}{gone}); what was written before stays{remedy_of(error)}",
+            source=shortened(path),
+        ) from error
 
 
 @contextlib.contextmanager
@@ -125,10 +125,7 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if isinstance(error, PermissionError):
-            remedy = f"type: chmod u+r {shlex.quote(str(path))}"
-        else:
-            remedy = "put it back"
+        remedy = f"type: chmod u+r {shlex.quote(str(path))}" if isinstance(error, PermissionError) else "put it back"
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from error
 
 
@@ -145,8 +142,9 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
         try:
             lock.acquire(timeout=0)
         except NotImplementedError:  # older versions of filelock raise it where flock is missing
-            reason = f"{folder}: its filesystem has no locks; wanted a folder on another filesystem"
-            raise UnwritableError(reason) from None
+            raise UnwritableError(
+                f"{folder}: its filesystem has no locks; wanted a folder on another filesystem"
+            ) from None
         except Timeout:
             if isinstance(taken, Warning):
                 warnings.warn(taken, stacklevel=8)

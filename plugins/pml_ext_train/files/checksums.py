@@ -44,10 +44,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
     """Write the checksums of the named files that exist; other files keep theirs if ``keep(name)`` is true."""
-    sums = {}
-    for name, digest in read_sums(folder).items():
-        if keep(name) and (folder / name).is_file():
-            sums[name] = digest
+    sums = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
     for name in names:
         if (folder / name).is_file():
             sums[name] = sha256_of(folder / name)

@@ -17,15 +17,21 @@ from pml_ext.errors import ConfigError, PmlExtError, StoppedError, one_line
 from ..data import DataSplits
 from ..files import checksums, locked_folder, write_json
 from ..recipe import Override, Overrides, load_recipe, naming_settings, plugins_in
-from ..records.run_files import LAST, MODEL, read_finished, tables_of_run
-from ..records.run_folder import METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
-from ..records.summary import summarize
+from ..records import (
+    LAST,
+    METRICS,
+    MODEL,
+    RECIPE,
+    REPORT,
+    WRITTEN,
+    no_finished_run,
+    read_finished,
+    summarize,
+    tables_of_run,
+)
 from ..results.finish import finish, write_again
 from ..results.verdict import is_trained, verdict
-from ..training import signals
-from ..training.listener import Listener
-from ..training.loop import train_run
-from ..training.run import OnNonfinite, Run
+from ..training import Listener, OnNonfinite, Run, signals, train_run
 from .plan import Plan, plan, restarted
 
 Metrics = dict[str, Any]
@@ -96,10 +102,7 @@ def _first_line(plan: Plan, is_longer: bool) -> str:
     if not is_longer:
         return text
     schedule = plan.recipe.schedule
-    if schedule.name == "cosine":
-        falls = ", the learning rate falls along the longer cosine"
-    else:
-        falls = ""
+    falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
     text += f": {schedule.epochs} epochs in place of {plan.epochs_before}{falls}"
     return f"{text}; metrics and report are made again"
 
@@ -167,40 +170,42 @@ def train(
         StoppedError: a signal ended it; the text says what to type to go on.
     """
     resume = resume or restarted()
-    runs = _Results(listener)
+    results: list[Metrics] = []
+    failures: list[dict[str, Any]] = []
 
     def run_all(plans: Sequence[Plan]) -> None:
         for each in plans:
             signals.check("before a run began")
             try:
-                runs.add(each, execute(each, device, data, listener, resume, on_nonfinite, splits))
+                metrics = execute(each, device, data, listener, resume, on_nonfinite, splits)
+                results.append(_with_verdict(each, metrics))
             except Exception as error:
                 if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
                     raise
-                runs.add_failure(each, error)
+                failures.append(_failure(each, error))
+                if listener is not None:
+                    listener.warn(_FAILURE.format(**failures[-1]))
         place = _common_folder(plans)
         if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
-            runs.write_summary(place)
+            checksums.recover(place, ["summary.json"])
+            summary = {**summarize(results), "failures": failures}
+            write_json(place / "summary.json", {key: value for key, value in summary.items() if value})
 
     plans: list[Plan] = []
     backend = choose_device(device).partition(":")[0]
     with signals.listening(), _saying_how_to_continue(plans), process_group(backend):
         # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
-        planned = None
-        if rank() == 0:
-            planned = plan(name, out, seed, seeds, overrides, resume)
+        planned = plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None
         plans += from_rank_0(planned)
         run_all(plans)
-    if runs.failures:
-        raise FailedRunsError(runs.results, runs.failures)
-    return runs.results
+    if failures:
+        raise FailedRunsError(results, failures)
+    return results
 
 
 def _common_folder(plans: Sequence[Plan]) -> Path:
     """Return the folder of the only run, or that of several."""
-    if len(plans) == 1:
-        return plans[0].folder
-    return plans[0].folder.parent
+    return plans[0].folder if len(plans) == 1 else plans[0].folder.parent
 
 
 @contextlib.contextmanager
@@ -211,42 +216,22 @@ def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
     except StoppedError as error:
         if not any(each.folder.exists() for each in plans):
             raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
-        again = f"the same command with --out {shlex.quote(str(_common_folder(plans)))} --resume"
-        raise StoppedError(error.signal, f"{error}; go on with {again}") from None
+        raise StoppedError(
+            error.signal,
+            f"{error}; go on with the same command with --out {shlex.quote(str(_common_folder(plans)))} --resume",
+        ) from None
 
 
-class _Results:
-    """The results of several runs, and the errors of those that failed."""
+def _with_verdict(plan: Plan, metrics: Metrics) -> Metrics:
+    """Return the metrics of a run with its folder, and sentences on what training has brought, if any."""
+    text = verdict(plan.recipe, metrics, plan.folder)
+    return metrics | {"folder": str(plan.folder)} | ({"verdict": text} if text else {})
 
-    def __init__(self, listener: Listener | None) -> None:
-        self.results: list[Metrics] = []
-        self.failures: list[dict[str, Any]] = []
-        self._listener = listener
 
-    def add(self, plan: Plan, metrics: Metrics) -> None:
-        """Add the metrics of a run, with its folder, and sentences on what training has brought."""
-        result = metrics | {"folder": str(plan.folder)}
-        text = verdict(plan.recipe, metrics, plan.folder)
-        if text:
-            result["verdict"] = text
-        self.results.append(result)
-
-    def add_failure(self, plan: Plan, error: Exception) -> None:
-        """Add the text of an error; the error itself would keep the networks of its run in memory."""
-        if isinstance(error, PmlExtError):
-            text = str(error)
-        else:
-            text = one_line(error)
-        failure = {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
-        self.failures.append(failure)
-        if self._listener is not None:
-            self._listener.warn(_FAILURE.format(**failure))
-
-    def write_summary(self, folder: Path) -> None:
-        """Write ``summary.json``: mean and spread of the runs, and the failures."""
-        checksums.recover(folder, ["summary.json"])
-        summary: Metrics = {**summarize(self.results), "failures": self.failures}
-        write_json(folder / "summary.json", {key: value for key, value in summary.items() if value})
+def _failure(plan: Plan, error: Exception) -> dict[str, Any]:
+    """Return what is kept of a run that failed: the text, since the error would keep the run's networks in memory."""
+    text = str(error) if isinstance(error, PmlExtError) else one_line(error)
+    return {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
 
 
 class FailedRunsError(PmlExtError):

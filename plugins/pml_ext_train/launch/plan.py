@@ -10,11 +10,9 @@ from pathlib import Path
 
 from pml_ext.errors import ConfigError, DataError, printable
 
-from ..files import DamagedError, check_writable, final_path, read_toml
-from ..files.checksums import SUMS
+from ..files import SUMS, DamagedError, check_writable, final_path, read_toml
 from ..recipe import Override, Overrides, Recipe, flat, load_recipes, overrides_of
-from ..records.run_files import LAST, check_against_sums, read_metrics, tables_of_run
-from ..records.run_folder import CHOICE, FILES, METRICS, RECIPE, TRIALS
+from ..records import CHOICE, FILES, LAST, METRICS, RECIPE, TRIALS, check_against_sums, read_metrics, tables_of_run
 from ..results.verdict import is_trained
 
 LOCK = ".lock"
@@ -147,8 +145,10 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
                     f"{folder}: there is nothing to train in the run there, whose embeddings are features as they are; "
                     "choose another --out to train"
                 )
-            there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
-            raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
+            raise ConfigError(
+                f"{folder / RECIPE}: {key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now; resume "
+                "it with the same"
+            )
     return epochs
 
 

@@ -22,12 +22,7 @@ from pml_ext.errors import ConfigError
 
 from ..recipe import Overrides, load_recipe
 from ..records.recorder import Records
-from ..training.batches import Batch, draw, epoch_batches
-from ..training.engine import Engine, Objective, Step
-from ..training.feature_reader import FeatureReader
-from ..training.pseudo_labels import relabel
-from ..training.run import Run
-from ..training.workers import worker_context
+from ..training import Batch, Engine, FeatureReader, Objective, Run, Step, draw, epoch_batches, relabel, worker_context
 
 
 @dataclass(frozen=True)
@@ -65,9 +60,7 @@ def profile_steps(
             for optimizer in own.optimizers.values():
                 optimizer.zero_grad()
             embeddings = network(images)
-            indices_tuple = None
-            if own.miner is not None:
-                indices_tuple = own.miner(embeddings, labels)
+            indices_tuple = own.miner(embeddings, labels) if own.miner is not None else None
             own.loss(embeddings, labels, indices_tuple).backward()
             for optimizer in own.optimizers.values():
                 optimizer.step()
@@ -127,16 +120,10 @@ def profile_recipe(
         numbers = itertools.count(1)
         if isinstance(reader, FeatureReader):
             rows = reader.views[0][:]
-            if labels is None:
-                known = reader.labels
-            else:
-                known = torch.from_numpy(labels)
+            known = reader.labels if labels is None else torch.from_numpy(labels)
             plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in rows_of_batches)
         else:
-            if labels is None:
-                images = run.data.training_images
-            else:
-                images = run.data.training_images.replace(labels=labels)
+            images = run.data.training_images if labels is None else run.data.training_images.replace(labels=labels)
             workers = recipe.data.workers
             context = worker_context() if workers > 0 else None
             plain = DataLoader(

@@ -8,9 +8,7 @@ from typing import Any
 
 from ..recipe import Recipe
 from ..records.recorder import Records
-from ..training.listener import Listener
-from ..training.loop import train_run
-from ..training.run import Run
+from ..training import Listener, Run, train_run
 from .launch import locked
 
 

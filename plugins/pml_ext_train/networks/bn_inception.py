@@ -103,8 +103,5 @@ class BNInception(nn.Module):
         x = F.max_pool2d(self._unit(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
         for name, block in _BLOCKS.items():
             x = self._block(x, name, block)
-        if self.pooling == "max":
-            pooled = x.amax((2, 3))
-        else:
-            pooled = x.mean((2, 3))
+        pooled = x.amax((2, 3)) if self.pooling == "max" else x.mean((2, 3))
         return self.last_linear(pooled)  # type: ignore[no-any-return]

@@ -98,13 +98,8 @@ def _defaults(model: nn.Module) -> dict[str, Any]:
 
 def _first_call(nodes: list[fx.Node], block: str) -> int | None:
     """Return the place of the only call of a block among the nodes; None without one, or with several."""
-    places = []
-    for place, node in enumerate(nodes):
-        if node.op == "call_module" and node.target == block:
-            places.append(place)
-    if len(places) == 1:
-        return places[0]
-    return None
+    places = [place for place, node in enumerate(nodes) if node.op == "call_module" and node.target == block]
+    return places[0] if len(places) == 1 else None
 
 
 def _only_activation(trunk: nn.Module, block: str, nodes: list[fx.Node], first: int) -> fx.Node:

@@ -109,13 +109,16 @@ def _renamed(stored: Mapping[str, Tensor], known: Mapping[str, Tensor], path: Pa
     names = list(stored)
     tensors = list(stored.values())[: -len(_CLASSIFIER)]
     if tuple(names[-len(_CLASSIFIER) :]) != _CLASSIFIER or len(tensors) != len(known):
-        found = f"{counted(len(tensors), 'tensor')} and then {', '.join(names[-len(_CLASSIFIER) :])}"
-        wanted = f"{len(known)} and {', '.join(_CLASSIFIER)}"
-        raise ConfigError(f"{path}: found {found}; the network of the installed timm wants {wanted}")
+        raise ConfigError(
+            f"{path}: found {counted(len(tensors), 'tensor')} and then {', '.join(names[-len(_CLASSIFIER) :])}; the "
+            f"network of the installed timm wants {len(known)} and {', '.join(_CLASSIFIER)}"
+        )
 
     renamed = dict(zip(known, tensors, strict=True))
     for name, tensor in renamed.items():
         if tensor.shape != known[name].shape:
-            shapes = f"{list(tensor.shape)} for {list(known[name].shape)}"
-            raise ConfigError(f"{path}: the shape of {name} does not fit the installed timm: {shapes}")
+            raise ConfigError(
+                f"{path}: the shape of {name} does not fit the installed timm: {list(tensor.shape)} for "
+                f"{list(known[name].shape)}"
+            )
     return renamed

@@ -32,9 +32,7 @@ def embedder(
         if dropout:
             layers.append(nn.Dropout(dropout))
         layers.append(nn.Linear(inputs, outputs))
-    if len(layers) == 1:
-        return layers[0]
-    return nn.Sequential(*layers)
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
 def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
@@ -47,8 +45,10 @@ def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
 
     components = _components_of(features)
     if layer.out_features > components:
-        text = f"{features.shape[0]:,} features of length {features.shape[1]} have {components} components"
-        raise ConfigError(f"model.embedding_size: found {layer.out_features}, but {text}")
+        raise ConfigError(
+            f"model.embedding_size: found {layer.out_features}, but {features.shape[0]:,} features of length "
+            f"{features.shape[1]} have {components} components"
+        )
     fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.cpu().double().numpy())
     variances = fitted.explained_variance_
     varies = variances > _LEAST_VARIANCE * variances.max()

@@ -71,9 +71,7 @@ def hf_trunk(
             f"{HF}{name}: its weights lack {len(random)} tensors of {type(model).__name__} ({first_of(random, 4)}), "
             "which would be random; wanted all of them, as model.save_pretrained(FOLDER) writes them"
         )
-    if in_channels == 3:
-        return trunk
-    return nn.Sequential(RepeatedGray(), trunk)
+    return trunk if in_channels == 3 else nn.Sequential(RepeatedGray(), trunk)
 
 
 def load_model(name: str, weights: str | None) -> tuple[nn.Module, set[str]]:

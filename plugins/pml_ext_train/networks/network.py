@@ -69,9 +69,7 @@ class Preprocessing(BaseModel):
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
         """Return transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
-        normalize = None
-        if self.normalize is not None:
-            normalize = (tuple(self.normalize.mean), tuple(self.normalize.std))
+        normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
         pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
         return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)

@@ -112,8 +112,10 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
                 warnings.simplefilter("ignore")  # about programs, which are refused
                 state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        places = f"{path}, nor in {torch.hub.get_dir()}/checkpoints"
-        raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
+        raise ConfigError(
+            f"model.trunk.weights: no file {path}, nor in {torch.hub.get_dir()}/checkpoints; put the weights into one "
+            "of the two"
+        ) from None
     except Exception as error:  # pickle, zip and safetensors raise many types
         advises_to_run_code = "weights_only" in str(error)
         if "TorchScript" in str(error):
@@ -122,8 +124,10 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
             reason = type(error).__name__
         else:
             reason = one_line(error)
-        wanted = "wanted tensors alone, as torch.save(model.state_dict(), FILE) or safetensors writes them"
-        raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({reason}); {wanted}") from None
+        raise ConfigError(
+            f"model.trunk.weights: {path} cannot be read as weights ({reason}); wanted tensors alone, as "
+            "torch.save(model.state_dict(), FILE) or safetensors writes them"
+        ) from None
 
     for name in ("state_dict", "model", "trunk"):  # keys that may contain the weights
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
@@ -139,15 +143,17 @@ def _check_fits(state: Mapping[str, Tensor], known: Mapping[str, Tensor], path: 
     """Raise ConfigError with the names of weights that are missing, unknown or of another shape."""
     missing = [name for name in known if name not in state and not name.endswith(_COUNTER)]
     unknown = [name for name in state if name not in known and name.partition(".")[0] not in _CLASSIFIERS]
-    other_shapes = []
-    for name, tensor in known.items():
-        if name in state and state[name].shape != tensor.shape:
-            other_shapes.append(f"{name} {list(state[name].shape)} for {list(tensor.shape)}")
+    other_shapes = [
+        f"{name} {list(state[name].shape)} for {list(tensor.shape)}"
+        for name, tensor in known.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
 
-    problems = []
-    for problem, names in (("missing", missing), ("unknown", unknown), ("of another shape", other_shapes)):
-        if names:
-            problems.append(f"{len(names)} {problem} ({first_of(names, 4)})")
+    problems = [
+        f"{len(names)} {problem} ({first_of(names, 4)})"
+        for problem, names in (("missing", missing), ("unknown", unknown), ("of another shape", other_shapes))
+        if names
+    ]
     if problems:
         raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(problems)}")
 
@@ -225,9 +231,7 @@ def torchvision_tag_of(name: str, file: str) -> str | None:
 
 def _of_torchvision(name: str, weights: str) -> PretrainedImages | None:
     known = torchvision_models().get_model_weights(name)
-    tag = weights
-    if is_file(weights):
-        tag = torchvision_tag_of(name, weights) or "DEFAULT"
+    tag = torchvision_tag_of(name, weights) or "DEFAULT" if is_file(weights) else weights
     if tag not in known.__members__:  # building the trunk raises an error that lists the tags
         return None
     wanted = known[tag].transforms()

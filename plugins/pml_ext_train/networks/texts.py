@@ -44,16 +44,18 @@ class TextEncoder:
         for text in texts:
             if not text.strip():
                 raise ConfigError("found an empty text; wanted words, for example: --text 'a red car'")
-        batches = []
-        for start in range(0, len(texts), BATCH):
-            batches.append(self._features_of(list(texts[start : start + BATCH])))
+        batches = [self._features_of(list(texts[start : start + BATCH])) for start in range(0, len(texts), BATCH)]
         return torch.cat(batches)
 
     def _features_of(self, texts: list[str]) -> Tensor:
         for text, ids in zip(texts, self.tokenizer(texts)["input_ids"], strict=True):
             if len(ids) > self._most:
-                cut = f"its encoder takes {self._most} tokens, and it has {len(ids)}; the end is left out"
-                warnings.warn(f"the text {text[:40]!r}...: {cut}", CutTextWarning, stacklevel=4)
+                warnings.warn(
+                    f"the text {text[:40]!r}...: its encoder takes {self._most} tokens, and it has {len(ids)}; the "
+                    "end is left out",
+                    CutTextWarning,
+                    stacklevel=4,
+                )
         tokens = self.tokenizer(
             texts,
             padding="max_length" if self._pads_to_most else True,

@@ -31,8 +31,10 @@ def torchvision_models() -> Any:
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
     """Return ``blocks`` blocks of 3 x 3 convolution to ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
     if image_size < 2**blocks:
-        reason = f"{blocks} blocks halve images of {image_size} pixels to nothing"
-        raise ConfigError(f"convnet: {reason}; blocks can be up to {image_size.bit_length() - 1}")
+        raise ConfigError(
+            f"convnet: {blocks} blocks halve images of {image_size} pixels to nothing; blocks can be up to "
+            f"{image_size.bit_length() - 1}"
+        )
     layers: list[nn.Module] = []
     for channels in (in_channels, *[width] * (blocks - 1)):
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
@@ -202,9 +204,7 @@ def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
         for module in model.modules():
             if isinstance(module, nn.Dropout | nn.Dropout2d):
                 module.p = 0.0
-    if in_channels == 3:
-        return model
-    return nn.Sequential(RepeatedGray(), model)
+    return model if in_channels == 3 else nn.Sequential(RepeatedGray(), model)
 
 
 class RepeatedGray(nn.Module):
@@ -242,9 +242,7 @@ for _name in lite.VARIANTS:
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
     """Return the factory of a core trunk, whose bare name no plugin can take; None for other names."""
-    if name.startswith(PREFIX):
-        return builtin_trunks().get(name)
-    return _BUILTIN.get(name)
+    return builtin_trunks().get(name) if name.startswith(PREFIX) else _BUILTIN.get(name)
 
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:

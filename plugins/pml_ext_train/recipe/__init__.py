@@ -9,6 +9,12 @@ from .build import (
     preprocessing_of as preprocessing_of,
     vector_input_of as vector_input_of,
 )
+from .conversion import FILLED_FOR_TRACKER as FILLED_FOR_TRACKER, options_of as options_of
+from .listed import (
+    check_conflicts as check_conflicts,
+    check_listed as check_listed,
+    check_listed_loss as check_listed_loss,
+)
 from .load import (
     load_recipe as load_recipe,
     load_recipes as load_recipes,
@@ -18,7 +24,9 @@ from .load import (
 )
 from .losses import (
     build_loss as build_loss,
+    build_optimizer as build_optimizer,
     build_relation as build_relation,
+    check_class_weights as check_class_weights,
     loss_context as loss_context,
     own_optimizer as own_optimizer,
 )
@@ -32,7 +40,9 @@ from .override import (
 )
 from .paper_tables import tables_of_papers as tables_of_papers
 from .papers import (
+    Quoted as Quoted,
     is_full as is_full,
+    names_of_tables as names_of_tables,
     paper_values as paper_values,
     papers as papers,
     printed as printed,
@@ -45,7 +55,20 @@ from .phases import (
     trains_pretrained_trunk as trains_pretrained_trunk,
 )
 from .read import pipelines as pipelines, read_tables as read_tables, variant_tables as variant_tables
-from .schema import DataTable as DataTable, Recipe as Recipe, TuneTable as TuneTable, wrong_setting as wrong_setting
+from .schema import (
+    DataTable as DataTable,
+    Freeze as Freeze,
+    LossTable as LossTable,
+    NamedTable as NamedTable,
+    Recipe as Recipe,
+    ScheduleTable as ScheduleTable,
+    StageTable as StageTable,
+    TuneTable as TuneTable,
+    cut_of as cut_of,
+    frozen_patterns as frozen_patterns,
+    wrong_setting as wrong_setting,
+)
+from .sweep import without_variant as without_variant
 from .tables import (
     flat as flat,
     merged as merged,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pml_ext import registry
 from pml_ext.errors import ConfigError
 
+from .. import networks
 from .conversion import FILLED_FOR_DATA, FILLED_FOR_TRUNK, located, options_of
 from .schema import (
     FITTED_EMBEDDERS,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
     import torch
 
     from ..data import DataSplits, ImageTransforms, Pipeline
-    from ..networks.network import Network, Normalization, Preprocessing, VectorInput
-    from ..networks.pretrained import PretrainedImages
 
 VECTORS = "vectors:"  # begins the name of a data set of vectors
 
@@ -48,8 +47,11 @@ def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
         splits = factory(root, **options)
     if not isinstance(splits, DataSplits):
         plugin, _ = registry.find("data set", table.name)
-        found = f"{table.name} of the plugin {plugin!r} gives {type(splits).__name__}"
-        raise ConfigError(f"{found}; wanted pml_ext.plugin.DataSplits, with train and test", key="data")
+        raise ConfigError(
+            f"{table.name} of the plugin {plugin!r} gives {type(splits).__name__}; wanted pml_ext.plugin.DataSplits, "
+            "with train and test",
+            key="data",
+        )
     return splits
 
 
@@ -60,8 +62,6 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     """
     import torch
 
-    from ..networks.pretrained import is_file, load_weights
-
     factory = trunk_factory(table.name)
     settings = trunk_settings(table, trained)
     options = options_of("model.trunk", table.name, factory, FILLED_FOR_TRUNK, settings)
@@ -69,49 +69,46 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
         trunk: torch.nn.Module = factory(channels, image_size, **options)
     if not isinstance(trunk, torch.nn.Module):
         plugin, _ = registry.find("trunk", table.name)
-        found = f"{table.name} of the plugin {plugin!r} gives {type(trunk).__name__}"
-        raise ConfigError(f"{found}; wanted a torch.nn.Module", key="model.trunk")
+        raise ConfigError(
+            f"{table.name} of the plugin {plugin!r} gives {type(trunk).__name__}; wanted a torch.nn.Module",
+            key="model.trunk",
+        )
     weights = table.settings.get("weights")
-    if is_file(weights) and not trained:
-        load_weights(trunk, str(weights))
+    if networks.is_file(weights) and not trained:
+        networks.load_weights(trunk, str(weights))
     return trunk
 
 
 def build_network(
-    table: ModelTable, preprocessing: Preprocessing | VectorInput, features: int | None = None, trained: bool = False
-) -> Network:
+    table: ModelTable,
+    preprocessing: networks.Preprocessing | networks.VectorInput,
+    features: int | None = None,
+    trained: bool = False,
+) -> networks.Network:
     """Build a network from ``[model]``; see :func:`build_trunk` and :class:`pml_ext_train.networks.network.Network`."""
     import torch
 
-    from ..networks.cut import frozen_stem
-    from ..networks.network import Network, VectorInput
-    from ..networks.pretrained import add_lora
-    from ..networks.trunks import freeze
-
-    if isinstance(preprocessing, VectorInput):
+    if isinstance(preprocessing, networks.VectorInput):
         trunk: torch.nn.Module = torch.nn.Identity()
     else:
         trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
-    if table.embedder == "none":
-        hidden_sizes = None
-    else:
-        hidden_sizes = table.hidden_layers
-    network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
+    hidden_sizes = None if table.embedder == "none" else table.hidden_layers
+    network = networks.Network(
+        preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout
+    )
     network.embedder.requires_grad_(table.embedder not in FITTED_EMBEDDERS)
     cut = cut_of(table.freeze)
     if table.lora is not None:
-        add_lora(network.trunk, table.lora.rank, table.lora.targets)
+        networks.add_lora(network.trunk, table.lora.rank, table.lora.targets)
     elif cut is None:
-        freeze(network.trunk, frozen_patterns(table.freeze))
+        networks.freeze(network.trunk, frozen_patterns(table.freeze))
     elif not trained:
-        frozen_stem(network.trunk, cut.until)
+        networks.frozen_stem(network.trunk, cut.until)
     return network
 
 
-def vector_input_of(recipe: Recipe, splits: DataSplits) -> VectorInput:
+def vector_input_of(recipe: Recipe, splits: DataSplits) -> networks.VectorInput:
     """Return the input of a head on vectors; ConfigError for a recipe or a data set of images."""
-    from ..networks.network import VectorInput
-
     if splits.vector_size is None:
         raise ConfigError(
             f"{IDENTITY} is for vectors, and {recipe.data.name} has images; "
@@ -119,7 +116,7 @@ def vector_input_of(recipe: Recipe, splits: DataSplits) -> VectorInput:
             key="model.trunk",
         )
     check_vectors(recipe)
-    return VectorInput(vector_size=splits.vector_size)
+    return networks.VectorInput(vector_size=splits.vector_size)
 
 
 def check_vectors(recipe: Recipe) -> None:
@@ -136,32 +133,25 @@ def check_vectors(recipe: Recipe) -> None:
         raise ConfigError(
             f"{IDENTITY} has no settings; leave it out", key=f"model.trunk.{next(iter(model.trunk.settings))}"
         )
-    unused = []
-    for key, field in type(data.images).model_fields.items():
-        if getattr(data.images, key) != field.default:
-            unused.append(f"data.images.{key}")
+    unused = [f"data.images.{key}" for key in data.images.changed(type(data.images).model_fields)]
     unused += [f"data.augment.{key}" for key in data.augment]
-    for key in ("workers", "cache", "unreadable", "views"):
-        if getattr(data, key) != type(data).model_fields[key].default:
-            unused.append(f"data.{key}")
+    unused += [f"data.{key}" for key in data.changed(("workers", "cache", "unreadable", "views"))]
     if recipe.engine.channels_last:
         unused.append("engine.channels_last")
     if unused:
         raise ConfigError(f"it is for images, and {data.name} has vectors; leave it out", key=unused[0])
 
 
-def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
+def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[networks.Preprocessing, Pipeline]:
     """Return the preprocessing of all images, and the random crops and flips of training images."""
     from ..data import Pipeline
-    from ..networks.network import Preprocessing
-    from ..networks.pretrained import pretrained_images
 
     if splits.vector_size is not None:
         check_vectors(recipe)
         raise ConfigError(f"{recipe.data.name} has vectors, without pixels; wanted images")
     images = recipe.data.images
     trunk = recipe.model.trunk
-    pretrained = pretrained_images(trunk.name, trunk.settings)
+    pretrained = networks.pretrained_images(trunk.name, trunk.settings)
     resize = images.resize
     squash = images.squash
     if images.crop is not None:
@@ -183,7 +173,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         if pretrained.bgr and images.mean is None and splits.channels == 3:
             bgr = True
         interpolation = interpolation or pretrained.interpolation
-    preprocessing = Preprocessing(
+    preprocessing = networks.Preprocessing(
         image_size=size,
         channels=splits.channels,  # type: ignore[arg-type]
         crop=splits.crop,
@@ -203,10 +193,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
 
 def _check_normalization_is_known(trunk: NamedTable) -> None:
     """Refuse weights of transformers that do not say what their images are like; others have a library that knows."""
-    from ..networks.hf import HF
-    from ..networks.pretrained import is_pretrained
-
-    if trunk.name.startswith(HF) and is_pretrained(trunk.settings):
+    if trunk.name.startswith(networks.HF) and networks.is_pretrained(trunk.settings):
         raise ConfigError(
             f"{trunk.name}: found no preprocessor_config.json, so that mean and standard deviation of its images are "
             "not known; wanted the file, as processor.save_pretrained(FOLDER) writes it, or type: "
@@ -216,14 +203,12 @@ def _check_normalization_is_known(trunk: NamedTable) -> None:
 
 
 def _normalization(
-    images: ImagesTable, pretrained: PretrainedImages | None, channels: int, bgr: bool
-) -> Normalization | None:
+    images: ImagesTable, pretrained: networks.PretrainedImages | None, channels: int, bgr: bool
+) -> networks.Normalization | None:
     """Return mean and standard deviation: the recipe's, else those of pretrained weights, else None."""
-    from ..networks.network import Normalization
-
     if images.mean is not None and images.std is not None:
         times = channels // len(images.mean)  # a single number stands for all channels
-        return Normalization(mean=images.mean * times, std=images.std * times)
+        return networks.Normalization(mean=images.mean * times, std=images.std * times)
     if pretrained is None:
         return None
     mean = list(pretrained.mean)
@@ -231,10 +216,10 @@ def _normalization(
     if bgr:
         mean.reverse()
         std.reverse()
-    return Normalization(mean=mean, std=std)
+    return networks.Normalization(mean=mean, std=std)
 
 
-def augmentation_of(table: DataTable, preprocessing: Preprocessing) -> dict[str, Any]:
+def augmentation_of(table: DataTable, preprocessing: networks.Preprocessing) -> dict[str, Any]:
     """Return the settings of ``build_transforms`` in ``[data.augment]``, with its transforms built.
 
     ConfigError for a transform that does not fit the images.
@@ -314,23 +299,18 @@ def dataset_factory(name: str) -> Callable[..., Any]:
 
 def trunk_factory(name: str) -> Callable[..., Any]:
     """Return the factory of a trunk; ``timm/NAME`` needs timm."""
-    from ..networks import trunks
-    from ..networks.hf import HF, hf_trunk
-
-    if name.startswith(trunks.TIMM):
-        short = name.removeprefix(trunks.TIMM)
-        trunks.timm_library(short)  # MissingExtraError if timm is not installed
-        return functools.partial(trunks.timm_trunk, name=short)
-    if name.startswith(HF):
-        return functools.partial(hf_trunk, name=name.removeprefix(HF))
-    return trunks.builtin_trunk(name) or registry.factory("trunk", name)
+    if name.startswith(networks.trunks.TIMM):
+        short = name.removeprefix(networks.trunks.TIMM)
+        networks.trunks.timm_library(short)  # MissingExtraError if timm is not installed
+        return functools.partial(networks.trunks.timm_trunk, name=short)
+    if name.startswith(networks.HF):
+        return functools.partial(networks.hf_trunk, name=name.removeprefix(networks.HF))
+    return networks.trunks.builtin_trunk(name) or registry.factory("trunk", name)
 
 
 def trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
     """Return the settings for a trunk's factory, without ``weights`` unless it loads them from its library."""
-    from ..networks.pretrained import is_file, is_pretrained
-
     settings = dict(table.settings)
-    if trained or is_file(settings.get("weights")) or not is_pretrained(settings):
+    if trained or networks.is_file(settings.get("weights")) or not networks.is_pretrained(settings):
         settings.pop("weights", None)
     return settings

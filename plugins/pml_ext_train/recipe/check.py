@@ -8,6 +8,7 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError, unknown
 from pml_ext.registry import BuildContext
 
+from .. import networks
 from .build import VECTORS, check_vectors, dataset_factory, image_transforms, trunk_factory, trunk_settings
 from .conversion import (
     FILLED_FOR_DATA,
@@ -172,19 +173,17 @@ def check_weights(recipe: Recipe) -> None:
 
     Trunks of plugins may have weights of their own. MissingExtraError for weights whose package is not installed.
     """
-    from ..networks import trunks
-    from ..networks.hf import HF
-    from ..networks.pretrained import RANDOM, weights_to_choose
-
     table = recipe.model
     name = table.trunk.name
-    trunks.check_packages(name, table.trunk.settings.get("weights"))
+    networks.trunks.check_packages(name, table.trunk.settings.get("weights"))
     if table.init is not None or table.trunk.settings.get("weights") is not None or table.takes_vectors:
         return
-    is_of_plugin = not name.startswith((trunks.TIMM, HF)) and trunks.builtin_trunk(name) is None
+    is_of_plugin = (
+        not name.startswith((networks.trunks.TIMM, networks.HF)) and networks.trunks.builtin_trunk(name) is None
+    )
     if is_of_plugin or not _keeps_trunk_weights(recipe):
         return
-    wanted = [*weights_to_choose(name), "a file", f"{RANDOM!r} if that is meant"]
+    wanted = [*networks.weights_to_choose(name), "a file", f"{networks.RANDOM!r} if that is meant"]
     raise ConfigError(
         f"{name} is frozen and has no weights, so its features would be random; wanted weights = "
         f"{' or '.join(wanted)}: --set model.trunk.weights=WEIGHTS, in probe {name}=WEIGHTS",

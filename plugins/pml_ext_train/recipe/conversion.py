@@ -55,10 +55,7 @@ def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
 def _refusal(table: NamedTable, error: BaseException) -> str:
     """Return what a factory, or a constructor, that failed was given, and where and why it failed."""
     settings = [f"{name} = {value!r}" for name, value in table.settings.items()]
-    if settings:
-        refuses = f"refuses {', '.join(settings)}"
-    else:
-        refuses = "fails"
+    refuses = f"refuses {', '.join(settings)}" if settings else "fails"
     says_why = isinstance(error, (ValueError, TypeError, AssertionError)) and str(error).strip()
     reason = str(error).strip() if says_why else repr(error)
     origin = registry.origin_of(error)
@@ -84,10 +81,7 @@ def checked_settings(
     for name, parameter in accepted.items():
         if parameter.default is parameter.empty and name not in given and name not in filled:
             raise ConfigError(f"missing, and {owner} has no default for it", key=f"{key}.{name}")
-    converted = {}
-    for name, value in given.items():
-        converted[name] = _converted(f"{key}.{name}", accepted[name], value)
-    return converted
+    return {name: _converted(f"{key}.{name}", accepted[name], value) for name, value in given.items()}
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
@@ -128,8 +122,7 @@ def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
         result = _validated(adapter, value)
     except ValidationError as error:
         wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
-        text = f"input should be {' or '.join(dict.fromkeys(wanted))}"
-        raise ConfigError(f"found {value!r}; {text}", key=key) from None
+        raise ConfigError(f"found {value!r}; input should be {' or '.join(dict.fromkeys(wanted))}", key=key) from None
     except Exception:  # pydantic cannot resolve a plugin's annotation
         return value
     return result if has_type else value

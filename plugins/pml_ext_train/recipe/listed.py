@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError
 
-from .schema import SHUFFLE, Recipe, StageTable
+from .schema import SHUFFLE, Recipe, SamplerTable, StageTable
 
 if TYPE_CHECKING:
     import torch
@@ -32,56 +33,39 @@ _BY_CLASS = (  # settings of [evaluation] for searches, classes and clusters
 
 def check_listed(recipe: Recipe, kind: Kind) -> None:
     """Refuse settings of a recipe that need labels, where the data are listed pairs or triplets."""
-    name = recipe.data.name
-    if recipe.data.labels != "given":
-        raise ConfigError(f"{recipe.data.labels} are labels, and {name} lists {kind}; leave it out", key="data.labels")
-    if recipe.data.views != 1:
-        raise ConfigError(
-            f"views of an image are positives by its label, and {name} lists {kind}; leave it out", key="data.views"
-        )
-    if recipe.data.relation is not None:
-        raise ConfigError(f"it is one of labels, and {name} lists {kind}; leave it out", key="data.relation")
-    for key in _BY_CLASS:
-        if getattr(recipe.evaluation, key) != type(recipe.evaluation).model_fields[key].default:
-            raise ConfigError(
-                f"it is for images with labels, and {name} lists {kind}; leave it out", key=f"evaluation.{key}"
-            )
+    data = recipe.data
+    by_label = [
+        ("data.labels", data.labels != "given", f"{data.labels} are labels"),
+        ("data.views", data.views != 1, "views of an image are positives by its label"),
+        ("data.relation", data.relation is not None, "it is one of labels"),
+    ]
+    by_label += [
+        (f"evaluation.{key}", True, "it is for images with labels") for key in recipe.evaluation.changed(_BY_CLASS)
+    ]
     for prefix, stage in recipe.stages_by_prefix():
-        _check_stage(prefix, stage, name, kind)
+        by_label += _settings_by_label(prefix, stage, kind)
+    for key, is_set, reason in by_label:
+        if is_set:
+            raise ConfigError(f"{reason}, and {data.name} lists {kind}; leave it out", key=key)
+    for prefix, stage in recipe.stages_by_prefix():
+        for name, parameter in registry.get(stage.loss.name, "loss").settings.items():
+            if name in ("num_classes", "class_labels") and parameter.default is parameter.empty:
+                raise _refused(prefix, stage.loss.name, data.name, kind, "it keeps something for each class")
 
 
-def _check_stage(prefix: str, stage: StageTable, name: str, kind: Kind) -> None:
-    """Refuse a sampler, miner, memory or regularizer that needs labels, and a loss with something for each class."""
-    sampler = stage.sampler
-    if sampler is not None and (sampler.name != SHUFFLE or sampler.settings):
-        raise ConfigError(
-            f"{sampler.name} draws images by labels, and {name} lists {kind}; leave out name and its "
-            f"settings: batch_size is the number of {kind} in a batch",
-            key=f"{prefix}sampler",
-        )
+def _settings_by_label(prefix: str, stage: StageTable, kind: Kind) -> Iterator[tuple[str, bool, str]]:
+    """Yield the keys of a stage that may need labels, whether they do here, and what for."""
+    sampler = stage.sampler or SamplerTable()
+    draws = f"{sampler.name} with its settings draws images by labels (batch_size alone is the number of {kind})"
+    yield f"{prefix}sampler", bool(sampler.name != SHUFFLE or sampler.settings), draws
     loss = stage.loss
     if loss.miner is not None:
-        raise ConfigError(
-            f"{loss.miner.name} chooses pairs by labels, and {name} lists {kind}; leave it out",
-            key=f"{prefix}loss.miner",
-        )
-    if loss.memory is not None:
-        raise ConfigError(
-            f"it pairs past images by labels, and {name} lists {kind}; leave it out", key=f"{prefix}loss.memory"
-        )
-    regularizer = loss.regularizer
-    if regularizer is not None:
-        found = registry.get(regularizer.name, "regularizer").cls
-        if "labels" in getattr(found, "capabilities", ()):
-            raise ConfigError(
-                f"{regularizer.name} needs labels, and {name} lists {kind}; leave it out",
-                key=f"{prefix}loss.regularizer",
-            )
-    settings = registry.get(loss.name, "loss").settings
-    for setting in ("num_classes", "class_labels"):
-        parameter = settings.get(setting)
-        if parameter is not None and parameter.default is parameter.empty:
-            raise _refused(prefix, loss.name, name, kind, "it keeps something for each class")
+        yield f"{prefix}loss.miner", True, f"{loss.miner.name} chooses pairs by labels"
+    yield f"{prefix}loss.memory", loss.memory is not None, "it pairs past images by labels"
+    if loss.regularizer is not None:
+        found = registry.get(loss.regularizer.name, "regularizer").cls
+        needs = "labels" in getattr(found, "capabilities", ())
+        yield f"{prefix}loss.regularizer", needs, f"{loss.regularizer.name} needs labels"
 
 
 def check_listed_loss(key: str, loss_name: str, loss: torch.nn.Module, recipe: Recipe, kind: Kind) -> None:
@@ -99,10 +83,9 @@ def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Rec
 
     if tuples.conflict() is None or takes_conflicts(loss, recipe.model.embedding_size):
         return
-    reason = "an image is the positive of an anchor in one training triplet, and its negative in another"
     raise ConfigError(
-        f"{loss_name} cannot train on {recipe.data.name}: {reason}; take pml/triplet-margin, which looks "
-        "at whole triplets",
+        f"{loss_name} cannot train on {recipe.data.name}: an image is the positive of an anchor in one training "
+        "triplet, and its negative in another; take pml/triplet-margin, which looks at whole triplets",
         key=f"{key}.name",
     )
 

@@ -58,9 +58,7 @@ def build_loss(
         context.pop("relation", None)
     loss = _component(key, "loss", table, context)
     _check_regularizer_weights(key, table, loss)
-    miner = None
-    if table.miner is not None:
-        miner = _build_miner(f"{key}.miner", table.name, table.miner, context)
+    miner = _build_miner(f"{key}.miner", table.name, table.miner, context) if table.miner is not None else None
     loss = _related(key, loss, context)
     if table.regularizer is not None:
         regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
@@ -86,8 +84,11 @@ def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module
     for name in table.settings:
         part = name.removesuffix("_reg_weight")
         if part != name and getattr(loss, f"{part}_regularizer", None) is None:
-            text = f"{table.name} has no {part}_regularizer here, whose weight it is"
-            raise ConfigError(f"{text}; wanted [{key}.regularizer] with name and weight", key=f"{key}.{name}")
+            raise ConfigError(
+                f"{table.name} has no {part}_regularizer here, whose weight it is; wanted [{key}.regularizer] with "
+                "name and weight",
+                key=f"{key}.{name}",
+            )
 
 
 def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.Module) -> None:
@@ -97,8 +98,10 @@ def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.M
     """
     if table.optimizer and table.regularizer is None and next(loss.parameters(), None) is None:
         setting = next(iter(table.optimizer))
-        text = f"{table.name} has no parameters here that an optimizer would train"
-        raise ConfigError(f"{text}; leave it out", key=f"{key}.optimizer.{setting}")
+        raise ConfigError(
+            f"{table.name} has no parameters here that an optimizer would train; leave it out",
+            key=f"{key}.optimizer.{setting}",
+        )
 
 
 def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, Any]) -> torch.nn.Module:
@@ -107,8 +110,11 @@ def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, A
     if "indices_tuple" not in registry.capabilities(registry.get(loss, "loss").cls):
         raise ConfigError(f"{loss} takes no miner's indices_tuple", key=key)
     if next(miner.parameters(), None) is not None:
-        text = f"{table.name} has parameters here (a learned distance), which nothing would train"
-        raise ConfigError(f"{text}; take a loss that has them and mines by them itself", key=key)
+        raise ConfigError(
+            f"{table.name} has parameters here (a learned distance), which nothing would train; take a loss that has "
+            "them and mines by them itself",
+            key=key,
+        )
     return miner
 
 
@@ -150,9 +156,7 @@ def placeholder_classes(table: DataTable) -> list[str]:
             return ["0", "1"]  # names that are numbers
         settings = table.relation.settings
     level = settings.get("level", 1)  # of a hierarchy, whose tree is then at least one level deeper
-    ancestors = "parent"
-    if isinstance(level, int) and 0 < level < 100:
-        ancestors = "/".join(["parent"] * level)
+    ancestors = "/".join(["parent"] * level) if isinstance(level, int) and 0 < level < 100 else "parent"
     unknown_class = str(settings.get("unknown", "unknown"))
     return [f"{ancestors}/0", f"{ancestors}/1", unknown_class]
 
@@ -192,8 +196,11 @@ def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[s
     with located(f"{key}.name"):
         component = registry.get(table.name, kind)
     if kind != "sampler" and _settings_by_class(component) and "num_classes" not in context:
-        text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
-        raise ConfigError(f"{text}; take a loss of pairs or triplets", key=key)
+        raise ConfigError(
+            f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch; take a "
+            "loss of pairs or triplets",
+            key=key,
+        )
     _, missing = registry.fill_settings(component.cls, context, table.settings)
     filled = set(component.settings).difference(missing)
     checked_settings(key, table.name, component.settings, table.settings, filled)

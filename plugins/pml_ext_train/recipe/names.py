@@ -81,6 +81,4 @@ def _kind_named_by(key: str) -> str:
         return ""
     table = owner.rpartition(".")[2].rpartition("_")[2]
     kind = _KINDS_OF_TABLES.get(table, table)
-    if kind in ("data set", "trunk", "transform", "tracker", *registry.KINDS):
-        return kind
-    return ""
+    return kind if kind in ("data set", "trunk", "transform", "tracker", *registry.KINDS) else ""

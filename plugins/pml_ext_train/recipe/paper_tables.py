@@ -18,10 +18,9 @@ _VariantsByTable = dict[str, dict[str, dict[str, Tables]]]  # by table ("cbml/7"
 def tables_of_papers() -> list[dict[str, Any]]:
     """Return every table and figure of every paper, with the recipes of its rows by scale, or why there are none."""
     variants = _variants_by_paper_table()
-    entries = []
+    entries: list[dict[str, Any]] = []
     for name, paper in papers().items():
-        for number in paper.tables:
-            entries.append(_paper_table_entry(name, paper, number, variants))
+        entries.extend(_paper_table_entry(name, paper, number, variants) for number in paper.tables)
     return entries
 
 
@@ -50,7 +49,8 @@ def _paper_table_entry(paper_name: str, paper: Printed, number: str, variants: _
 
     reason = ""
     if not any(recipes.values()):
-        reason = table.reason() or "; ".join(_reasons_of_rows(table))
+        reasons_of_rows = dict.fromkeys(map(table.reason, table.row_names()))
+        reason = table.reason() or "; ".join(filter(None, reasons_of_rows))
 
     return {
         "name": name,
@@ -61,16 +61,6 @@ def _paper_table_entry(paper_name: str, paper: Printed, number: str, variants: _
         "measured": table.measured,
         "reason": reason,
     }
-
-
-def _reasons_of_rows(table: PrintedTable) -> list[str]:
-    """Return why rows have no recipe, each reason once."""
-    reasons: list[str] = []
-    for row in table.row_names():
-        reason = table.reason(row)
-        if reason and reason not in reasons:
-            reasons.append(reason)
-    return reasons
 
 
 def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
@@ -96,9 +86,6 @@ def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, li
         first = next(iter(variants.values()))
         data = first.get("data")
         name = data.get("name") if isinstance(data, dict) else None
-        if is_full(table, str(name)):
-            scale = "full"
-        else:
-            scale = "small"
+        scale = "full" if is_full(table, str(name)) else "small"
         by_scale[scale].append(recipe)
     return by_scale

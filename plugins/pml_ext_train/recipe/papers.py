@@ -90,10 +90,9 @@ class PrintedTable(Table):
         """Return the values of a row, each after its heading and its column."""
         number = self.row_names().index(row)
         cells = iter(self.rows[number][len(self.heads) :])
-        values = []
+        values: list[tuple[str, str, Cell]] = []
         for heading, names in self.columns.items():
-            for name in names:
-                values.append((heading, name, next(cells)))
+            values.extend((heading, name, next(cells)) for name in names)
         return values
 
     def reason(self, row: str = "") -> str:
@@ -110,12 +109,8 @@ class PrintedTable(Table):
         """Format a cell as printed: 94.8 as 94.80 in a table whose numbers have two decimals."""
         if not isinstance(cell, float):
             return str(cell)
-        decimals = 0
-        for row in self.rows:
-            for each in row:
-                if isinstance(each, float):
-                    digits = str(each).partition(".")[2]
-                    decimals = max(decimals, len(digits))
+        numbers = [str(each) for each in itertools.chain.from_iterable(self.rows) if isinstance(each, float)]
+        decimals = max((len(number.partition(".")[2]) for number in numbers), default=0)
         return f"{cell:.{decimals}f}"
 
     def metric(self, row: str, column: str) -> str:
@@ -131,9 +126,7 @@ class PrintedTable(Table):
 
 def _usual_metric(column: str) -> str:
     ranked = re.fullmatch(r"R@(\d+)", column)
-    if ranked:
-        return f"recall_at_{ranked[1]}"
-    return _METRICS.get(column, "")
+    return f"recall_at_{ranked[1]}" if ranked else _METRICS.get(column, "")
 
 
 class Printed(Table):

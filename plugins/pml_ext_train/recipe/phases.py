@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from .. import networks
 from .losses import build_loss, loss_context, placeholder_classes
 from .schema import Recipe, cut_of
 
 
 def trains_pretrained_trunk(recipe: Recipe) -> bool:
     """Return whether a run trains a pretrained trunk and an embedder, so that it tests the features between them."""
-    from ..networks.pretrained import is_pretrained
-
     model = recipe.model
     trains = model.freeze != "trunk" and model.embedder != "none"
-    return trains and is_pretrained(model.trunk.settings)
+    return trains and networks.is_pretrained(model.trunk.settings)
 
 
 def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
@@ -20,8 +19,6 @@ def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
 
     The phase is ``"head"`` where the trunk is frozen until then, or ``"blocks"`` where its last blocks are trained.
     """
-    from ..networks.cut import HEAD
-
     if not trains_pretrained_trunk(recipe) or recipe.model.freeze != "none":
         return None
     epoch = 0
@@ -30,7 +27,7 @@ def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
         cut = cut_of(stage.freeze)
         if stage.freeze == "none":
             break
-        if stage.freeze == "trunk" or (cut is not None and cut.until == HEAD):
+        if stage.freeze == "trunk" or (cut is not None and cut.until == networks.HEAD):
             phase = phase or "head"
         else:
             phase = "blocks"
@@ -40,16 +37,12 @@ def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
 
 def _in_closed_form(recipe: Recipe) -> list[str]:
     """Return the phases of features that are whitened without training."""
-    if recipe.data.labels == "given":
-        return ["pca", "within_class"]
-    return ["pca"]
+    return ["pca", "within_class"] if recipe.data.labels == "given" else ["pca"]
 
 
 def reported_phases(recipe: Recipe) -> list[str]:
     """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
     from pml_ext.evaluation import learned_metric
-
-    from ..networks.pretrained import is_pretrained
 
     table = recipe.evaluation
     phases = ["after"]  # after training
@@ -63,7 +56,7 @@ def reported_phases(recipe: Recipe) -> list[str]:
         phases += ["raw", "before"]
         if recipe.model.takes_vectors:
             phases += _in_closed_form(recipe)
-        elif recipe.model.freeze == "trunk" or is_pretrained(recipe.model.trunk.settings):
+        elif recipe.model.freeze == "trunk" or networks.is_pretrained(recipe.model.trunk.settings):
             phases += ["frozen", *_in_closed_form(recipe)]
         earlier = stage_before_whole(recipe)
         if earlier is not None:

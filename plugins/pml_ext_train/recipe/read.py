@@ -137,10 +137,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
     result = merged(base, tables)
     if pipeline_images:  # merged drops them where the file names another data set than its parents
         data = tables.get("data")
-        if isinstance(data, dict):
-            images_of_file = data.get("images", {})
-        else:
-            images_of_file = {}
+        images_of_file = data.get("images", {}) if isinstance(data, dict) else {}
         images = merged(pipeline_images, images_of_file)
         result["data"] = {**result.get("data", {}), "images": images}
     return result
@@ -149,10 +146,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
 def _tables_of_parent(name: str, children: tuple[str, ...]) -> Tables:
     """Return what a recipe inherits from another one, or from one of its variants."""
     is_variant = without_variant(name) != name
-    if is_variant:
-        tables = variant_tables(name)[name]
-    else:
-        tables = read_recipe(name, children).tables
+    tables = variant_tables(name)[name] if is_variant else read_recipe(name, children).tables
     tables.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them
     return tables
 

@@ -51,6 +51,17 @@ class Table(BaseModel):
                     raise ValueError(unknown_key("key", key, cls.model_fields))
         return tables
 
+    def changed(self, keys: Iterable[str]) -> list[str]:
+        """Return those of the keys whose values are not the defaults."""
+        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+
+
+def _refuse(*problems: tuple[bool, str, str]) -> None:
+    """Raise ConfigError for the first problem that there is; each is whether it is there, its key, and its text."""
+    for is_there, key, text in problems:
+        if is_there:
+            raise ConfigError(text, key=key)
+
 
 class NamedTable(Table):
     """A table with the ``name`` of a component, data set or trunk, and its settings next to the table's own keys."""
@@ -95,16 +106,30 @@ class ImagesTable(Table):
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         means = len(self.mean or [])
-        if means != len(self.std or []) or means not in (0, 1, 3):
-            raise ValueError("mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing")
-        if self.value_range == 255 and self.mean is None:
-            raise ValueError("value_range = 255 goes with the mean and std of such values")
-        if self.random_crop_scale is not None and self.random_crop_scale[0] > self.random_crop_scale[1]:
-            raise ValueError("random_crop_scale is a range of areas, smaller first")
-        if self.resize is not None and self.crop is not None and self.resize < self.crop:
-            raise ValueError(f"resize ({self.resize}) must be at least crop ({self.crop})")
-        if self.random_crop and self.random_crop_scale is not None:
-            raise ValueError("random_crop and random_crop_scale both say how images are cut; leave out one")
+        area = self.random_crop_scale
+        _refuse(
+            (
+                means != len(self.std or []) or means not in (0, 1, 3),
+                "",
+                "mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing",
+            ),
+            (
+                self.value_range == 255 and self.mean is None,
+                "",
+                "value_range = 255 goes with the mean and std of such values",
+            ),
+            (area is not None and area[0] > area[1], "", "random_crop_scale is a range of areas, smaller first"),
+            (
+                self.resize is not None and self.crop is not None and self.resize < self.crop,
+                "",
+                f"resize ({self.resize}) must be at least crop ({self.crop})",
+            ),
+            (
+                self.random_crop and area is not None,
+                "",
+                "random_crop and random_crop_scale both say how images are cut; leave out one",
+            ),
+        )
         return self
 
 
@@ -168,25 +193,34 @@ class DataTable(NamedTable):
     def _tables_fit(self) -> Self:
         if self.labels == "clusters":
             self.pseudo = self.pseudo or PseudoTable()
-            sizes = self.pseudo.batch_size or [2, 2]
-            if sizes[0] > sizes[1]:
-                raise ConfigError(f"found {sizes}; wanted the smaller first", key="pseudo.batch_size")
-        elif self.pseudo is not None:
-            raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
-        if self.relation is not None and self.relation.name not in RELATIONS:
-            raise ConfigError(unknown("relation", self.relation.name, RELATIONS), key="relation")
-        if self.relation is not None and self.labels != "given":
-            raise ConfigError(
-                f"it follows from the names of classes, which {self.labels_without_names} not", key="relation"
-            )
-        if self.labels == "instance" and self.views < 2:
-            raise ConfigError(
-                f"found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive "
-                "pairs are its views",
-                key="views",
-            )
-        if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
-            raise ValueError("images and augment both say how images are cut; leave out augment.random_crop")
+        sizes = (self.pseudo and self.pseudo.batch_size) or [2, 2]
+        relation = RELATIONS[0] if self.relation is None else self.relation.name
+        cuts = self.images.random_crop or self.images.random_crop_scale
+        _refuse(
+            (sizes[0] > sizes[1], "pseudo.batch_size", f"found {sizes}; wanted the smaller first"),
+            (
+                self.pseudo is not None and self.labels != "clusters",
+                "",
+                "pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out",
+            ),
+            (relation not in RELATIONS, "relation", unknown("relation", relation, RELATIONS)),
+            (
+                self.relation is not None and self.labels != "given",
+                "relation",
+                f"it follows from the names of classes, which {self.labels_without_names} not",
+            ),
+            (
+                self.labels == "instance" and self.views < 2,
+                "views",
+                f"found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive pairs "
+                "are its views",
+            ),
+            (
+                bool(self.augment.get("random_crop") and cuts),
+                "",
+                "images and augment both say how images are cut; leave out augment.random_crop",
+            ),
+        )
         return self
 
 
@@ -283,12 +317,8 @@ class ModelTable(Table):
         """Refuse settings of a trunk where there is none; vectors are features that are kept."""
         if not self.takes_vectors:
             return self
-        unused = []
-        if self.freeze not in ("none", "trunk"):
-            unused.append("freeze")
-        for key in ("views", "lora", "freeze_batch_norm"):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                unused.append(key)
+        unused = ["freeze"] if self.freeze not in ("none", "trunk") else []
+        unused += self.changed(("views", "lora", "freeze_batch_norm"))
         if unused:
             raise ConfigError(
                 "it is of a trunk for images, and vectors go into the embedder as they are", key=unused[0]
@@ -304,53 +334,63 @@ class ModelTable(Table):
     @property
     def hidden_layers(self) -> list[int]:
         """The sizes of the embedder's hidden layers: one of 512 for "mlp", unless ``hidden_sizes`` say otherwise."""
-        if self.embedder == "mlp" and not self.hidden_sizes:
-            return [512]
-        return self.hidden_sizes
+        return [512] if self.embedder == "mlp" and not self.hidden_sizes else self.hidden_sizes
 
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
-        if self.lora is not None and self.freeze != "none":
-            raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
-        if not self.trains_embedder:
-            for key in ("hidden_sizes", "norm", "dropout", "start", "refit"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ConfigError(f"it is of an embedder that is trained, not of {self.embedder!r}", key=key)
-        if self.freeze != "trunk" and self.embedder in FITTED_EMBEDDERS:
-            raise ConfigError(
-                f"{self.embedder!r} goes with freeze = 'trunk', whose features are kept; after training, "
-                "refit = 'within-class'",
-                key="embedder",
-            )
-        self._check_whitening()
+        keys = ("hidden_sizes", "norm", "dropout", "start", "refit")
+        of_training = [] if self.trains_embedder else self.changed(keys)
         keeps_features = self.freeze == "trunk" or cut_of(self.freeze) is not None
-        if self.init is not None and keeps_features and not self.takes_vectors:
-            raise ConfigError(
-                "a run's weights are trained further; features are kept of pretrained trunks alone", key="init"
-            )
+        _refuse(
+            (
+                self.lora is not None and self.freeze != "none",
+                "",
+                "lora trains adapters of a trunk that is frozen otherwise; leave out freeze",
+            ),
+            *((True, key, f"it is of an embedder that is trained, not of {self.embedder!r}") for key in of_training),
+            (
+                self.freeze != "trunk" and self.embedder in FITTED_EMBEDDERS,
+                "embedder",
+                f"{self.embedder!r} goes with freeze = 'trunk', whose features are kept; after training, refit = "
+                "'within-class'",
+            ),
+            *self._problems_of_whitening(),
+            (
+                self.init is not None and keeps_features and not self.takes_vectors,
+                "init",
+                "a run's weights are trained further; features are kept of pretrained trunks alone",
+            ),
+        )
         return self
 
-    def _check_whitening(self) -> None:
-        """Refuse a shrinkage without effect, and a layer in closed form in place of other layers than a linear one."""
-        for key in ("start", "refit"):
-            is_linear = self.embedder == "linear" and not self.hidden_sizes and self.norm == "none" and not self.dropout
-            if getattr(self, key) == "within-class" and not is_linear:
-                raise ConfigError("it is of embedder = 'linear' without hidden_sizes, norm and dropout", key=key)
-        if self.refit != "none" and self.freeze == "trunk":
-            raise ConfigError(
-                "the trunk is frozen, so that nothing of the training would be left; wanted "
-                "embedder = 'within-class', which takes no training",
-                key="refit",
-            )
-        if self.start != "random" and self.init is not None:
-            raise ConfigError("the weights of the run that init names would be replaced; leave one out", key="start")
+    def _problems_of_whitening(self) -> Iterator[tuple[bool, str, str]]:
+        """Yield problems of shrinkage, which may have no effect, and of a layer in closed form in place of others."""
+        is_linear = self.embedder == "linear" and not self.hidden_sizes and self.norm == "none" and not self.dropout
         is_within = "within-class" in (self.embedder, self.start, self.refit)
-        if self.shrinkage is not None and not is_within and self.embedder != "pca":
-            raise ConfigError(
-                "it is of embedder 'pca' or 'within-class', start or refit; wanted one of them", key="shrinkage"
-            )
-        if self.shrinkage == "auto" and not is_within:
-            raise ConfigError("'auto' holds out classes, which 'pca' does not see; give a number", key="shrinkage")
+        for key in ("start", "refit"):
+            is_wrong = getattr(self, key) == "within-class" and not is_linear
+            yield is_wrong, key, "it is of embedder = 'linear' without hidden_sizes, norm and dropout"
+        yield (
+            self.refit != "none" and self.freeze == "trunk",
+            "refit",
+            "the trunk is frozen, so that nothing of the training would be left; wanted embedder = 'within-class', "
+            "which takes no training",
+        )
+        yield (
+            self.start != "random" and self.init is not None,
+            "start",
+            "the weights of the run that init names would be replaced; leave one out",
+        )
+        yield (
+            self.shrinkage is not None and not is_within and self.embedder != "pca",
+            "shrinkage",
+            "it is of embedder 'pca' or 'within-class', start or refit; wanted one of them",
+        )
+        yield (
+            self.shrinkage == "auto" and not is_within,
+            "shrinkage",
+            "'auto' holds out classes, which 'pca' does not see; give a number",
+        )
 
 
 class OptimizerTable(NamedTable):
@@ -422,10 +462,14 @@ class ScheduleTable(Table):
 
     @model_validator(mode="after")
     def _milestones_fit(self) -> Self:
-        if (self.name == "multi-step") != bool(self.milestones):
-            raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
-        if self.warmup > self.epochs:
-            raise ConfigError(f"found {self.warmup:g} epochs, and the run has {self.epochs}", key="warmup")
+        _refuse(
+            (
+                (self.name == "multi-step") != bool(self.milestones),
+                "",
+                "milestones (epochs) go with name = 'multi-step', and with it alone",
+            ),
+            (self.warmup > self.epochs, "warmup", f"found {self.warmup:g} epochs, and the run has {self.epochs}"),
+        )
         return self
 
 
@@ -472,28 +516,42 @@ class EvaluationTable(Table):
             fits = self.select is not None and self.validation == 0
         else:
             fits = (self.select is not None) == (self.validation > 0)
-        if not fits:
-            raise ValueError(
+        lists = ("recall_at", "precision_at", "clusters_per_class")
+        _refuse(
+            (
+                not fits,
+                "",
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
-                "out for that) or select_on = 'test' or 'split', for example validation = 0.2, select = 'map_at_r'"
-            )
-        if self.validation_trains and not self.validation:
-            raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
-        if self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)):
-            raise ValueError("fold goes with validation, and counts its parts: 1 to 4 for validation = 0.25")
-        for key in ("recall_at", "precision_at", "clusters_per_class"):
-            if 1 not in getattr(self, key):
-                raise ValueError(f"{key} includes 1, which every run reports")
+                "out for that) or select_on = 'test' or 'split', for example validation = 0.2, select = 'map_at_r'",
+            ),
+            (
+                self.validation_trains and not self.validation,
+                "",
+                "validation_trains goes with validation, the share of the training classes that it is of",
+            ),
+            (
+                self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)),
+                "",
+                "fold goes with validation, and counts its parts: 1 to 4 for validation = 0.25",
+            ),
+            *((1 not in getattr(self, key), "", f"{key} includes 1, which every run reports") for key in lists),
+        )
         return self
 
     def check_effects(self) -> None:
         """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
-        if self.held_out != "drawn" and not self.validation:
-            where = f"evaluation: held_out = {self.held_out!r}"
-            raise ConfigError(f"{where} goes with validation, the share of the training classes")
-        if self.every > 1 and self.select is None:
-            text = "every goes with select, the metric to choose the epoch by; test_every is for curves"
-            raise ConfigError(text, key="evaluation")
+        _refuse(
+            (
+                self.held_out != "drawn" and not self.validation,
+                "evaluation",
+                f"held_out = {self.held_out!r} goes with validation, the share of the training classes",
+            ),
+            (
+                self.every > 1 and self.select is None,
+                "evaluation",
+                "every goes with select, the metric to choose the epoch by; test_every is for curves",
+            ),
+        )
 
     @property
     def validated_on(self) -> str:
@@ -540,10 +598,14 @@ class TuneTable(Table):
 
     @model_validator(mode="after")
     def _range_or_choices(self) -> Self:
-        if bool(self.choices) == (self.low < self.high):
-            raise ValueError(f"found low = {self.low}, high = {self.high}; wanted the smaller first, or choices alone")
-        if self.log and self.low <= 0:
-            raise ValueError(f"found low = {self.low} with log = true; wanted more than 0")
+        _refuse(
+            (
+                bool(self.choices) == (self.low < self.high),
+                "",
+                f"found low = {self.low}, high = {self.high}; wanted the smaller first, or choices alone",
+            ),
+            (self.log and self.low <= 0, "", f"found low = {self.low} with log = true; wanted more than 0"),
+        )
         return self
 
 
@@ -576,10 +638,7 @@ class Recipe(Table):
 
     def _check_key(self, place: str, key: str) -> None:
         """Raise ValueError, with the place, for a key that no table of settings has."""
-        tables = {}
-        for name, field in type(self).model_fields.items():
-            if name not in NO_SETTINGS:
-                tables[name] = field.annotation
+        tables = {name: field.annotation for name, field in type(self).model_fields.items() if name not in NO_SETTINGS}
         group, _, inner = key.partition(".")
         if group not in tables:
             raise ConfigError(unknown("table", group, tables), key=place)
@@ -594,82 +653,93 @@ class Recipe(Table):
     def _tables_fit(self) -> Self:
         epochs = self.schedule.epochs
         stage_epochs = sum(stage.epochs for stage in self.stages)
-        if stage_epochs >= epochs:
-            raise ConfigError(
-                f"found {epochs}; the stages take {stage_epochs} epochs, so it must be more", key="schedule.epochs"
-            )
-        self._check_cuts()
-        if self.data.labels != "given" and self.evaluation.validation:
-            without = f"which {self.data.labels_without_names} not"
-            raise ConfigError(f"it holds out classes by labels, {without}", key="evaluation.validation")
-        if self.evaluation.verification is not None and self.data.relation is not None:
-            raise ConfigError(
-                "it takes pairs of equal classes, which data.relation replaces", key="evaluation.verification"
-            )
+        _refuse(
+            (
+                stage_epochs >= epochs,
+                "schedule.epochs",
+                f"found {epochs}; the stages take {stage_epochs} epochs, so it must be more",
+            ),
+            *self._problems_of_cuts(),
+            (
+                self.data.labels != "given" and bool(self.evaluation.validation),
+                "evaluation.validation",
+                f"it holds out classes by labels, which {self.data.labels_without_names} not",
+            ),
+            (
+                self.evaluation.verification is not None and self.data.relation is not None,
+                "evaluation.verification",
+                "it takes pairs of equal classes, which data.relation replaces",
+            ),
+        )
         for stage in self.all_stages():
-            assert stage.sampler is not None
-            self._check_sampler(stage.sampler)
-            if stage.loss.memory is not None:
-                self._check_memory(stage.loss.memory, stage.sampler.batch_size * self.data.views)
+            _refuse(*self._problems_of_stage(stage))
         return self
 
-    def _check_sampler(self, sampler: SamplerTable) -> None:
-        """Raise ValueError for a sampler of several images of a class where each image is a class."""
-        per_class = sampler.settings.get("m", 1)
-        if self.data.labels == "instance" and sampler.name != SHUFFLE and per_class != 1:
-            remedy = "wanted m = 1, or sampler.name = 'shuffle'"
-            raise ConfigError(
-                f"found {per_class!r}, and with labels = 'instance' a class has 1; {remedy}", key="sampler.m"
-            )
-
-    def _check_cuts(self) -> None:
-        """Raise ValueError for views that are not kept, and for cuts that do not fit the stages or the network."""
-        cuts = [cut_of(stage.freeze) for stage in self.stages]
-        has_stage_cut = any(cuts)
-        keeps_views = self.model.freeze == "trunk" or cut_of(self.model.freeze) is not None or has_stage_cut
-        if self.model.views > 1 and not keeps_views:
-            kept = "goes with freeze = 'trunk' or a cut, whose features or activations are kept"
-            raise ConfigError(f"{self.model.views!r} {kept}", key="model.views")
-        too_few = self.data.views > max(1, self.model.views)
-        if keeps_views and not self.model.takes_vectors and too_few:
-            raise ConfigError(
-                f"found {self.data.views}, and a frozen trunk or a cut keeps model.views = "
-                f"{self.model.views} of each image; wanted model.views = {self.data.views} or more, of which a batch "
-                "has different ones",
-                key="data.views",
-            )
-        if not has_stage_cut:
+    def _problems_of_stage(self, stage: StageTable) -> Iterator[tuple[bool, str, str]]:
+        """Yield problems of several images of a class where each is a class, and of a memory."""
+        assert stage.sampler is not None
+        per_class = stage.sampler.settings.get("m", 1)
+        yield (
+            self.data.labels == "instance" and stage.sampler.name != SHUFFLE and per_class != 1,
+            "sampler.m",
+            f"found {per_class!r}, and with labels = 'instance' a class has 1; wanted m = 1, or sampler.name = "
+            "'shuffle'",
+        )
+        if stage.loss.memory is None:
             return
-        if self.model.freeze != "none" or self.model.lora is not None or self.model.init is not None:
-            raise ConfigError(
-                "a cut of a stage goes without model.freeze, model.lora and model.init", key="stages.freeze"
-            )
-        first_live = cuts.index(None) if None in cuts else len(cuts)
-        if any(cuts[first_live:]):
-            text = "activations are kept of a trunk that has not been trained; stages with a cut come first"
-            raise ConfigError(text, key="stages.freeze")
-
-    def _check_memory(self, memory: MemoryTable, batch: int) -> None:
-        """Raise ValueError for a memory that does not fit the data, the batch or the schedule."""
+        size = stage.loss.memory.size
+        start = stage.loss.memory.start_epoch
+        batch = stage.sampler.batch_size * self.data.views
+        clusters = self.data.labels == "clusters"
+        yield clusters, "loss.memory", "it keeps labels of past batches, and clusters change with each epoch"
+        yield size < batch, "loss.memory.size", f"found {size}; it holds at least one batch, here {batch}"
         epochs = self.schedule.epochs
-        if self.data.labels == "clusters":
-            raise ConfigError("it keeps labels of past batches, and clusters change with each epoch", key="loss.memory")
-        if memory.size < batch:
-            raise ConfigError(f"found {memory.size}; it holds at least one batch, here {batch}", key="loss.memory.size")
-        if memory.start_epoch > epochs:
-            raise ConfigError(f"found {memory.start_epoch}; the run has {epochs} epochs", key="loss.memory.start_epoch")
+        yield start > epochs, "loss.memory.start_epoch", f"found {start}; the run has {epochs} epochs"
+
+    def _problems_of_cuts(self) -> Iterator[tuple[bool, str, str]]:
+        """Yield problems of views that are not kept, and of cuts that do not fit the stages or the network."""
+        model = self.model
+        cuts = [cut_of(stage.freeze) for stage in self.stages]
+        keeps_views = model.freeze == "trunk" or cut_of(model.freeze) is not None or any(cuts)
+        yield (
+            model.views > 1 and not keeps_views,
+            "model.views",
+            f"{model.views!r} goes with freeze = 'trunk' or a cut, whose features or activations are kept",
+        )
+        yield (
+            keeps_views and not model.takes_vectors and self.data.views > max(1, model.views),
+            "data.views",
+            f"found {self.data.views}, and a frozen trunk or a cut keeps model.views = {model.views} of each image; "
+            f"wanted model.views = {self.data.views} or more, of which a batch has different ones",
+        )
+        yield (
+            any(cuts) and (model.freeze != "none" or model.lora is not None or model.init is not None),
+            "stages.freeze",
+            "a cut of a stage goes without model.freeze, model.lora and model.init",
+        )
+        first_live = cuts.index(None) if None in cuts else len(cuts)
+        yield (
+            any(cuts[first_live:]),
+            "stages.freeze",
+            "activations are kept of a trunk that has not been trained; stages with a cut come first",
+        )
 
     def check_effects(self) -> None:
         """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
         self.evaluation.check_effects()
-        schedule = self.schedule
-        if schedule.name != "multi-step" and schedule.gamma != ScheduleTable.model_fields["gamma"].default:
-            raise ConfigError(
-                f"goes with name = 'multi-step', not with {schedule.name!r}; leave it out", key="schedule.gamma"
-            )
-        if not self.model.trains_embedder and self.optimizer.head_lr_factor != 1:
-            text = f"embedder = {self.model.embedder!r} is not trained"
-            raise ConfigError(f"{text}; leave it out", key="optimizer.head_lr_factor")
+        name = self.schedule.name
+        _refuse(
+            (
+                name != "multi-step" and bool(self.schedule.changed(["gamma"])),
+                "schedule.gamma",
+                f"goes with name = 'multi-step', not with {name!r}; leave it out",
+            ),
+            (
+                not self.model.trains_embedder and self.optimizer.head_lr_factor != 1,
+                "optimizer.head_lr_factor",
+                f"embedder = {self.model.embedder!r} is not trained; leave it out",
+            ),
+        )
 
     def all_stages(self) -> list[StageTable]:
         """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
@@ -684,10 +754,7 @@ class Recipe(Table):
     def stages_by_prefix(self) -> Iterator[tuple[str, StageTable]]:
         """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
         for number, stage in enumerate(self.all_stages()):
-            if number < len(self.stages):
-                prefix = f"stages.{number}."
-            else:
-                prefix = ""
+            prefix = f"stages.{number}." if number < len(self.stages) else ""
             yield prefix, stage
 
     def metric_names(self) -> list[str]:
@@ -720,9 +787,7 @@ def wrong_setting(error: ValidationError) -> ConfigError:
 def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
     """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
     tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
-    if tables:
-        return f"no {what} {key!r}; it belongs to {tables}"
-    return unknown(what, key, known)
+    return f"no {what} {key!r}; it belongs to {tables}" if tables else unknown(what, key, known)
 
 
 def _tables_with(table: type[BaseModel], key: str, path: str = "") -> Iterator[str]:

@@ -62,9 +62,7 @@ def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: s
             if _is_fixed(key, sweep[key], tables, settings, all_variants):
                 del sweep[key]
 
-    overridden_keys: set[str] = set()
-    for key, value in settings:
-        overridden_keys |= flat(nested(key, value)).keys()
+    overridden_keys = set().union(*(flat(nested(key, value)) for key, value in settings))
 
     swept = {}
     variants = {}
@@ -127,8 +125,10 @@ def _check_still_differ(swept: Mapping[str, Tables], overridden_variants: Mappin
     for name, tables in overridden_variants.items():
         other = first_of.setdefault(_settings_as_text(tables), name)
         if other != name and _settings_as_text(swept[other]) != _settings_as_text(swept[name]):
-            text = f"--set, or an option that sets keys, leaves the variants {other} and {name} equal"
-            raise ConfigError(f"{text}; leave it out, or name one of them: {other}")
+            raise ConfigError(
+                f"--set, or an option that sets keys, leaves the variants {other} and {name} equal; leave it out, or "
+                f"name one of them: {other}"
+            )
 
 
 def _settings_as_text(tables: Tables) -> str:
@@ -183,10 +183,7 @@ def _choices(key: str, values: Any, source: str) -> list[_Choice]:
     choices = []
     if key and isinstance(values, list):
         for value in values:
-            if isinstance(value, dict):
-                label = value.get("name", value)
-            else:
-                label = value
+            label = value.get("name", value) if isinstance(value, dict) else value
             choices.append(_Choice(str(label), key, value))
     elif isinstance(values, dict) and all(isinstance(tables, dict) for tables in values.values()):
         for label, tables in values.items():

@@ -96,9 +96,7 @@ def name_or_value(key: str, tables: Mapping[str, Any]) -> Any:
         if not isinstance(found, Mapping):
             return None
         found = found.get(part)
-    if isinstance(found, Mapping):
-        return found.get("name")
-    return found
+    return found.get("name") if isinstance(found, Mapping) else found
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -1,12 +1,46 @@
-from .database import write_csv as write_csv
-from .run_files import is_finished as is_finished, read_metrics as read_metrics, tables_of_run as tables_of_run
+from .database import (
+    CURVE as CURVE,
+    TEST as TEST,
+    VALIDATION as VALIDATION,
+    write_csv as write_csv,
+    write_csv_files as write_csv_files,
+)
+from .recorder import Records as Records
+from .run_files import (
+    LAST as LAST,
+    MODEL as MODEL,
+    check_against_sums as check_against_sums,
+    is_finished as is_finished,
+    read_finished as read_finished,
+    read_metrics as read_metrics,
+    tables_of_run as tables_of_run,
+)
 from .run_folder import (
     CHOICE as CHOICE,
+    DERIVED as DERIVED,
+    FILES as FILES,
+    METRICS as METRICS,
+    NETWORK as NETWORK,
     RECIPE as RECIPE,
+    REPORT as REPORT,
     TRIALS as TRIALS,
+    WRITTEN as WRITTEN,
     check_unchanged as check_unchanged,
+    no_finished_run as no_finished_run,
     remove_run as remove_run,
+    write_checksums as write_checksums,
+    write_run_json as write_run_json,
 )
-from .series import metric_by_epoch as metric_by_epoch
-from .summary import spread as spread
-from .trackers import Tracker as Tracker, import_tracker as import_tracker, phases_of as phases_of
+from .series import (
+    Series as Series,
+    loss_series as loss_series,
+    metric_by_epoch as metric_by_epoch,
+    metric_series as metric_series,
+)
+from .summary import spread as spread, summarize as summarize
+from .trackers import (
+    Tracker as Tracker,
+    build_tracker as build_tracker,
+    import_tracker as import_tracker,
+    phases_of as phases_of,
+)

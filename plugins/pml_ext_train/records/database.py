@@ -70,26 +70,25 @@ def delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable
                     connection.execute(f'DROP TABLE "{table}"')
                 (database.parent / f"{table}.csv").unlink(missing_ok=True)
     except sqlite3.OperationalError as error:  # locked, unreadable or on a full disk, but not damaged
-        command = f"fuser {shlex.quote(str(database))}"
         raise DataError(
             f"{database}: the rows after the checkpoint cannot be deleted ({error}); another program, such as a "
-            f"monitor of the run, may hold the file (type: {command}); end it, then repeat the command"
+            f"monitor of the run, may hold the file (type: fuser {shlex.quote(str(database))}); end it, then repeat "
+            "the command"
         ) from None
     except sqlite3.DatabaseError as error:
         aside = database.with_name("damaged.db")
         os.replace(database, aside)
-        begin = f"it is now {aside.name}, and the records begin with iteration {iteration + 1}"
-        warn(f"{database} is damaged ({one_line(error)}); {begin}")
+        warn(
+            f"{database} is damaged ({one_line(error)}); it is now {aside.name}, and the records begin with iteration "
+            f"{iteration + 1}"
+        )
 
 
 def write_csv_files(folder: Path) -> None:
     """Write the CSV file of every table of a run's database."""
     for table, rows in rows_by_table(folder).items():
         columns = [column for column in rows[0] if column != "id"]
-        lines = [columns]
-        for row in rows:
-            lines.append([row[column] for column in columns])
-        write_csv(folder / f"{table}.csv", lines)
+        write_csv(folder / f"{table}.csv", [columns, *([row[column] for column in columns] for row in rows)])
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:

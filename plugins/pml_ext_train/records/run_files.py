@@ -7,8 +7,7 @@ from typing import Any
 
 from pml_ext.errors import DataError, first_of, shortened
 
-from ..files import DamagedError, checksums, read_json, read_toml
-from ..files.checksums import SUMS
+from ..files import SUMS, DamagedError, checksums, read_json, read_toml
 from .run_folder import METRICS, RECIPE, REPORT, check_unchanged, how_to_redo
 
 Metrics = dict[str, Any]
@@ -22,8 +21,9 @@ def tables_of_run(folder: Path) -> dict[str, Any]:
     try:
         return read_toml(folder / RECIPE, "run")
     except DamagedError as error:
-        text = f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; {how_to_redo(folder, RECIPE)}") from None
+        raise DataError(
+            f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)}); {how_to_redo(folder, RECIPE)}"
+        ) from None
 
 
 def check_against_sums(folder: Path, name: str) -> None:
@@ -41,10 +41,7 @@ def read_finished(folder: Path) -> tuple[Metrics, list[str]]:
     """Return the metrics of a finished run, and the names of its missing and damaged files."""
     check_against_sums(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
-    damaged = set()
-    for name in checksums.missing_files(folder):
-        if not name.startswith("checkpoints/"):
-            damaged.add(name)
+    damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
     for name in (SUMS, MODEL):
         if not (folder / name).exists():
             damaged.add(name)
@@ -68,5 +65,6 @@ def read_metrics(path: Path) -> Metrics:
             raise DamagedError(f"no {first_of(missing, 3)} in it")
         return metrics  # type: ignore[no-any-return]
     except DamagedError as error:
-        text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; {how_to_redo(path.parent, METRICS)}") from None
+        raise DataError(
+            f"{path}: not the metrics of a run ({shortened(error, 200)}); {how_to_redo(path.parent, METRICS)}"
+        ) from None

@@ -11,8 +11,7 @@ from typing import Any
 
 from pml_ext.errors import DataError
 
-from ..files import final_path, reading
-from ..files.checksums import SUMS, read_sums, replace_file, sha256_of, write_sums
+from ..files import SUMS, final_path, read_sums, reading, replace_file, sha256_of, write_sums
 
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
@@ -83,8 +82,10 @@ def check_unchanged(folder: Path, name: str) -> None:
     with reading(folder / name):
         differs = wanted is not None and sha256_of(folder / name) != wanted
     if differs:
-        text = f"{folder / name}: not the file that the run wrote, by {folder / SUMS}"
-        raise DataError(f"{text}; put it back, or {how_to_redo(folder, name)}")
+        raise DataError(
+            f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or "
+            f"{how_to_redo(folder, name)}"
+        )
 
 
 def how_to_redo(folder: Path, name: str) -> str:

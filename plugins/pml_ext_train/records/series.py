@@ -12,10 +12,7 @@ Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and va
 
 def metric_series(folder: Path, metric: str) -> Series:
     """Return epochs and values of a metric between epochs, by table."""
-    series = {}
-    for table, columns in _series(folder, [metric], (VALIDATION, CURVE)).items():
-        series[table] = columns[metric]
-    return series
+    return {table: columns[metric] for table, columns in _series(folder, [metric], (VALIDATION, CURVE)).items()}
 
 
 def metric_by_epoch(folder: Path, metric: str) -> Series:
@@ -30,11 +27,7 @@ def metric_by_epoch(folder: Path, metric: str) -> Series:
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
     found = _series(folder, dict.fromkeys(["total_loss", *terms]), ("loss_histories", "metric_loss"))
-    series: Series
-    if "loss_histories" in found:
-        series = {"loss": found.pop("loss_histories")["total_loss"]}
-    else:
-        series = {}
+    series: Series = {"loss": found.pop("loss_histories")["total_loss"]} if "loss_histories" in found else {}
     for table, columns in found.items():
         for term, (iterations, values) in columns.items():
             label = term.removesuffix("_loss")

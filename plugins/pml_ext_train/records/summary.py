@@ -30,7 +30,5 @@ def summarize(results: Sequence[Metrics]) -> Metrics:
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
     """Return mean and sample standard deviation of one or more values; None for the deviation of one."""
-    std = None
-    if len(values) > 1:
-        std = statistics.stdev(values)
+    std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std}

@@ -15,8 +15,7 @@ from pml_ext.errors import needs_extra
 from pml_ext.evaluation.metrics import headline_metric
 
 from ..files import read_json, write_json
-from ..recipe.conversion import FILLED_FOR_TRACKER, options_of
-from ..recipe.schema import NamedTable
+from ..recipe import FILLED_FOR_TRACKER, NamedTable, options_of
 
 
 class Tracker(Protocol):
@@ -40,11 +39,7 @@ def of_epochs(name: str) -> bool:
 
 def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the metrics of each test in ``metrics.json``: ``"raw"``, ``"before"``, ``"after"`` ..."""
-    phases = {}
-    for phase, values in metrics.items():
-        if isinstance(values, dict) and headline_metric(values):
-            phases[phase] = values
-    return phases
+    return {phase: values for phase, values in metrics.items() if isinstance(values, dict) and headline_metric(values)}
 
 
 def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -98,10 +93,11 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for writer, epochs in ((self._iterations, False), (self._epochs, True)):
-            entries = []
-            for name, value in values.items():
-                if of_epochs(name) is epochs and not math.isnan(value):
-                    entries.append(Summary.Value(tag=name, simple_value=value))
+            entries = [
+                Summary.Value(tag=name, simple_value=value)
+                for name, value in values.items()
+                if of_epochs(name) is epochs and not math.isnan(value)
+            ]
             if entries:  # add_scalar would take 50 microseconds per value
                 summary = Summary(value=entries)
                 writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
@@ -179,10 +175,7 @@ class MLflow:
         from mlflow.utils.validation import MAX_PARAMS_TAGS_PER_BATCH
 
         found = self._client.get_experiment_by_name(experiment)
-        if found is not None:
-            place = found.experiment_id
-        else:
-            place = self._client.create_experiment(experiment)
+        place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
         run = self._client.create_run(place, run_name=folder.name).info.run_id
         settings = [Param(name, str(value)[:500]) for name, value in recipe.items()]
         for start in range(0, len(settings), MAX_PARAMS_TAGS_PER_BATCH):

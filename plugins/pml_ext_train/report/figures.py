@@ -281,9 +281,7 @@ def _scatter(axes: Any, flat: NDArray[np.float32], ranks: NDArray[np.int64]) -> 
     colors = [color for color, _ in marks]
     drawn = axes.scatter(*flat.T, c=colors, s=14, alpha=0.85, linewidths=0)
 
-    shapes = []
-    for marker in map(MarkerStyle, _MARKERS):
-        shapes.append(marker.get_path().transformed(marker.get_transform()))
+    shapes = [marker.get_path().transformed(marker.get_transform()) for marker in map(MarkerStyle, _MARKERS)]
     drawn.set_paths([shapes[number] for _, number in marks])
 
 
@@ -310,9 +308,7 @@ def _class_legend(axes: Any, names: Sequence[str], ranks: NDArray[np.int64]) -> 
         color, number = of_class[rank]
         axes.plot([], [], label=names[rank], color=color, marker=_MARKERS[number], linestyle="", markersize=5)
 
-    heading = None
-    if len(names) > _LEGEND:
-        heading = f"{_LEGEND} of {len(names)} classes"
+    heading = f"{_LEGEND} of {len(names)} classes" if len(names) > _LEGEND else None
     axes.legend(
         title=heading,
         frameon=False,

@@ -33,7 +33,7 @@ def short_name(name: str, columns: int = 18) -> str:
     widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
     if sum(widths) <= columns:
         return name
-    kept = sum([total < columns for total in itertools.accumulate(reversed(widths))])
+    kept = sum(total < columns for total in itertools.accumulate(reversed(widths)))
     return f"…{name[len(name) - kept :]}"
 
 

@@ -60,6 +60,4 @@ def render(template: str, **values: Any) -> str:
 def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
     """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None and NaN are empty."""
     text = "" if value is None or math.isnan(value) else f"{100 * value:{sign}.1f}"
-    if bold:
-        return Markup("<b>{}</b>").format(text)
-    return text
+    return Markup("<b>{}</b>").format(text) if bold else text

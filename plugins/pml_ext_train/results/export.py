@@ -23,15 +23,22 @@ from pml_ext.errors import ConfigError, needs_extra, one_line, shortened
 from pml_ext.evaluation.metrics import title_of
 from pml_ext.lazy import require_packages
 
-from ..files import DamagedError, check_writable, read_json, write_atomically
-from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
-from ..networks.cut import HEAD
-from ..networks.network import By, Network, Preprocessing, VectorInput
-from ..networks.pretrained import is_file, is_pretrained, merged_lora
-from ..recipe import Recipe
-from ..recipe.schema import Freeze, cut_of, frozen_patterns
-from ..records.run_files import read_metrics
-from ..records.run_folder import METRICS
+from ..files import (
+    SUMS,
+    DamagedError,
+    check_writable,
+    is_unchanged,
+    read_json,
+    read_sums,
+    recover,
+    replace_file,
+    sha256_of,
+    write_atomically,
+    write_sums,
+)
+from ..networks import HEAD, By, Network, Preprocessing, VectorInput, is_file, is_pretrained, merged_lora
+from ..recipe import Freeze, Recipe, cut_of, frozen_patterns
+from ..records import METRICS, read_metrics
 from .measurements import Measurement, measurements_of, shown_values
 
 WEIGHTS = "model.safetensors"
@@ -122,9 +129,7 @@ def _without_folder(value: Any) -> Any:
 
 def _measured(run: Path, by: By) -> dict[str, Measurement]:
     """Return what tools have measured on a run, of the vectors that its export gives."""
-    metrics: dict[str, Any] = {}
-    if (run / METRICS).exists():
-        metrics = read_metrics(run / METRICS)
+    metrics: dict[str, Any] = read_metrics(run / METRICS) if (run / METRICS).exists() else {}
     return {name: each for name, each in measurements_of(metrics).items() if each.by == by}
 
 
@@ -155,15 +160,10 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
     files_of_export = (WEIGHTS, ONNX, ABOUT, CARD)
     listed = read_sums(folder)
     written_by_export = WEIGHTS in listed and listed.keys() <= {*files_of_export}
-    if (folder / SUMS).exists() and not written_by_export:
-        foreign = [SUMS]
-    else:
-        foreign = []
+    foreign = [SUMS] if (folder / SUMS).exists() and not written_by_export else []
     if not foreign:
         recover(folder, files_of_export)
-        for name in names:
-            if (folder / name).exists() and not is_unchanged(folder, name):
-                foreign.append(name)
+        foreign.extend(name for name in names if (folder / name).exists() and not is_unchanged(folder, name))
     if foreign:
         files = " and ".join(str(folder / name) for name in foreign)
         raise ConfigError(f"-o {folder}: no export wrote {files}, or it was changed since; choose another folder")
@@ -248,9 +248,7 @@ def _trains_trunk(recipe: Recipe) -> bool:
 def _freezes_trunk(freeze: Freeze) -> bool:
     """Return whether a setting freezes the whole trunk."""
     cut = cut_of(freeze)
-    if cut is not None:
-        return cut.until == HEAD
-    return "*" in frozen_patterns(freeze)
+    return cut.until == HEAD if cut is not None else "*" in frozen_patterns(freeze)
 
 
 def _title(recipe: str) -> str:

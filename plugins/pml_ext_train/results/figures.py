@@ -15,14 +15,9 @@ from pml_ext.evaluation import Evaluation
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
 from pml_ext.evaluation.metrics import headline_metric, title_of
 
-from ..records.database import CURVE, VALIDATION
-from ..records.series import Series, loss_series, metric_series
-from ..report import ReportFigure, draw, figures
-from ..report.fonts import short_name
-from ..training.checkpoint import load
-from ..training.evaluation import nearest
-from ..training.stages import Stages
-from ..training.view import NoLabelsError, View
+from ..records import CURVE, VALIDATION, Series, loss_series, metric_series
+from ..report import ReportFigure, draw, figures, short_name
+from ..training import NoLabelsError, Stages, View, load, nearest
 from .findings import has_answer, recall_by_class
 from .verdict import is_trained, phase_titles, shown_phases
 
@@ -40,14 +35,14 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if view.data.listed is not None:  # the others are by class
         return
     if not few:
-        title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
-        yield draw(title, lambda: _projections(view, is_trained(metrics)), "Colored by class.")
+        yield draw(
+            f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE",
+            lambda: _projections(view, is_trained(metrics)),
+            "Colored by class.",
+        )
     if view.data.has_vectors:  # nothing to look at
         return
-    if view.queries == "test":
-        searched = "test images"
-    else:
-        searched = "gallery images"
+    searched = "test images" if view.queries == "test" else "gallery images"
     if bool(has_answer(view).any()):
         yield draw(
             f"Queries and their nearest {searched}",
@@ -57,29 +52,32 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
             keeps_colors=True,
         )
     if not few and is_trained(metrics):
-        caption = "Four of each of some classes, augmented as in training."
-        yield draw("Training images as the network saw them", lambda: _batch(view), caption, keeps_colors=True)
+        yield draw(
+            "Training images as the network saw them",
+            lambda: _batch(view),
+            "Four of each of some classes, augmented as in training.",
+            keeps_colors=True,
+        )
 
 
 def _tested_images(view: View) -> str:
-    if view.queries == "test":
-        return f"test {view.data.noun}"
-    return "queries"
+    return f"test {view.data.noun}" if view.queries == "test" else "queries"
 
 
 def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
     """Draw the loss and its recorded terms over the iterations, if there are records."""
-    terms = []
+    terms: list[str] = []
     for stage in stages:
         for module in stage.loss.modules():
             recorded = getattr(module, "_record_these_stats", [])
-            for name in recorded:
-                if name.endswith(("_loss", "_value")):
-                    terms.append(name)
+            terms.extend(name for name in recorded if name.endswith(("_loss", "_value")))
     series = loss_series(view.folder, terms)
     if series:
-        caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
-        yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
+        yield draw(
+            "The loss and its terms",
+            lambda: figures.loss_curves(series),
+            f"{', '.join(series).capitalize()}: in every iteration, and smoothed.",
+        )
 
 
 def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
@@ -90,18 +88,13 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     panels: dict[str, Series] = {}
     shown = ["recall_at_1", "map_at_r"] if view.data.listed is None else [headline_metric(metrics["after"])]
     for metric in dict.fromkeys([*shown, table.select or shown[0]]):
-        panel = {}
-        for name, curve in metric_series(view.folder, metric).items():
-            panel[names[name]] = curve
+        panel = {names[name]: curve for name, curve in metric_series(view.folder, metric).items()}
         if panel:
             panels[title_of(metric)] = panel
     if panels:
         chosen = "The last epoch is tested."
         if table.select is not None:
-            if table.select_on == "test":
-                images = f"the {tested} themselves"
-            else:
-                images = f"{table.validated_on} alone"
+            images = f"the {tested} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
             chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
     if view.data.listed is not None:
@@ -117,12 +110,13 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     by_phase: dict[str, dict[int, float]] = {}
     for phase in phases:
         if phase in metrics:
-            recalls = {}
-            for k in table.recall_at:
-                recalls[k] = metrics[phase][f"recall_at_{k}"]
+            recalls = {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at}
             by_phase[titles[phase]] = recalls
-    caption = f"The share of {tested} with another of their class among the K nearest."
-    yield draw(title, lambda: figures.recall_curve(by_phase), caption)
+    yield draw(
+        title,
+        lambda: figures.recall_curve(by_phase),
+        f"The share of {tested} with another of their class among the K nearest.",
+    )
 
 
 def _similarity_figure(view: View) -> ReportFigure:
@@ -194,8 +188,11 @@ def _gallery(view: View, result: Evaluation) -> Figure:
             if index < 0:  # no more images outside of the query's group
                 break
             other = int(searched.labels[index])
-            caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
-            row.append(figures.answer(searched.image(index), caption, other == label))
+            row.append(
+                figures.answer(
+                    searched.image(index), f"{distance:.2f}\n{short_name(queries.class_names[other])}", other == label
+                )
+            )
         rows.append(row)
     return figures.gallery(rows)
 
@@ -228,9 +225,7 @@ def _batch(view: View) -> Figure:
                 image = images[member][0]  # augmented by random numbers
                 row.append((_as_bytes(image), name, figures.GRAY))
             rows.append(row)
-    pairs_of_rows = []
-    for start in range(0, len(rows), 2):
-        pairs_of_rows.append(list(chain(*rows[start : start + 2])))
+    pairs_of_rows = [list(chain(*rows[start : start + 2])) for start in range(0, len(rows), 2)]
     return figures.gallery(pairs_of_rows)
 
 

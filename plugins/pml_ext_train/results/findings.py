@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pml_ext.evaluation.metrics import class_means
 
-from ..training.evaluation import clustered, nearest
-from ..training.view import View
+from ..training import View, clustered, nearest
 
 
 def queries_of_metrics(view: View) -> dict[str, Any]:
@@ -70,10 +69,7 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
             continue
         confused[queries.labels[query], searched.labels[other]] += 1
     names = queries.class_names
-    most_common = []
-    for (label, other), count in confused.most_common(10):
-        most_common.append((str(names[label]), str(names[other]), count))
-    return most_common
+    return [(str(names[label]), str(names[other]), count) for (label, other), count in confused.most_common(10)]
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:

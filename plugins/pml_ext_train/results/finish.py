@@ -10,17 +10,10 @@ from pml_ext.errors import first_of
 
 from ..files.checksums import SUMS
 from ..recipe import plugins_in
-from ..records.database import TEST, write_csv_files
-from ..records.recorder import Records
-from ..records.run_folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
-from ..training import checkpoint
-from ..training.checkpointing import Checkpointer
-from ..training.closed_form import refit
-from ..training.collapse import collapse, collapse_of_listed
+from ..records import DERIVED, METRICS, NETWORK, REPORT, TEST, Records, write_checksums, write_csv_files, write_run_json
+from ..training import Checkpointer, Run, checkpoint, evaluate_split, load_model, metrics_after, refit, tested_features
+from ..training.collapse import collapse
 from ..training.devices import device_name
-from ..training.evaluation import evaluate_split, metrics_after, tested_features
-from ..training.run import Run
-from ..training.state import load_model
 from .findings import counts, queries_of_metrics, recall_by_class
 from .run_report import write_run_report
 from .verdict import better_features
@@ -35,9 +28,7 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
         "testing the trained network" if run.epochs else "testing the network, which has nothing to train"
     )
     started = time.perf_counter()
-    best = run.epoch
-    if run.history.best["epoch"] is not None:
-        best = load_model(run, "best")["epoch"]
+    best = load_model(run, "best")["epoch"] if run.history.best["epoch"] is not None else run.epoch
     metrics = dict(run.history.metrics)
     features = None
     if run.recipe.model.refit == "within-class":
@@ -75,17 +66,15 @@ def _finish_without_test(run: Run, records: Records) -> dict[str, Any]:
 
 
 def _warn_of_the_end(run: Run) -> None:
-    tested = run.embeddings(run.queries)
     tuples = run.images(run.queries).tuples
-    if tuples is None:
-        similarity = collapse(tested, run.true_labels(run.queries))
-    else:
-        similarity = collapse_of_listed(tested, tuples)
+    similarity = collapse(run.embeddings(run.queries), run.true_labels(run.queries) if tuples is None else tuples)
     if similarity:
         run.warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
     if run.history.skipped:
-        skipped = f"{run.history.skipped} of {run.stages.iterations_until(run.epoch)} iterations were left out"
-        run.warn(f"{skipped}, since a loss, an embedding or a gradient was not finite")
+        run.warn(
+            f"{run.history.skipped} of {run.stages.iterations_until(run.epoch)} iterations were left out, since a "
+            "loss, an embedding or a gradient was not finite"
+        )
 
 
 def _about(run: Run, best: int) -> dict[str, Any]:

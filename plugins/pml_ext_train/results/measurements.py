@@ -12,11 +12,9 @@ from typing import Any
 
 from pml_ext.errors import ConfigError, DataError, needs_extra, shortened
 
-from ..files import locked_folder
-from ..files.checksums import is_unchanged, recover, replace_file
+from ..files import is_unchanged, locked_folder, recover, replace_file
 from ..networks.network import By
-from ..records.run_files import read_metrics
-from ..records.run_folder import METRICS, REPORT, WRITTEN, check_unchanged, write_run_json
+from ..records import METRICS, REPORT, WRITTEN, check_unchanged, read_metrics, write_run_json
 from ..report import ReportTable, render
 
 with needs_extra("train", "measurements of a run"):

@@ -21,14 +21,10 @@ from pml_ext.evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title
 
 from ..data import LabeledImages
 from ..files import DamagedError, read_json, write_atomically, write_text
-from ..recipe import Recipe, is_full, printed, quoted
-from ..recipe.papers import Quoted
+from ..recipe import Quoted, Recipe, is_full, printed, quoted
 from ..records.run_folder import CHOICE
-from ..report import ReportFigure, ReportTable, percent, render
-from ..report.fonts import short_name
-from ..training.evaluation import nearest
-from ..training.stages import Stages
-from ..training.view import View
+from ..report import ReportFigure, ReportTable, percent, render, short_name
+from ..training import Stages, View, nearest
 from .figures import figures_of_components, figures_of_run
 from .findings import confusions, counts, recall_by_class
 from .measurements import tables_of
@@ -144,9 +140,7 @@ def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None])
 def _images_table(view: View) -> ReportTable:
     """Return the numbers of images and classes of each split."""
     listed = "classes" if view.data.listed is None else view.data.listed.kind
-    rows = []
-    for name, numbers in counts(view).items():
-        rows.append([name, f"{numbers['images']:,}", f"{numbers[listed]:,}"])
+    rows = [[name, f"{numbers['images']:,}", f"{numbers[listed]:,}"] for name, numbers in counts(view).items()]
     return ReportTable(view.data.noun.capitalize(), ["split", view.data.noun, listed], rows)
 
 
@@ -187,13 +181,14 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     delivered = delivered_phase(metrics)
     titles[delivered] = Markup("<mark>{}</mark>").format(titles[delivered])
     columns = ["%", *titles.values()]
-    if view.queries == "query":
-        where = "of the queries"
-    else:
-        where = f"on the test {view.data.noun}"
+    where = "of the queries" if view.queries == "query" else f"on the test {view.data.noun}"
     subject = "Retrieval and clustering" if view.data.listed is None else view.data.listed.kind.capitalize()
-    caption = f"{_metrics_caption(view, metrics)} The underlined column is what the run delivers."
-    return ReportTable(f"{subject} {where}", columns, rows, caption)
+    return ReportTable(
+        f"{subject} {where}",
+        columns,
+        rows,
+        f"{_metrics_caption(view, metrics)} The underlined column is what the run delivers.",
+    )
 
 
 def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:
@@ -225,9 +220,7 @@ def _metrics_caption(view: View, metrics: Mapping[str, Any]) -> str:
     training = view.data.tested_training
     if training is None:
         return caption
-    sampled = ""
-    if training != "train":
-        sampled = f", {len(view.images(training)):,} of them,"
+    sampled = f", {len(view.images(training)):,} of them," if training != "train" else ""
     return f"{caption} The column of the training {view.data.noun}{sampled} shows how much is lost on new ones."
 
 
@@ -271,17 +264,13 @@ def class_tables(view: View) -> Iterator[ReportTable]:
     by_class = recall_by_class(view)
     if not by_class:  # no query has a right answer
         return
-    rows = []
-    for name, value in list(by_class.items())[:WORST]:
-        rows.append([name, percent(value), *_confused_images(view, name)])
+    rows = [[name, percent(value), *_confused_images(view, name)] for name, value in list(by_class.items())[:WORST]]
     caption = ""
     if len(by_class) > WORST:
         caption = f"The {len(rows)} worst of {len(by_class)} classes; metrics.json has all."
     yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], rows, caption)
 
-    confused = []
-    for query, other, count in confusions(view):
-        confused.append([f"{query} taken for {other}", str(count)])
+    confused = [[f"{query} taken for {other}", str(count)] for query, other, count in confusions(view)]
     if confused:
         yield ReportTable("The most frequent confusions", ["", "times"], confused)
 
@@ -326,8 +315,9 @@ def _picture(image: Tensor, name: str) -> Markup:
     shown.thumbnail((_PICTURE, _PICTURE))
     buffer = io.BytesIO()
     shown.save(buffer, "PNG")
-    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-    return Markup('<img class="keeps-colors" alt="{}" src="{}">').format(name, source)
+    return Markup('<img class="keeps-colors" alt="{}" src="{}">').format(
+        name, f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    )
 
 
 def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:

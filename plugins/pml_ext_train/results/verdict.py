@@ -65,10 +65,7 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
     Raw pixels are others than features, also where they have the same values.
     """
     noun = metrics.get("input", "images")
-    shown = {}
-    for phase, title in phase_titles(noun, metrics).items():
-        if phase in metrics:
-            shown[phase] = title
+    shown = {phase: title for phase, title in phase_titles(noun, metrics).items() if phase in metrics}
     if is_trained(metrics):
         return shown
 
@@ -142,9 +139,7 @@ def headline(metrics: Mapping[str, Any], seen: bool) -> str:
         return f"On {where}, nothing can be said of the nearest {noun[:-1]}: {blank}."
     counted = metrics.get("queries", {}).get("recall_at_1", queries)
     after = 100 * metrics["after"]["recall_at_1"] * counted / answerable
-    of_queries = "queries"
-    if left_out:
-        of_queries = f"the {answerable:,} queries that have a right answer"
+    of_queries = f"the {answerable:,} queries that have a right answer" if left_out else "queries"
     text = f"On {where}, the nearest {noun[:-1]} is right for {after:.0f}\N{NO-BREAK SPACE}% of {of_queries}"
     if "raw" not in metrics:
         return f"{text}.{left_out}"
@@ -183,11 +178,10 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
     after = metrics["after"]
     for name in (headline_metric(after), "map_at_r"):
         if name in after and metrics[phase][name] > after[name]:
-            numbers = f"{title_of(name)} is {percent(metrics[phase][name])} %, and {percent(after[name])} %"
-            command = f"pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
             return (
-                f"The features before the head are better than the embeddings: {numbers} of the embeddings. To search "
-                f"by them, type: {command}"
+                f"The features before the head are better than the embeddings: {title_of(name)} is "
+                f"{percent(metrics[phase][name])} %, and {percent(after[name])} % of the embeddings. To search by "
+                f"them, type: pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
             )
     return ""
 
@@ -204,10 +198,11 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     select = recipe.evaluation.select
     names = [headline_metric(after), "map_at_r"] if select is None else [select]
     for name in names:
-        untrained = {}
-        for phase in _phases_to_compare(recipe, metrics):
-            if name in metrics.get(phase, ()):
-                untrained[phase] = metrics[phase][name]
+        untrained = {
+            phase: metrics[phase][name]
+            for phase in _phases_to_compare(recipe, metrics)
+            if name in metrics.get(phase, ())
+        }
         best = max(untrained, key=lambda phase: untrained[phase], default=None)
         if best is not None and after[name] < untrained[best]:  # NaN is not behind
             return _setback_sentence(recipe, name, after[name], best, untrained[best])

@@ -1,12 +1,23 @@
 from .activations import GIGABYTE as GIGABYTE, TrunkCut as TrunkCut, in_units as in_units, size_of as size_of
-from .batches import embed_batches as embed_batches
+from .batches import Batch as Batch, draw as draw, embed_batches as embed_batches, epoch_batches as epoch_batches
+from .checkpoint import load as load
+from .checkpointing import Checkpointer as Checkpointer
 from .closed_form import refit as refit
-from .evaluation import nearest as nearest
+from .engine import Engine as Engine, Objective as Objective, Step as Step
+from .evaluation import (
+    clustered as clustered,
+    evaluate_split as evaluate_split,
+    metrics_after as metrics_after,
+    nearest as nearest,
+    tested_features as tested_features,
+)
+from .feature_reader import FeatureReader as FeatureReader
 from .features import FeatureCache as FeatureCache
 from .listener import Listener as Listener, Silence as Silence
 from .loader import WorkerDataset as WorkerDataset, data_loader as data_loader
 from .loop import train_run as train_run
-from .run import Run as Run
+from .pseudo_labels import relabel as relabel
+from .run import OnNonfinite as OnNonfinite, Run as Run
 from .session import open_run as open_run
 from .signals import (
     PASSED_ON as PASSED_ON,
@@ -15,3 +26,7 @@ from .signals import (
     listening as listening,
     stopped as stopped,
 )
+from .stages import Stages as Stages
+from .state import load_model as load_model
+from .view import NoLabelsError as NoLabelsError, View as View
+from .workers import worker_context as worker_context

@@ -13,8 +13,7 @@ from torch import nn
 
 from pml_ext.errors import ConfigError, counted
 
-from ..networks.cut import activation_shape, frozen_stem
-from ..networks.network import Preprocessing
+from ..networks import Preprocessing, activation_shape, frozen_stem
 from ..recipe.schema import CutTable
 
 GIGABYTE = 10**9

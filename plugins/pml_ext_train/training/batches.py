@@ -49,14 +49,13 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     """
     if _listed(sampler) is not None:
         return [batch.tuples for batch in islice(sampler, iterations)]
-    if isinstance(sampler, BatchSampler):
-        batches = sampler
-    else:
-        batches = BatchSampler(sampler, batch_size, drop_last=True)
+    batches = sampler if isinstance(sampler, BatchSampler) else BatchSampler(sampler, batch_size, drop_last=True)
     drawn = [_indices(sampler, batch) for batch in islice(batches, iterations)]
     if len(drawn) < iterations:
-        found = f"a pass of {type(sampler).__name__} gave {len(drawn)} batches of {batch_size} images"
-        raise TrainingError(f"{found}, wanted {iterations}; give as many as len() says, or make iterations smaller")
+        raise TrainingError(
+            f"a pass of {type(sampler).__name__} gave {len(drawn)} batches of {batch_size} images, wanted "
+            f"{iterations}; give as many as len() says, or make iterations smaller"
+        )
     return drawn
 
 
@@ -84,10 +83,7 @@ def draw_for_all(
 
     Of listed pairs or triplets, return each joined batch's ``indices_tuple`` too; else None.
     """
-    if rank() == 0:
-        drawn = draw(sampler, batch_size, iterations)
-    else:
-        drawn = None
+    drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
     if rank() > 0:
         torch.manual_seed(hash((seed, epoch, rank())))
     joined = from_rank_0(drawn)
@@ -136,8 +132,7 @@ def epoch_batches(
     for images in joined:
         whole: list[Item] = []
         for image, first_seed in zip(images, seeds[first : first + len(images)], strict=True):
-            for view in range(views):
-                whole.append((image, first_seed + view))
+            whole.extend((image, first_seed + view) for view in range(views))
         first += len(images)
         batches.append(whole[share_of(len(whole), rank, processes)])
     return batches

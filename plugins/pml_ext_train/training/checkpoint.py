@@ -25,8 +25,7 @@ from pml_ext.errors import DataError, shortened
 from pml_ext.pairwise.generators import generator_states, set_generator_states
 from pml_ext.serialization import from_plain, to_plain
 
-from ..files import DamagedError, reading
-from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
+from ..files import SUMS, DamagedError, read_sums, reading, replace_file, sha256_of
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
 
@@ -82,10 +81,11 @@ def load(
         with reading(path):
             raise
     except pickle.UnpicklingError as error:
-        reason = (
-            "it cannot be read here (UnpicklingError): another version of pml_ext or torch wrote it, or it is damaged"
-        )
-        raise _refused(path, reason, "go on with the versions that wrote it; if it is damaged, ") from error
+        raise _refused(
+            path,
+            "it cannot be read here (UnpicklingError): another version of pml_ext or torch wrote it, or it is damaged",
+            "go on with the versions that wrote it; if it is damaged, ",
+        ) from error
     except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
     if not isinstance(state, dict) or (of is not None and state.get("of") != of):
@@ -104,8 +104,10 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
         with contextlib.suppress(DataError):
             state = load(previous, device, of)
             reason = str(error).partition("; ")[0]
-            resumed = f"the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
-            return state, f"{reason}; {resumed}"
+            return (
+                state,
+                f"{reason}; the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})",
+            )
         raise
 
 
@@ -119,16 +121,11 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
         old = state.get("versions", {})
         now = versions()
-        changed = []
-        for key in old:
-            if old[key] != now.get(key):
-                changed.append(f"{key} {old[key]} (now {now.get(key)})")
-        if changed:
-            written = f" (written by {', '.join(changed)})"
-        else:
-            written = ""
-        reason = f"{type(error).__name__}: {shortened(error, 200)}"
-        raise _refused(path, f"it does not fit the run's recipe ({reason}){written}") from error
+        changed = [f"{key} {old[key]} (now {now.get(key)})" for key in old if old[key] != now.get(key)]
+        written = f" (written by {', '.join(changed)})" if changed else ""
+        raise _refused(
+            path, f"it does not fit the run's recipe ({type(error).__name__}: {shortened(error, 200)}){written}"
+        ) from error
 
 
 def _refused(path: Path, reason: str, advice: str = "") -> DataError:

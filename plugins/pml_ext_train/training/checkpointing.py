@@ -56,9 +56,7 @@ class Checkpointer:
 
     def finished_losses(self) -> list[float]:
         """Return the losses of the iterations that the unfinished epoch has behind it."""
-        if self.unfinished is None:
-            return []
-        return list(self.unfinished["losses"])
+        return [] if self.unfinished is None else list(self.unfinished["losses"])
 
     def unfinished_labels(self) -> NDArray[np.int64] | None:
         """Return the pseudo-labels of the unfinished epoch; None if there are none."""
@@ -86,8 +84,10 @@ class Checkpointer:
             self._saved = time.monotonic()
             wait_for_all_ranks()  # until it is written
         if signal_number:
-            where = f"in epoch {self._run.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
-            raise signals.stopped(signal_number, where)
+            raise signals.stopped(
+                signal_number,
+                f"in epoch {self._run.epoch}, after iteration {len(losses)} of it; a checkpoint is written",
+            )
 
     def _is_due(self) -> bool:
         minutes = self._run.recipe.engine.checkpoint_minutes

@@ -7,9 +7,7 @@ from torch import nn
 from pml_ext.errors import DataError
 
 from ..data.splits import classes_of_two
-from ..networks.modes import is_batch_norm
-from ..networks.pretrained import is_pretrained
-from ..networks.trunks import parts_named
+from ..networks import is_batch_norm, is_pretrained, parts_named
 from ..recipe.schema import frozen_patterns
 from .run import Run
 from .stages import Stage
@@ -55,9 +53,7 @@ def _normalized_together(run: Run, stage: Stage) -> int:
     images = stage.batch_size * run.recipe.data.views
     if run.data.listed is not None:  # batch_size counts pairs or triplets
         images *= run.data.listed.rows.shape[1]
-    if micro_batch is None:
-        return images
-    return min(images, micro_batch * run.processes)
+    return images if micro_batch is None else min(images, micro_batch * run.processes)
 
 
 def _trains_batch_norms(run: Run, stage: Stage) -> bool:

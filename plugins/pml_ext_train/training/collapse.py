@@ -23,12 +23,12 @@ def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
     """Warn if the ``embeddings`` of an epoch's last batch have collapsed, and those of the epoch before had not."""
     run = epoch.run
     indices = indices_of(epoch.batches[-1])
+    images = run.data.training_images
     if run.data.listed is not None:
-        similarity = collapse_of_listed(embeddings, run.data.listed.among(indices, len(run.data.training_images)))
-    elif run.pseudo_labels is None:
-        similarity = collapse(embeddings, run.data.training_images.labels[indices])
+        similarity = collapse(embeddings, run.data.listed.among(indices, len(images)))
     else:
-        similarity = collapse(embeddings, run.pseudo_labels[indices])
+        labels = images.labels if run.pseudo_labels is None else run.pseudo_labels
+        similarity = collapse(embeddings, labels[indices])
     if similarity is not None and not run.history.collapsed:
         run.warn(
             f"epoch {run.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
@@ -41,12 +41,16 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
     """Return the mean cosine similarity of different images if embeddings ``[N, D]`` have collapsed to one point.
 
     It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
-    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse.
+    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse. ``labels``
+    may be listed pairs or triplets: chance is half of the triplets in the right order, or of all two pairs of both
+    kinds.
     """
     points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
     similarity = _mean_similarity(points)
     if not similarity > COLLAPSED:  # NaN is not a collapse
         return None
+    if isinstance(labels, ListedTuples):
+        return similarity if _is_near_chance(points, labels) else None
     count = len(points)
     classes = torch.as_tensor(labels).cpu()
     rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
@@ -59,21 +63,13 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
     return similarity if has_collapsed else None
 
 
-def collapse_of_listed(embeddings: Tensor, tuples: ListedTuples) -> float | None:
-    """Return :func:`collapse` of embeddings ``[N, D]`` with listed pairs or triplets.
-
-    Chance is half of the triplets in the right order, or half of all two pairs of both kinds.
-    """
-    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))
-    similarity = _mean_similarity(points)
-    if not similarity > COLLAPSED:
-        return None
+def _is_near_chance(points: Tensor, tuples: ListedTuples) -> bool:
+    """Return whether listed pairs or triplets are right less often than halfway from chance to always."""
     has_order = tuples.same is None or 0 < int(tuples.same.sum()) < len(tuples)
     if not len(tuples) or not has_order:
-        return similarity
+        return True
     metrics = tuple_metrics(points, tuples)
-    right = metrics.get("triplet_accuracy", metrics.get("verification_roc_auc", 0.0))
-    return similarity if right < 0.75 else None
+    return metrics.get("triplet_accuracy", metrics.get("verification_roc_auc", 0.0)) < 0.75
 
 
 def _mean_similarity(points: Tensor) -> float:

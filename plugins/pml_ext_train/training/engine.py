@@ -142,7 +142,7 @@ class Engine:
             for parameter in parameters.values():
                 parameter.grad = None
             pending = self._forward_and_backward(batch, objective)
-            batch = None
+            batch = None  # its memory is free while the next one is read
             if reads_ahead:
                 batch = next(reading, None)
             with objective.warm_up():
@@ -199,10 +199,11 @@ class Engine:
         if self._scaler is not None:
             for optimizer in optimizers:
                 self._scaler.unscale_(optimizer)
-        gradients: dict[str, Tensor] = {}
-        for name, parameter in parameters.items():
-            if parameter.grad is not None:
-                gradients[f"gradient of {name}"] = stored_values(parameter.grad)
+        gradients: dict[str, Tensor] = {
+            f"gradient of {name}": stored_values(parameter.grad)
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
 
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
@@ -244,10 +245,9 @@ class Engine:
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
-        buffers = []  # each with its values before the step
+        buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
         for network in self.networks.values():
-            for buffer in network.buffers():
-                buffers.append((buffer, buffer.clone()))
+            buffers.extend((buffer, buffer.clone()) for buffer in network.buffers())
         loss = unwrapped(objective.loss)
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
         undo_queues = {}  # of the loss's memories, by their names
@@ -327,9 +327,7 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
 def stored_values(tensor: Tensor) -> Tensor:
     """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
     tensor = tensor.detach()
-    if tensor.is_sparse:
-        return tensor.coalesce().values()
-    return tensor
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> NonFinite | None:

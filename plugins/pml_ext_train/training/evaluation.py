@@ -20,8 +20,7 @@ from pml_ext.pml import BaseDistance
 from pml_ext.relations import Relation
 
 from ..data import raw_pixels
-from ..networks.embedders import whitened_components
-from ..networks.pretrained import is_pretrained
+from ..networks import is_pretrained, whitened_components
 from ..recipe import trains_pretrained_trunk
 from .closed_form import whitened
 from .protocols import classified
@@ -89,10 +88,9 @@ def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dic
 
 def tested_features(view: View) -> dict[str, Tensor]:
     """Return the features of the splits that a test compares, in one pass with their embeddings, which are kept."""
-    features = {}
-    for part in _compared_splits(view, view.queries):
-        features[part] = view.embedded(part, features=True)["features"].float()
-    return features
+    return {
+        part: view.embedded(part, features=True)["features"].float() for part in _compared_splits(view, view.queries)
+    }
 
 
 def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | None = None) -> dict[str, Metrics]:
@@ -231,13 +229,10 @@ def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
         levels,
         table.verification is not None,
     )
-    names = {}
-    for metric in known:
-        if metric.in_runs and bool(metric.clusters) == of_clusters:
-            names[metric.accuracy] = metric.name
-    for name, function in plugin_metrics().items():
-        if needs_clusters(function) == of_clusters:
-            names[name] = name
+    names = {
+        metric.accuracy: metric.name for metric in known if metric.in_runs and bool(metric.clusters) == of_clusters
+    }
+    names.update({name: name for name, function in plugin_metrics().items() if needs_clusters(function) == of_clusters})
     return names
 
 
@@ -263,16 +258,9 @@ def _calculator(
 
 def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str]) -> Evaluation:
     """Return an evaluation by other names, without metrics of plugins that failed; warn of those that are blank."""
-    accuracies = {}
-    counted = {}
-    blank = {}
-    for accuracy, name in names.items():
-        if accuracy in result.accuracies:
-            accuracies[name] = float(result.accuracies[accuracy])
-        if accuracy in result.counted:
-            counted[name] = result.counted[accuracy]
-        if accuracy in result.blank:
-            blank[name] = result.blank[accuracy]
+    accuracies = {names[key]: float(result.accuracies[key]) for key in names if key in result.accuracies}
+    counted = {names[key]: result.counted[key] for key in names if key in result.counted}
+    blank = {names[key]: result.blank[key] for key in names if key in result.blank}
     for text in explained({title_of(name): reason for name, reason in blank.items()}):
         view.warn(f"the test of {split}: {text}")
     return dataclasses.replace(result, accuracies=accuracies, counted=counted, blank=blank)

@@ -39,10 +39,7 @@ def keys_of(images: LabeledImages, view: int) -> list[bytes]:
         sources = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
     else:
         sources = [file_bytes(path) for path in images.paths]
-    if images.boxes is None:
-        boxes = [b""] * len(sources)
-    else:
-        boxes = [repr(box.tolist()).encode() for box in images.boxes]
+    boxes = [b""] * len(sources) if images.boxes is None else [repr(box.tolist()).encode() for box in images.boxes]
     return [key_of(source, box, view) for source, box in zip(sources, boxes, strict=True)]
 
 

@@ -55,10 +55,7 @@ class FeatureReader:
         return self._batches(batches, labels)
 
     def _batches(self, batches: Batches, labels: NDArray[np.int64] | None) -> Iterator[Batch]:
-        if labels is None:
-            labels_of_images = self.labels
-        else:
-            labels_of_images = torch.from_numpy(labels)
+        labels_of_images = self.labels if labels is None else torch.from_numpy(labels)
         for batch in batches:
             indices, seeds = torch.tensor(batch, dtype=torch.int64).T
             features = self.views[0][indices]

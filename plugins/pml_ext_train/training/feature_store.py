@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from pml_ext.errors import DataError, UnwritableError, one_line
 
-from ..files import locked_folder, writing
-from ..files.stat import FileStat
+from ..files import FileStat, locked_folder, writing
 
 Vectors = NDArray[np.floating[Any]]
 
@@ -55,8 +54,9 @@ class FeatureStore:
         vectors = self.vectors()
         with self._transaction() as connection:
             for key, stat in stats.items():
-                query = "SELECT row, crc FROM rows WHERE key = ? AND size = ? AND time = ?"
-                found = connection.execute(query, (key, *stat)).fetchone()
+                found = connection.execute(
+                    "SELECT row, crc FROM rows WHERE key = ? AND size = ? AND time = ?", (key, *stat)
+                ).fetchone()
                 if found is None:
                     continue
                 row, crc = found
@@ -74,9 +74,10 @@ class FeatureStore:
             connection.execute(_TABLE)
             (first,) = connection.execute("SELECT COALESCE(MAX(row) + 1, 0) FROM rows").fetchone()
             self._write(first, vectors)
-            entries = []
-            for number, (key, stat) in enumerate(zip(keys, stats, strict=True)):
-                entries.append((key, *stat, first + number, zlib.crc32(vectors[number].tobytes())))
+            entries = [
+                (key, *stat, first + number, zlib.crc32(vectors[number].tobytes()))
+                for number, (key, stat) in enumerate(zip(keys, stats, strict=True))
+            ]
             connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?)", entries)
         return {key: first + number for number, key in enumerate(keys)}
 
@@ -89,9 +90,7 @@ class FeatureStore:
 
     def vectors(self) -> Vectors:
         """Map the whole rows of the file, ``[M, F]``; M is 0 without a file."""
-        count = 0
-        if self._file.exists():
-            count = self._file.stat().st_size // (self.dtype.itemsize * self._size)
+        count = self._file.stat().st_size // (self.dtype.itemsize * self._size) if self._file.exists() else 0
         if count == 0:
             return np.empty((0, self._size), dtype=self.dtype)
         # copy-on-write, since torch warns of arrays that are read-only

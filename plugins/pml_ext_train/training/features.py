@@ -220,19 +220,14 @@ class FeatureCache:
         if not indices:
             return numbers
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
-        seeded = []
-        for batch in batches:
-            seeded.append([(index, seed_of(keys[index])) for index in batch])
+        seeded = [[(index, seed_of(keys[index])) for index in batch] for batch in batches]
         rest = nn.Identity() if remainder is None else remainder.module
         embedding = embed_batches(self._trunk, rest, images, self._device, workers=self._workers, batches=seeded)
         for batch, each in zip(batches, embedding, strict=True):
             rows = self._rows(each.features)
             bad = np.flatnonzero(~np.isfinite(rows).all(1))
             if len(bad):
-                if images.paths:
-                    where = images.images[batch[bad[0]]]
-                else:
-                    where = f"image {batch[bad[0]]}"
+                where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
                 text = f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first"
                 if self.store.dtype == np.float16:
                     text += "; values above 65,504 do not fit: --set model.freeze.precision=float32"
@@ -259,8 +254,11 @@ def _writable_folder(name: str) -> Path:
 
 
 def _warn_not_kept(error: OSError) -> None:
-    text = f"features are not kept for other runs: {one_line(error)}; XDG_CACHE_HOME=FOLDER names a writable folder"
-    warnings.warn(text, UserWarning, stacklevel=4)
+    warnings.warn(
+        f"features are not kept for other runs: {one_line(error)}; XDG_CACHE_HOME=FOLDER names a writable folder",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 @functools.cache

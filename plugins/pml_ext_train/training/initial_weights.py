@@ -32,8 +32,10 @@ def start_from(run: Run, folder: Path) -> None:
     try:
         run.trunk.load_state_dict(state["trunk"])
     except RuntimeError as error:
-        text = f"model.init: the trunk of {folder} is another one ({shortened(error, 160)})"
-        raise ConfigError(f"{text}; take that run's [model] trunk and image size, in {folder / RECIPE}") from None
+        raise ConfigError(
+            f"model.init: the trunk of {folder} is another one ({shortened(error, 160)}); take that run's [model] "
+            f"trunk and image size, in {folder / RECIPE}"
+        ) from None
     if _shapes(state["embedder"]) == _shapes(run.embedder.state_dict()):
         run.embedder.load_state_dict(state["embedder"])
     else:

@@ -62,9 +62,7 @@ class KeptFeatures:
 
         A single process does so; several leave the features to :meth:`features_now`.
         """
-        remainder = None
-        if num_processes() == 1:
-            remainder = Remainder(cut.rest, self._new_cache(None, None, ""))
+        remainder = Remainder(cut.rest, self._new_cache(None, None, "")) if num_processes() == 1 else None
         self._cached(cut, split, 0, cut.table.precision, remainder)
 
     def _cached(

@@ -59,10 +59,10 @@ class _Loader(DataLoader[Any]):
         except RuntimeError as error:
             if "shared memory" not in str(error):
                 raise
-            remedy = (
-                "make it larger, by docker run --shm-size in a container, or read without workers: data.workers = 0"
-            )
-            raise DataError(f"images in memory do not fit into /dev/shm ({one_line(error)}); {remedy}") from error
+            raise DataError(
+                f"images in memory do not fit into /dev/shm ({one_line(error)}); make it larger, by docker run "
+                "--shm-size in a container, or read without workers: data.workers = 0"
+            ) from error
         finally:
             STARTED.update(child for child in multiprocessing.active_children() if child not in others)
 
@@ -80,14 +80,14 @@ def init_worker(worker: int) -> None:
 class WorkerDataset(Dataset[tuple[Tensor, int]]):
     """Images ``(image, label)`` with a table of the image that each worker reads.
 
-    An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Workers
-    read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest to a batch.
+    An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Of
+    :class:`LabeledImages`, the steps on one image are read here, and :attr:`finish` does the rest to a batch.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
         self.finish: Callable[[Tensor], Tensor] = nn.Identity()
-        if workers > 0 and isinstance(images, LabeledImages):
-            images, self.finish = images.for_workers()
+        if isinstance(images, LabeledImages):
+            images, self.finish = images.divided()
         self._images = images
         # per worker: its process id, and the index of the image that it reads
         self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -133,9 +133,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
     def _name(self, index: int) -> str:
         """Return the path of an image, or its number where it has none."""
         paths = getattr(self._images, "paths", None)
-        if paths is None or index >= len(paths):
-            return f"image {index}"
-        return str(paths[index])
+        return f"image {index}" if paths is None or index >= len(paths) else str(paths[index])
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:
@@ -166,10 +164,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
 
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
         """Return the error that names the images of dead workers."""
-        images = []
-        for process, image in self.reading.tolist():
-            if process in dead and image >= 0:
-                images.append(self._name(image))
+        images = [self._name(image) for process, image in self.reading.tolist() if process in dead and image >= 0]
         if images:
             text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; else mend or remove the file"

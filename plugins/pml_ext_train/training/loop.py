@@ -13,9 +13,7 @@ import numpy as np
 from pml_ext.distributed import from_rank_0, wait_for_all_ranks
 from pml_ext.errors import StoppedError
 
-from ..records.recorder import Records
-from ..records.run_folder import NETWORK, REPORT, write_run_json
-from ..records.trackers import import_tracker
+from ..records import NETWORK, REPORT, Records, import_tracker, write_run_json
 from . import signals
 from .checkpointing import Checkpointer
 from .checks import check_validation, warn_of_small_batches

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..recipe import Recipe, own_optimizer
-from ..recipe.losses import build_optimizer
-from ..recipe.schema import LossTable, ScheduleTable
+from ..recipe import LossTable, Recipe, ScheduleTable, build_optimizer, own_optimizer
 
 
 def build_loss_optimizer(

@@ -19,10 +19,7 @@ def stopped(run: Run, problem: object, when: str) -> TrainingError:
         kept = f"the checkpoint of epoch {run.epoch - 1} is kept"
     else:
         kept = "there is no checkpoint yet"
-    if remedy:
-        advice = remedy[:1].upper() + remedy[1:]
-    else:
-        advice = "Try a lower optimizer.lr"
+    advice = remedy[:1].upper() + remedy[1:] if remedy else "Try a lower optimizer.lr"
     return TrainingError(f"{what} {when}; {kept}. {advice}")
 
 

@@ -18,16 +18,10 @@ Metrics = dict[str, float]
 
 def classified(view: View, split: str) -> Metrics:
     """Return the metrics of the recipe's protocols of classification."""
-    found: dict[str, Metrics] = {}
-    protocols = view.recipe.evaluation.protocols
-    if "nearest-class-mean" in protocols:
-        found["nearest-class-mean"] = _nearest_class_mean(view, split)
-    if "zero-shot" in protocols:
-        found["zero-shot"] = _zero_shot(view, split)
-    metrics = {}
-    for name, values in found.items():
-        for top, value in values.items():
-            metrics[f"{PROTOCOLS[name]}_{top}"] = value
+    metrics: Metrics = {}
+    for name, measure in (("nearest-class-mean", _nearest_class_mean), ("zero-shot", _zero_shot)):
+        if name in view.recipe.evaluation.protocols:
+            metrics |= {f"{PROTOCOLS[name]}_{top}": value for top, value in measure(view, split).items()}
     return metrics
 
 
@@ -41,8 +35,7 @@ def _nearest_class_mean(view: View, split: str) -> Metrics:
         return nearest_class_mean(points, labels, *means, TOP)
     first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
     if bool(first.all()):
-        text = "'nearest-class-mean' wants a class with two test images; leave it out"
-        raise DataError(f"evaluation.protocols: {text}")
+        raise DataError("evaluation.protocols: 'nearest-class-mean' wants a class with two test images; leave it out")
     means = class_means(points[first], labels[first])
     return nearest_class_mean(points[~first], labels[~first], *means, TOP)
 
@@ -52,9 +45,7 @@ def _zero_shot(view: View, split: str) -> Metrics:
     assert view.data.parents is not None
     seen, means = class_means(view.normalized_embeddings("train"), view.true_labels("train"))
     train_names = view.images("train").class_names
-    known_means = {}
-    for label, mean in zip(seen.tolist(), means, strict=True):
-        known_means[train_names[label]] = mean
+    known_means = {train_names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
     labels = view.true_labels(split)
     new = torch.unique(labels)
     names = view.images(split).class_names

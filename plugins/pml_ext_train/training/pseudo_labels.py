@@ -62,7 +62,8 @@ def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: 
     try:
         stage.sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
     except ConfigError as error:
-        found = f"k-means found {len(np.unique(images.labels))} of {pseudo.clusters} clusters"
-        remedy = "take fewer, or smaller batches, unless the network has collapsed"
-        raise ConfigError(f"data.pseudo: before epoch {epoch} {found}; {remedy} ({error})") from None
+        raise ConfigError(
+            f"data.pseudo: before epoch {epoch} k-means found {len(np.unique(images.labels))} of {pseudo.clusters} "
+            f"clusters; take fewer, or smaller batches, unless the network has collapsed ({error})"
+        ) from None
     stage.batch_size = table.batch_size

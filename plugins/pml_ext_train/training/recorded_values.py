@@ -43,9 +43,7 @@ class RecordedValues:
         root = f"metric_loss_{type(loss).__name__}"
         modules: dict[str, nn.Module] = {}
         for path, module in loss.named_modules():
-            inside = ""
-            if path:
-                inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}"
+            inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}" if path else ""
             modules[root + inside] = module
         if miner is not None:
             modules[f"tuple_miner_{type(miner).__name__}"] = miner
@@ -53,11 +51,8 @@ class RecordedValues:
 
     def values(self) -> list[Any]:
         """Return each value now: a number, a tensor of one element, or None for anything else."""
-        values = []
-        for (_, name), holder in self._holders.items():
-            values.append(_number(getattr(holder, name, None)))
-        for optimizer in self._optimizers:
-            values.append(optimizer.param_groups[0]["lr"])
+        values = [_number(getattr(holder, name, None)) for (_, name), holder in self._holders.items()]
+        values.extend(optimizer.param_groups[0]["lr"] for optimizer in self._optimizers)
         return values
 
     def rows(self, step: Step) -> Rows:

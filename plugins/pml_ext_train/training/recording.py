@@ -7,8 +7,7 @@ import functools
 from pml_ext import registry
 
 from ..recipe import flat
-from ..records.recorder import Records
-from ..records.trackers import build_tracker
+from ..records import Records, build_tracker
 from .run import Run
 
 

@@ -15,8 +15,7 @@ from pml_ext.errors import ConfigError
 
 from ..data import DataSplits
 from ..networks.trunks import freeze
-from ..recipe import Recipe, own_optimizer
-from ..recipe.schema import frozen_patterns
+from ..recipe import Recipe, frozen_patterns, own_optimizer
 from ..records.history import RunHistory
 from .engine import Engine, Objective
 from .inputs import Inputs
@@ -90,9 +89,7 @@ class Run(View):
     def epochs(self) -> int:
         """The number of epochs; 0 if there are no parameters to train in the trunk, the embedder and the losses."""
         trains_losses = any(stage.optimizer is not None for stage in self.stages)
-        if self.optimizers or trains_losses:
-            return self.recipe.schedule.epochs
-        return 0
+        return self.recipe.schedule.epochs if self.optimizers or trains_losses else 0
 
     def objective(self, stage: Stage, recorded: bool, finished: int = 0) -> tuple[Objective, RecordedValues]:
         """Return the objective of a stage and its recorded values; its steps record them only if ``recorded``.
@@ -131,9 +128,7 @@ class Run(View):
 
     def _set_learning_rates(self, stage: Stage) -> None:
         """Multiply the learning rates by the factor of a stage, in place of the one before."""
-        before = 1.0
-        if stage is not self.stages[0]:
-            before = self.stages.of(self.epoch - 1).table.lr_factor
+        before = self.stages.of(self.epoch - 1).table.lr_factor if stage is not self.stages[0] else 1.0
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] *= stage.table.lr_factor / before

@@ -14,8 +14,7 @@ from pml_ext.distributed import num_processes
 from pml_ext.relations import Relation
 
 from ..data import DataSplits
-from ..networks.memory_format import use_channels_last
-from ..networks.network import Network, VectorInput
+from ..networks import Network, VectorInput, use_channels_last
 from ..recipe import Recipe, build_network, build_relation
 from . import checkpoint
 from .batch_norm import synchronize_batch_norm

@@ -16,9 +16,16 @@ from pml_ext.distributed import rank_0_first
 from pml_ext.errors import ConfigError, DataError, counted
 from pml_ext.pairwise import ListedTuples
 
-from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, left_out_text, prepare
-from ..data.images import Transform
-from ..data.splits import classes_of_two
+from ..data import (
+    DataSplits,
+    LabeledImages,
+    Pipeline,
+    Transform,
+    classes_of_two,
+    hold_out_classes,
+    left_out_text,
+    prepare,
+)
 from ..networks.network import Preprocessing, VectorInput
 from ..recipe import Recipe, augmentation_of, build_dataset, preprocessing_of, vector_input_of
 from .class_sample import some_of_each_class
@@ -128,8 +135,10 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
         if given is None:
             given = build_dataset(recipe.data, root)
         if "zero-shot" in recipe.evaluation.protocols and not given.parents:
-            missing = f"'zero-shot' wants classes with parents, which {recipe.data.name} does not have here"
-            raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
+            raise ConfigError(
+                f"evaluation.protocols: 'zero-shot' wants classes with parents, which {recipe.data.name} does not "
+                "have here; omniglot has, and imagenet with a hierarchy"
+            )
         splits = {"train": given.train, **given.tested()}
         note = given.note
         if given.validation is not None:
@@ -239,8 +248,10 @@ def _check_class_means(data: RunData) -> None:
         without_mean = labels[:0]
     if len(without_mean):
         name = gallery.class_names[without_mean[0]]
-        wanted = f"'nearest-class-mean' wants another image of {name} to test with, and there is none"
-        raise DataError(f"evaluation.protocols: {wanted}; leave it out")
+        raise DataError(
+            f"evaluation.protocols: 'nearest-class-mean' wants another image of {name} to test with, and there is "
+            "none; leave it out"
+        )
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:

@@ -69,16 +69,22 @@ def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
     most = pml.most_of_batch(registry.get(table.name, "sampler").cls, table.settings, classes)
     if most is None or table.batch_size <= most:
         return table
-    text = f"{classes} classes x m = {table.settings['m']} make batches of {most}"
-    warnings.warn(f"sampler.batch_size: {text}, not of {table.batch_size}", RecipeWarning, stacklevel=2)
+    warnings.warn(
+        f"sampler.batch_size: {classes} classes x m = {table.settings['m']} make batches of {most}, not of "
+        f"{table.batch_size}",
+        RecipeWarning,
+        stacklevel=2,
+    )
     return table.model_copy(update={"batch_size": most})
 
 
 def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:
     """Return a sampler of all images in random order; ConfigError if they are too few."""
     if iterations * table.batch_size > len(images):
-        text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
-        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+        raise ConfigError(
+            f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training images; "
+            "make batch_size or iterations smaller"
+        )
     return torch.utils.data.RandomSampler(range(len(images)))
 
 
@@ -86,8 +92,10 @@ def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> 
     """Return a sampler of listed pairs or triplets; ConfigError if they are too few."""
     iterations = table.iterations or max(1, len(tuples) // table.batch_size)
     if iterations * table.batch_size > len(tuples):
-        text = f"{iterations} batches of {table.batch_size} need more than the {len(tuples)} training {tuples.kind}"
-        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+        raise ConfigError(
+            f"sampler: {iterations} batches of {table.batch_size} need more than the {len(tuples)} training "
+            f"{tuples.kind}; make batch_size or iterations smaller"
+        )
     return TupleSampler(tuples, table.batch_size, seed), iterations
 
 
@@ -115,9 +123,7 @@ def sampler_before_clusters(
     if pseudo.batch_size is None:
         return build_sampler(table, equal_clusters, seed)
     iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
-    samplers = []
-    for size in pseudo.batch_size:
-        samplers.append(build_sampler(sized(table, size, iterations), equal_clusters, seed))
+    samplers = [build_sampler(sized(table, size, iterations), equal_clusters, seed) for size in pseudo.batch_size]
     return samplers[-1]
 
 

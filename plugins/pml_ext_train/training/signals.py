@@ -136,9 +136,7 @@ def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
 
 def received() -> int | None:
     """Return the recorded signal; None if there was no signal, or outside a listening block."""
-    if _SignalState.process == os.getpid():
-        return _SignalState.received
-    return None
+    return _SignalState.received if _SignalState.process == os.getpid() else None
 
 
 def check(where: str = "") -> None:

@@ -13,10 +13,16 @@ from pml_ext.distributed import DistributedLoss, DistributedMiner, num_processes
 from pml_ext.registry import BuildContext
 
 from ..data import LabeledImages
-from ..recipe import Recipe, build_loss, loss_context
-from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
-from ..recipe.losses import check_class_weights
-from ..recipe.schema import StageTable
+from ..recipe import (
+    Recipe,
+    StageTable,
+    build_loss,
+    check_class_weights,
+    check_conflicts,
+    check_listed,
+    check_listed_loss,
+    loss_context,
+)
 from .engine import data_parallel
 from .optimizers import build_loss_optimizer
 from .samplers import build_sampler, fitting, sampler_before_clusters
@@ -103,8 +109,8 @@ def _build_stage(
     first: int,
 ) -> Stage:
     """Return a stage that begins with the epoch ``first``; ``prefix`` is that of its keys, for errors."""
-    chosen = table.sampler
-    assert chosen is not None
+    drawn = table.sampler
+    assert drawn is not None
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")
     if images.tuples is not None:
         check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
@@ -117,28 +123,25 @@ def _build_stage(
     if miner is not None:
         miner = miner.to(device)
     if pseudo is None:
-        chosen = fitting(chosen, images)
-        table = table.model_copy(update={"sampler": chosen})
-        sampler, iterations = build_sampler(chosen, images, seed, context.get("relation"))
+        drawn = fitting(drawn, images)
+        sampler, iterations = build_sampler(drawn, images, seed, context.get("relation"))
     else:
-        sampler, iterations = sampler_before_clusters(chosen, pseudo, images, seed)
+        sampler, iterations = sampler_before_clusters(drawn, pseudo, images, seed)
 
     optimizer, scheduler = build_loss_optimizer(recipe, prefix, table.loss, loss, first)
     joins_processes = num_processes() > 1
     trained = DistributedLoss(loss) if joins_processes else loss
     # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
     trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
-    mining = miner
-    if miner is not None and joins_processes:
-        mining = DistributedMiner(miner)
+    mining = DistributedMiner(miner) if miner is not None and joins_processes else miner
     return Stage(
-        table=table,
+        table=table.model_copy(update={"sampler": drawn}),
         first=first,
         last=first + table.epochs - 1,
         loss=loss,
         miner=miner,
         sampler=sampler,
-        batch_size=chosen.batch_size,
+        batch_size=drawn.batch_size,
         iterations=iterations,
         optimizer=optimizer,
         scheduler=scheduler,

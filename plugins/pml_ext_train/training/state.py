@@ -54,9 +54,7 @@ def load_model(run: Run, name: str) -> dict[str, Any]:
 
 def state_of(run: Run) -> dict[str, Any]:
     """Return all that training has changed, for a checkpoint."""
-    parts = {}
-    for name, part in _parts(run).items():
-        parts[name] = part.state_dict()
+    parts = {name: part.state_dict() for name, part in _parts(run).items()}
     return {
         "epoch": run.epoch,
         "processes": run.processes,
@@ -72,17 +70,16 @@ def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
     """Load a :func:`state_of`; ``path`` is the checkpoint's, for errors."""
     before = state["processes"]
     if before != run.processes:
-        text = f"{run.folder} holds a run of {before} processes, not {run.processes}"
-        raise ConfigError(f"{text}; resume it with torchrun --nproc-per-node {before} -m pml_ext train ...")
+        raise ConfigError(
+            f"{run.folder} holds a run of {before} processes, not {run.processes}; resume it with torchrun "
+            f"--nproc-per-node {before} -m pml_ext train ..."
+        )
     with checkpoint.errors_with_path(path, state):
         for name, part in _parts(run).items():
             _restore_part(run, name, part, state)
         for stage, sampler in zip(run.stages, state["samplers"], strict=True):
             set_sampler_state(stage.sampler, sampler)
-        if "ranks" in state:
-            random = state["ranks"][run.rank]
-        else:
-            random = state["random"]
+        random = state["ranks"][run.rank] if "ranks" in state else state["random"]
         checkpoint.set_random_state(random)
         kept = {name: state[name] for name in vars(run.history) if name in state}
         run.history = RunHistory(**kept)
@@ -104,11 +101,7 @@ def _restore_part(run: Run, name: str, part: Any, state: Mapping[str, Any]) -> N
 
 def _parts(run: Run) -> dict[str, Any]:
     """Return all objects whose state training changes, by name; samplers are saved separately."""
-    parts: dict[str, Any]
-    if run.frozen:
-        parts = {}
-    else:
-        parts = {"trunk": run.trunk}
+    parts: dict[str, Any] = {} if run.frozen else {"trunk": run.trunk}
     parts["embedder"] = run.embedder
     parts["engine"] = run.engine
     parts |= run.optimizers

@@ -8,8 +8,7 @@ import time
 from pml_ext.errors import TrainingError
 
 from ..recipe import stage_before_whole
-from ..records.database import CURVE, VALIDATION
-from ..records.recorder import Records
+from ..records import CURVE, VALIDATION, Records
 from .checkpointing import Checkpointer
 from .evaluation import evaluate_split, metrics_before
 from .run import Run
@@ -19,10 +18,7 @@ def test_before(run: Run, checkpointer: Checkpointer) -> None:
     """Test raw pixels or vectors and the untrained network, on rank 0."""
     if run.rank > 0 or not run.recipe.evaluation.baselines or not run.data.labeled:
         return
-    if run.data.has_vectors:
-        untrained = "raw vectors and the untrained head"
-    else:
-        untrained = "raw pixels and the untrained network"
+    untrained = "raw vectors and the untrained head" if run.data.has_vectors else "raw pixels and the untrained network"
     run.listener.step(f"testing {untrained}")
     started = time.perf_counter()
     run.history.metrics = metrics_before(run)

@@ -58,8 +58,11 @@ def check_zero_loss(epoch: Epoch) -> None:
     if "; " not in reason:
         reason += "; take a larger margin, harder pairs, or another loss"
     iterations = run.stages.iterations_until(run.epoch)
-    problem = f"the loss was 0 in all {iterations} iterations, so nothing is learned: {reason}"
-    error = stopped(run, problem, f"(until the end of epoch {run.epoch})")
+    error = stopped(
+        run,
+        f"the loss was 0 in all {iterations} iterations, so nothing is learned: {reason}",
+        f"(until the end of epoch {run.epoch})",
+    )
     if missing:
         raise error
     raise NothingToLearnError(str(error), folder=run.folder)
@@ -97,10 +100,7 @@ def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
     if stage.table.loss.memory is not None:  # whose pairs are of several batches
         drawn = [torch.cat(drawn)]
     labels = run.labels("train").cpu()
-    if stage.table.loss.relation == "data":
-        relation = run.relation
-    else:
-        relation = None
+    relation = run.relation if stage.table.loss.relation == "data" else None
     return missing_pairs([labels[indices].to(run.device) for indices in drawn], relation)
 
 

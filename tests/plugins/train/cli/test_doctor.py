@@ -9,7 +9,7 @@ def test_a_diagnosis_to_paste(pml_ext_command):
     done = pml_ext_command("doctor")
     assert done.returncode == 0
     assert done.stderr == ""
-    for wanted in ("torch", "processors", "photos", "cbml", "a loss against its loop", "everything works"):
+    for wanted in ("torch", "processors", "photos", "cbml", "a loss against PML's own", "everything works"):
         assert wanted in done.stdout, wanted
     about = json.loads(pml_ext_command("doctor", "--json").stdout)
     assert set(about) == {"versions", "devices", "threads", "missing", "folders", "checks", "plugins"}

@@ -33,7 +33,7 @@ def test_an_accelerator_is_tested_where_there_is_one(present, monkeypatch):
     assert len(found.checks) == 3 + present
 
 
-@pytest.mark.parametrize(("margin", "text"), [(0.2, "a loop over the triplets"), (-1, "margin")])
+@pytest.mark.parametrize(("margin", "text"), [(0.2, "PML's TripletMarginLoss"), (-1, "margin")])
 def test_a_loss_with_other_values_or_an_error_is_a_finding(monkeypatch, margin, text):
     right = pml_ext.losses.TiledTripletMarginLoss
 

@@ -72,7 +72,7 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
     assert len(server.asked) == asked
     assert (tmp_path / "new" / "set.bin").read_bytes() == BODY
     assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", "set.bin"}
-    gone = wanted._replace(name="other.bin", url=server.url + "other")
+    gone = dataclasses.replace(wanted, name="other.bin", url=server.url + "other")
     with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or fetch other.bin yourself and put it into"):
         get_archives(about(gone), tmp_path)
 

@@ -119,7 +119,7 @@ def test_groups_of_a_table(tmp_path):
     ("columns", "groups", "text"),
     [
         ("sequence", [""] * 8, "the column sequence is empty in all rows; fill it, or delete it"),
-        ("sequence", ["a"] * 8, "photos/4.jpg has no gallery: all 4 images of it are of its own group, 'a'; wanted"),
+        ("sequence", ["a"] * 8, "photos/4.jpg has no gallery: all 4 of it are of its own group, 'a'; wanted"),
         ("sequence,camera", ["a,b"] * 8, "found the columns sequence and camera, .* delete one"),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_table_without_a_split_is_split_as_a_folder_is(tmp_path):
     assert len({*splits.train.paths, *splits.test.paths}) == 8
     again = table(path=str(file), split="image", seed=3)
     assert again.train.paths == splits.train.paths
-    with pytest.raises(ConfigError, match="train_fraction of a table must be above 0 and below 1, not 2"):
+    with pytest.raises(ConfigError, match="train_fraction must be above 0 and below 1, not 2"):
         table(path=str(file), train_fraction=2)
     file.write_text("label,path,is_query\n1,photos/1.jpg,True\n")
     with pytest.raises(DataError, match="found is_query without a column split, which says what is tested; add it"):

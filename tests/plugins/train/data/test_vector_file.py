@@ -89,7 +89,7 @@ def test_ids_are_row_numbers_and_labels_optional(tmp_path):
         ({"split": np.array(["train"] * 7 + ["tset"])}, "split of row 7: no part 'tset'; nearest: test"),
         ({"split": np.array(["train"] * 8)}, "split has no 'test'; found train; wanted train and test"),
         ({"groups": np.array([""] * 8)}, "groups are empty in all rows; fill them, or delete the key"),
-        ({"groups": np.array(["one"] * 8)}, "has no gallery: all 3 to test are of its own group, 'one'"),
+        ({"groups": np.array(["one"] * 8)}, "has no gallery: all 3 of it are of its own group, 'one'"),
         ({"labels": np.array(["cat"] * 8)}, "found 1 class, cat; wanted two or more"),
         ({"labels": np.arange(8) > 3}, r"labels are of the type bool; .*: labels.astype\(int\), or labels.astype"),
         (

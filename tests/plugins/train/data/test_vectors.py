@@ -56,5 +56,5 @@ def test_a_split_of_both_is_refused(tmp_path, option):
     file = npz(tmp_path, split=np.array(PARTS))
     with pytest.raises(ConfigError, match=f"{next(iter(option))}: found .* has a split of its own; leave one out"):
         vectors(path=str(file), **option)
-    with pytest.raises(ConfigError, match="train_fraction of vectors must be above 0 and below 1, not 0"):
+    with pytest.raises(ConfigError, match="train_fraction must be above 0 and below 1, not 0"):
         vectors(path=str(npz(tmp_path)), train_fraction=0)

@@ -64,7 +64,10 @@ def test_metrics_and_phases_of_lists(recipe):
         ),
         (["loss.memory.size=64"], "loss.memory: it pairs past images by labels"),
         (["loss.regularizer=metric-variance"], "loss.regularizer: metric-variance needs labels"),
-        (["sampler.name=pml/m-per-class", "sampler.m=2"], "sampler: pml/m-per-class draws images by labels, and pairs"),
+        (
+            ["sampler.name=pml/m-per-class", "sampler.m=2"],
+            "sampler: pml/m-per-class with its settings draws images by labels",
+        ),
         (["data.labels=clusters"], "data.labels: clusters are labels, and pairs:mine.csv lists pairs"),
         (["data.relation=shared-label"], "data.relation: it is one of labels"),
         (["evaluation.recall_at=[1, 10]"], "evaluation.recall_at: it is for images with labels"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pml_ext.pairwise import ListedTuples
-from pml_ext_train.training.collapse import collapse, collapse_of_listed
+from pml_ext_train.training.collapse import collapse
 
 from .whole_runs import Ear, quick
 
@@ -64,10 +64,10 @@ def test_listed_tuples_that_no_search_tells_apart_are_a_collapse():
     pairs = ListedTuples([[0, 1], [2, 3], [0, 3], [1, 2]], [True, True, False, False])
     triplets = ListedTuples([[0, 1, 2], [3, 2, 0]])
     for tuples in (pairs, triplets):
-        assert collapse_of_listed(ordered, tuples) is None
-        assert collapse_of_listed(torch.ones(4, 2), tuples) == pytest.approx(1)
-        assert collapse_of_listed(torch.eye(4), tuples) is None  # far from each other
+        assert collapse(ordered, tuples) is None
+        assert collapse(torch.ones(4, 2), tuples) == pytest.approx(1)
+        assert collapse(torch.eye(4), tuples) is None  # far from each other
     wrong = ListedTuples(pairs.rows, ~pairs.same)
-    assert collapse_of_listed(ordered, wrong) > 0.99
-    assert collapse_of_listed(torch.ones(4, 2), pairs.some([0])) == pytest.approx(1)  # no order of one kind
-    assert collapse_of_listed(torch.ones(1, 2), triplets.some([])) is None
+    assert collapse(ordered, wrong) > 0.99
+    assert collapse(torch.ones(4, 2), pairs.some([0])) == pytest.approx(1)  # no order of one kind
+    assert collapse(torch.ones(1, 2), triplets.some([])) is None
