@@ -1,3 +1,4 @@
+from .copies import CopiesService as CopiesService, CopyKind as CopyKind, FoundCopies as FoundCopies
 from .fit import EmbeddingListener as EmbeddingListener, FitService as FitService
 from .images import EmbeddedImages as EmbeddedImages, ImageCluster as ImageCluster, ImageClusters as ImageClusters
 from .mirror import Changes as Changes, Mirror as Mirror, StoresService as StoresService
@@ -9,7 +10,7 @@ from .parts import (
     RowsOfFolder as RowsOfFolder,
     Written as Written,
 )
-from .run import SearchedRun as SearchedRun, SearchService as SearchService
+from .run import RetrievalWarning as RetrievalWarning, SearchedRun as SearchedRun, SearchService as SearchService
 from .stores import (
     Numbers as Numbers,
     Rows as Rows,

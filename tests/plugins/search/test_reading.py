@@ -17,8 +17,8 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext_fit.unlabeled import has_no_labels
 from pml_ext_search import reading
 from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.reading import default_workers, list_folder, listed
-from pml_ext_train.data import build_transforms
+from pml_ext_search.reading import default_workers, listed
+from pml_ext_train.data import build_transforms, list_folder
 from pml_ext_train.data.folder import folder as image_folder
 from pml_ext_train.networks.trunks import builtin_trunk
 
@@ -224,7 +224,7 @@ def test_a_listing_tells_why_files_are_left_out(images):
         (images / name).write_bytes(b"abc")
     (images / "gone.png").symlink_to(images / "nowhere")
     (images / "linked").symlink_to(images / "class 0")
-    listing = reading.list_folder(images)
+    listing = list_folder(images)
     assert listing.names == ["b.PNG", "class 0/0000.png", "class 1/0001.png", "class 2/0002.png"]
     assert listing.stats[0] == ((images / "b.PNG").stat().st_size, (images / "b.PNG").stat().st_mtime_ns)
     assert listing.others == {
@@ -234,7 +234,7 @@ def test_a_listing_tells_why_files_are_left_out(images):
     }
     assert listing.unlisted == []
     with pytest.raises(DataError, match="nowhere: no such folder"):
-        reading.list_folder(images / "nowhere")
+        list_folder(images / "nowhere")
 
 
 def test_single_images_become_a_list():

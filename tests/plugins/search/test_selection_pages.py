@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 from pml_ext_search import selection_pages
-from pml_ext_search.clusters import CELL
 from pml_ext_search.embedded import Embedded
 from pml_ext_search.selection import select
+from pml_ext_train.report import CELL
 
 
 def photos(place):
