@@ -30,9 +30,9 @@ from torch import Tensor
 
 from pml_ext import load_run
 from pml_ext.whitening import TotalWhitening
-from pml_ext_search.duplicates import find_duplicates
-from pml_ext_search.image_files import ImageFiles
-from pml_ext_search.near_pairs import Pairs, components, shortest_pairs
+from pml_ext_copies.duplicates import find_duplicates
+from pml_ext_copies.image_files import ImageFiles
+from pml_ext_copies.near_pairs import Pairs, components, shortest_pairs
 
 ENDINGS = (".jpg", ".jpeg", ".png")
 PRECISION = 0.99

@@ -20,9 +20,8 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext_search.collection import Collection
-from pml_ext_search.reading import list_folder
 from pml_ext_search.trained import TrainedRun
-from pml_ext_train.data import read_image
+from pml_ext_train.data import list_folder, read_image
 from pml_ext_train.launch.launch import train
 
 WIDTH = 500

@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
 from pml_ext.registry import service
 from pml_ext_train.files import composed, path_bytes
-from pml_ext_train.retrieval import SearchService
+from pml_ext_train.retrieval import CopiesService, FoundCopies
 
 from .collection import BrowsedRun
 
@@ -60,7 +60,7 @@ class CopiesSearch:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._state = CopiesState()
-        self._found: Any = None
+        self._found: FoundCopies | None = None
         self._places: dict[str, int] = {}  # of groups, by key
         self._keys: list[str] = []
 
@@ -108,8 +108,7 @@ class CopiesSearch:
         if not names:
             raise DataError(f"no image file of {collection.folder} is below {state.folder or 'it'}")
         self._change(images=len(names))
-        search: SearchService = service("search", "copies in pml-ext browse")
-        found = search.find_copies(collection.folder, names, state.radius, state.keep, self._listen)
+        found = _service().find(collection.folder, names, state.radius, state.keep, listener=self._listen)
         self._keys = [_key_of(group) for group in found.groups]
         self._places = {key: place for place, key in enumerate(self._keys)}
         self._found = found
@@ -125,7 +124,7 @@ class CopiesSearch:
 
     # What was found
 
-    def _done(self) -> Any:
+    def _done(self) -> FoundCopies:
         if self._found is None:
             raise DataError("the copies have not been looked for; press Find copies")
         return self._found
@@ -136,14 +135,12 @@ class CopiesSearch:
     @property
     def summary(self) -> str:
         """What was found, in a line."""
-        text: str = self._done().found.summary()
-        return text
+        return self._done().summary()
 
     @property
-    def skipped(self) -> dict[str, str]:
+    def skipped(self) -> Mapping[str, str]:
         """Why images were not compared, by path."""
-        skipped: dict[str, str] = self._done().found.skipped
-        return skipped
+        return self._done().skipped
 
     def shown(self, start: int, count: int) -> list[ShownGroup]:
         """Return groups from a place on."""
@@ -156,7 +153,7 @@ class CopiesSearch:
             )
         return groups
 
-    def chosen(self, shown: Iterable[str], kept: Iterable[str]) -> Any:
+    def chosen(self, shown: Iterable[str], kept: Iterable[str]) -> FoundCopies:
         """Return the copies with what somebody keeps.
 
         Args:
@@ -184,15 +181,19 @@ class CopiesSearch:
                 raise ConfigError("these groups are of an earlier search for copies; load the page again")
             if self._places[key] not in chosen:
                 raise ConfigError(f"group {self._places[key] + 1}: no image is kept; wanted one or more")
-        return found.keeping(chosen)
+        return _service().keep(found, chosen)
 
     def as_text(self, shown: Iterable[str], kept: Iterable[str], form: str) -> str:
         """Return the copies with what somebody keeps, as the table (``"csv"``) or as JSON."""
         chosen = self.chosen(shown, kept)
         if form == "csv":
-            table: str = chosen.as_csv()
-            return table
-        return json.dumps(chosen.as_json(), indent=2) + "\n"
+            return chosen.as_csv()
+        return json.dumps(chosen.to_spare().as_json(), indent=2) + "\n"
+
+
+def _service() -> CopiesService:
+    copies: CopiesService = service("copies", "copies in pml-ext browse")
+    return copies
 
 
 def _key_of(group: Any) -> str:

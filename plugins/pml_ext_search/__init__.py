@@ -48,7 +48,6 @@ def pml_ext_commands() -> dict[str, Command]:
         "cluster": Command(
             "pml_ext_search.commands.cluster:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),
-        "duplicates": Command("pml_ext_search.commands.duplicates:duplicates", "Find copies among images."),
         "select": Command(
             "pml_ext_search.commands.select:select", "Select images that represent a folder, or are rare in it."
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -12,31 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image
 
 from pml_ext.errors import ConfigError, counted
 from pml_ext.evaluation import kmeans, nearest_of, sample_indices
 from pml_ext_train.data import CLUSTERS_COLUMNS, CLUSTERS_TABLE, listed_sheets, table_text
 from pml_ext_train.files import write_atomically, write_text
-from pml_ext_train.report import drawable, short_name
+from pml_ext_train.report import CELL, PictureReader, contact_sheet
 from pml_ext_train.retrieval import Numbers, Vectors
 
 from .embedded import Embedded
 from .first_neighbors import first_neighbor_partitions
-from .fonts import font_file
-from .pictures import PictureReader
 
 AUTO = "auto"
 COMPARED = 20_000  # most images whose first neighbors are looked for; larger sets are sampled
 SHEET = 60  # maximum images on a cluster's contact sheet
 SHEETS = 100  # maximum number of contact sheets
-CELL = 108  # pixels from one picture of a sheet to the next
-_ROW = 10
-_GAP = 6
-_TITLE = 30
-_CAPTION = 16
-_LETTERS = 15  # maximum length of a caption
-_INK = "#1a202c"
 
 Number = int | str
 """How many clusters, or :data:`AUTO`."""
@@ -235,51 +225,3 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
         return contact_sheet(title, pictures)
     names = [embedded.class_folders.class_of(embedded.paths[member]) for member in shown]
     return contact_sheet(title, pictures, names, framed=[name != cluster.name for name in names])
-
-
-def contact_sheet(
-    title: str,
-    images: Sequence[Image.Image],
-    captions: Sequence[str] = (),
-    framed: Sequence[bool] = (),
-    frame: str | None = None,
-) -> Image.Image:
-    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; a frame is red by default."""
-    from pml_ext_train.report import GRAY, WRONG
-
-    below = _CAPTION if captions else 0
-    rows = math.ceil(len(images) / _ROW)
-    width = _ROW * CELL + _GAP
-    height = _TITLE + rows * (CELL + below) + _GAP
-    sheet = Image.new("RGB", (width, height), "white")
-    draw = ImageDraw.Draw(sheet)
-    _write(draw, (_GAP + 2, 7), drawable(title.replace("\n", " ")), 14, _INK)
-    side = CELL - _GAP
-    for place, image in enumerate(images):
-        row, column = divmod(place, _ROW)
-        left = _GAP + column * CELL
-        top = _TITLE + row * (CELL + below)
-        shown = image.convert("RGB")
-        shown.thumbnail((side, side))
-        if max(shown.size) < side:  # a drawing of a few pixels is enlarged without interpolation
-            shown = ImageOps.contain(shown, (side, side), Image.Resampling.NEAREST)
-        picture_left = left + (side - shown.width) // 2
-        picture_top = top + (side - shown.height) // 2
-        sheet.paste(shown, (picture_left, picture_top))
-        color = GRAY
-        if framed and framed[place]:
-            color = frame or WRONG
-            right = picture_left + shown.width - 1
-            bottom = picture_top + shown.height - 1
-            draw.rectangle((picture_left, picture_top, right, bottom), outline=color, width=3)
-        if captions:
-            _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, color)
-    return sheet
-
-
-def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size: int, color: str) -> None:
-    font = _font(font_file(text), size)
-    draw.text((corner[0], corner[1] + size), text, fill=color, font=font, anchor="ls")
-
-
-_font = functools.cache(ImageFont.truetype)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pml_ext.errors import ConfigError, DataError, shortened
-from pml_ext_train.data import IMAGE_ENDINGS, SPLIT_FOLDERS, open_image
+from pml_ext_train.data import IMAGE_ENDINGS, SPLIT_FOLDERS, list_folder, open_image
 from pml_ext_train.files import (
     as_spelled,
     check_writable,
     composed,
+    free_name,
     locked_folder,
     sha256_of,
     write_atomically,
@@ -24,9 +25,7 @@ from pml_ext_train.files import (
 from pml_ext_train.retrieval import Changes
 
 from .class_folders import ClassFolders
-from .free_name import free_name
 from .problems import StoreWarning
-from .reading import list_folder
 
 if TYPE_CHECKING:
     from .indexed_run import IndexedRun

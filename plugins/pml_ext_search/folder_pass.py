@@ -13,6 +13,7 @@ import torch
 
 from pml_ext.distributed import from_rank_0, from_ranks, num_processes, rank, share_of
 from pml_ext.errors import DataError
+from pml_ext_train.data import Listing, list_folder
 from pml_ext_train.files import check_writable, path_bytes
 from pml_ext_train.retrieval import Vectors
 
@@ -20,7 +21,6 @@ from .class_folders import ClassFolders
 from .collection import is_below
 from .embedded import Embedded
 from .embedding import READ, Batch, ImageEmbedder
-from .reading import Listing, list_folder
 
 WRITTEN = 1000  # embeddings of a folder are written after this many images
 SECONDS = 30.0  # or after this time

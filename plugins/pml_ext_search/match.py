@@ -22,10 +22,9 @@ from pml_ext_train.retrieval import EmbeddedRows, PartsService, RowsOfFolder, Ve
 from .query import Answer, Answers
 
 if TYPE_CHECKING:
-    from pml_ext_train.data import VectorFile
+    from pml_ext_train.data import Listing, VectorFile
 
     from .embedding import ImageEmbedder
-    from .reading import Listing
     from .vectors import VectorEmbedder
 
 _BATCH = 2048  # vectors that are embedded and searched at a time

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from pml_ext.errors import DataError
-
-
-class RetrievalWarning(UserWarning):
-    """A request was met in part: fewer answers, low recall, an image that cannot be shown."""
+from pml_ext_train.retrieval import RetrievalWarning as RetrievalWarning
 
 
 class StoreWarning(UserWarning):

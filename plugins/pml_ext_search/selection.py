@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.evaluation import has_faiss, nearest_of
+from pml_ext.evaluation import inverted_lists, nearest_of
 from pml_ext_train.retrieval import Numbers
 
 from .embedded import Embedded
-from .near_pairs import LISTS_SEARCHED, MOST_EXACT, lists_of
 from .open_set import Distances
 
 Kind = Literal["distinct", "outliers", "central"]
@@ -253,11 +252,12 @@ def _bounds(points: Tensor, neighbors: int) -> Tensor:
 
     They have rounding errors of float32.
     """
-    if len(points) <= MOST_EXACT or not has_faiss():
+    rows = np.ascontiguousarray(points.float().numpy())
+    lists = inverted_lists(rows)
+    if lists is None:
         found, _ = nearest_of(points, neighbors + 1, points)
         return found[:, -1].double().square()
-    rows = np.ascontiguousarray(points.float().numpy())
-    squared, _ = lists_of(rows, LISTS_SEARCHED).search(rows, neighbors + 1)
+    squared, _ = lists.search(rows, neighbors + 1)
     squared[squared > 4] = 4  # of vectors of length 1; faiss found fewer than k, which it says by a large number
     return torch.from_numpy(squared[:, -1]).double()
 

@@ -9,9 +9,8 @@ from PIL import Image
 
 from pml_ext_train.data import table_text
 from pml_ext_train.files import write_atomically, write_text
+from pml_ext_train.report import CELL, PictureReader, contact_sheet
 
-from .clusters import CELL, contact_sheet
-from .pictures import PictureReader
 from .selection import Selection
 
 COLUMNS = ("path", "class", "rank", "distance")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from pml_ext.distributed import choose_device, keep_freed_memory
 from pml_ext.errors import ConfigError, DataError, unknown
+from pml_ext.registry import service
 from pml_ext_train.files import check_writable, composed
 from pml_ext_train.networks import By
-from pml_ext_train.retrieval import Changes, Mirror, SearchFilter
+from pml_ext_train.retrieval import Changes, CopiesService, CopyKind, FoundCopies, Mirror, SearchFilter
 
 from .embedded import Embedded
 from .embedding import ImageEmbedder, Listener
@@ -32,9 +33,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from pml_ext.pml import BaseDistance
 
     from .calibration import Calibration
-    from .choices import ChosenCopies
     from .clusters import Clusters, Grouping, Number
-    from .duplicates import Duplicates, Kind
     from .enrolment import Enrolment
     from .identify import Identified, Rate, Scored
     from .open_set import Nearest
@@ -71,24 +70,6 @@ def load_run(
             f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
         )
     return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
-
-
-def find_copies(
-    folder: Path,
-    names: Sequence[str],
-    radius: float | None = None,
-    keep: str = "most-pixels",
-    listener: Callable[[int], None] | None = None,
-) -> ChosenCopies:
-    """Return the copies among image files of a folder, for another tool that lets somebody choose what to keep.
-
-    See :func:`pml_ext_search.duplicates.find_duplicates` for the arguments.
-    """
-    from .choices import ChosenCopies
-    from .duplicates import find_duplicates
-    from .image_files import ImageFiles
-
-    return ChosenCopies(find_duplicates(ImageFiles(folder, names), radius, keep, listener=listener))
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
@@ -239,20 +220,18 @@ class TrainedRun(IndexedRun):
         return opened.update(embedded), opened.recall_at_10(embedded)
 
     def duplicates(
-        self, radius: float | None = None, keep: str = "most-pixels", kinds: Sequence[Kind] = ("exact", "same", "near")
-    ) -> Duplicates:
+        self, radius: float | None = None, keep: str = "most-pixels", kinds: Sequence[CopyKind] = get_args(CopyKind)
+    ) -> FoundCopies:
         """Return copies among the images, or vectors, of the index: their groups, each with what to keep.
 
-        See :func:`pml_ext_search.duplicates.find_duplicates` for the arguments. Images in shards have no files; they
-        are compared by their embeddings, as vectors are.
+        See :func:`pml_ext_copies.duplicates.find_duplicates` for the arguments. Images in shards have no files; they
+        are compared by their embeddings, as vectors are. PluginError without the plugin ``copies``.
         """
-        from .duplicates import find_duplicates, find_equal_vectors
-        from .image_files import ImageFiles
-
+        copies: CopiesService = service("copies", "TrainedRun.duplicates")
         embedded = self.gallery().embedded
         if self.takes_vectors or not any((embedded.folder / name).is_file() for name in embedded.paths):
-            return find_equal_vectors(embedded, radius)
-        return find_duplicates(ImageFiles(embedded.folder, embedded.paths), radius, keep, kinds)
+            return copies.find_equal_vectors(embedded.paths, embedded.embeddings, radius)
+        return copies.find(embedded.folder, embedded.paths, radius, keep, kinds)
 
     def select(self, count: int = 10, kind: SelectionKind = "distinct") -> Selection:
         """Return the most distinct images, or vectors, of the index, its outliers, or those nearest to class centers.

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from pml_ext.errors import DataError
-from pml_ext_train.data import DataSplits, LabeledImages, is_vector_file, read_vectors
+from pml_ext_train.data import DataSplits, LabeledImages, is_vector_file, list_folder, read_vectors
 
-from .reading import found_instead, list_folder
+from .reading import found_instead
 
 
 def unlabeled(

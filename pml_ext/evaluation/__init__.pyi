@@ -20,6 +20,7 @@ from .neighbors import (
     Search as Search,
     default_neighbors as default_neighbors,
     has_faiss as has_faiss,
+    inverted_lists as inverted_lists,
     learned_metric as learned_metric,
     nearest_of as nearest_of,
     neighbors_under as neighbors_under,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 _PAIRS = 1 << 16  # query-candidate pairs that are re-ranked at a time
 _NEIGHBORS = 1 << 23  # neighbors in memory at a time
+_MOST_EXACT = 20_000  # vectors up to which all are compared
+_LISTS_SEARCHED = 16  # of an inverted index, by each vector
 _FAISS_GPU_NEIGHBORS = 2048  # largest k of faiss on a GPU
 
 Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
@@ -122,6 +126,25 @@ def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor
         return neighbors_under(LpDistance(normalize_embeddings=False), tile=1024).search(query, k, reference)
     squared, indices = FaissKNN()(query.contiguous(), k, reference.contiguous())
     return squared.clamp(min=0).sqrt(), indices
+
+
+def inverted_lists(vectors: NDArray[np.float32]) -> Any | None:
+    """Return a faiss index of more than 20,000 vectors ``[N, D]`` that is searched in part; else None.
+
+    It has as many lists as the square root of N, and a search sees the 16 nearest. None without faiss, too: all vectors
+    are then compared.
+    """
+    if len(vectors) <= _MOST_EXACT or not has_faiss():
+        return None
+    import faiss
+
+    index = faiss.index_factory(vectors.shape[1], f"IVF{math.isqrt(len(vectors))},Flat")
+    inverted: Any = faiss.extract_index_ivf(index)
+    inverted.cp.max_points_per_centroid = 64  # more take longer than the search
+    index.train(vectors)
+    index.add(vectors)
+    inverted.nprobe = _LISTS_SEARCHED
+    return index
 
 
 def default_neighbors() -> NearestNeighbors:

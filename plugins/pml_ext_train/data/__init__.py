@@ -19,12 +19,10 @@ with needs_extra("train", "a data set"):
     from .folder import (
         CLUSTERS_COLUMNS as CLUSTERS_COLUMNS,
         CLUSTERS_TABLE as CLUSTERS_TABLE,
-        GONE as GONE,
         SPLIT_FOLDERS as SPLIT_FOLDERS,
         SYSTEM_FOLDER as SYSTEM_FOLDER,
         VALIDATION_FOLDERS as VALIDATION_FOLDERS,
         class_levels as class_levels,
-        contact_sheets as contact_sheets,
         folder as folder,
         is_run as is_run,
         is_system_folder as is_system_folder,
@@ -33,6 +31,7 @@ with needs_extra("train", "a data set"):
     )
     from .images import LabeledImages as LabeledImages, Transform as Transform
     from .listed import pairs as pairs, triplets as triplets
+    from .listing import Listing as Listing, list_folder as list_folder
     from .omniglot import omniglot_small as omniglot_small
     from .preparation import left_out_text as left_out_text, prepare as prepare
     from .published import (

@@ -30,6 +30,7 @@ from .stat import (
     composed as composed,
     doubt_about as doubt_about,
     file_stat as file_stat,
+    free_name as free_name,
     is_inside as is_inside,
     path_bytes as path_bytes,
     utf8_of as utf8_of,

@@ -66,3 +66,13 @@ def doubt_about(names: Iterable[str]) -> str:
         if twin != name:
             return f"the classes {twin!r} and {name!r} differ in case or blanks alone; if they are one, rename one"
     return ""
+
+
+def free_name(target: Path) -> Path:
+    """Return a path that is not taken: ``photo.jpg``, else ``photo-2.jpg`` and so on."""
+    number = 2
+    free = target
+    while os.path.lexists(free):
+        free = target.with_name(f"{target.stem}-{number}{target.suffix}")
+        number += 1
+    return free

@@ -1,4 +1,5 @@
 from . import figures as figures
+from .contact_sheets import CELL as CELL, contact_sheet as contact_sheet
 from .figures import (
     BLUE as BLUE,
     GRAY as GRAY,
@@ -17,4 +18,5 @@ from .page import (
     percent as percent,
     render as render,
 )
+from .pictures import PictureReader as PictureReader
 from .projection import COLORS as COLORS, SHAPES as SHAPES, flattened as flattened, mark as mark

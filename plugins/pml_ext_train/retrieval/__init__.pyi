@@ -1,3 +1,4 @@
+from .copies import CopiesService as CopiesService, CopyKind as CopyKind, FoundCopies as FoundCopies
 from .fit import EmbeddingListener as EmbeddingListener, FitService as FitService
 from .images import EmbeddedImages as EmbeddedImages, ImageCluster as ImageCluster, ImageClusters as ImageClusters
 from .mirror import Changes as Changes, Mirror as Mirror, StoresService as StoresService
@@ -11,7 +12,7 @@ from .parts import (
     Written as Written,
 )
 from .recall_sample import RecallSample as RecallSample
-from .run import SearchedRun as SearchedRun, SearchService as SearchService
+from .run import RetrievalWarning as RetrievalWarning, SearchedRun as SearchedRun, SearchService as SearchService
 from .stores import (
     Numbers as Numbers,
     Rows as Rows,

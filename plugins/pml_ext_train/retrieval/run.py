@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,10 @@ from .mirror import Mirror
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class RetrievalWarning(UserWarning):
+    """A request was met in part: fewer answers, low recall, an image that cannot be shown."""
 
 
 class SearchedRun(Protocol):
@@ -53,18 +57,8 @@ class SearchedRun(Protocol):
 class SearchService(Protocol):
     """The service ``"search"``."""
 
-    def load_run(self, path: str | Path, device: str = "auto") -> SearchedRun:
-        """Load a finished run; DataError if the folder has none."""
+    def load_run(self, path: str | Path, device: str = "auto", *, store: str | Path | None = None) -> SearchedRun:
+        """Load a finished run, maybe with a collection at another place; DataError if the folder has none."""
 
     def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
         """Return the run that a path names, and None; of a folder of images, its run, made on the way, and itself."""
-
-    def find_copies(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        radius: float | None = None,
-        keep: str = "most-pixels",
-        listener: Callable[[int], None] | None = None,
-    ) -> Any:
-        """Return the copies among image files of a folder; ``listener`` is called with the number of read ones."""

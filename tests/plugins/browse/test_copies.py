@@ -11,9 +11,9 @@ import torch
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_browse.copies import CopiesSearch
-from pml_ext_search.duplicates import find_duplicates
-from pml_ext_search.image_files import ImageFiles
-from pml_ext_search.reading import list_folder
+from pml_ext_copies.duplicates import find_duplicates
+from pml_ext_copies.image_files import ImageFiles
+from pml_ext_train.data import list_folder
 
 from ..search.photographs import photograph, write_copies
 from .test_collection import made

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError
-from pml_ext_search.clusters import CELL, contact_sheet, group
+from pml_ext_search.clusters import group
 from pml_ext_search.embedded import Embedded
 
 
@@ -66,27 +66,3 @@ def test_only_sheets_of_an_earlier_table_are_removed(make, few, tmp_path, monkey
             run.cluster(few[0], 2, tmp_path / "out")
         assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"mine"]
         (tmp_path / "out" / name).unlink()
-
-
-# Contact sheets
-
-
-def test_a_sheet_has_every_image_in_its_place():
-    colors = [(10 * number, 40, 200) for number in range(23)]
-    sheet = contact_sheet("23 of them", [Image.new("RGB", (5, 5), color) for color in colors])
-    assert sheet.size == (10 * CELL + 6, 30 + 3 * CELL + 6)
-    for number, color in enumerate(colors):
-        row, column = divmod(number, 10)
-        assert sheet.getpixel((6 + column * CELL + 50, 30 + row * CELL + 50)) == color
-    images = [Image.new("L", (400, 200), 255)] * 3
-    sheet = np.asarray(contact_sheet("", images, ["a", "b", "c"], [False, True, False]))
-    red = (sheet == (224, 49, 49)).all(axis=2)
-    assert red[:, 6 + CELL : 6 + 2 * CELL].sum() > 600
-    assert not red[:, :CELL].any()
-    assert not red[:, 6 + 2 * CELL :].any()
-
-
-@pytest.mark.parametrize("name", ["price $5_$6", "two\x00\x07\nlines", "\udcff.png", "中文", "שלום", "🙂", ""])
-def test_any_name_is_drawn(name):
-    plain, named = (np.asarray(contact_sheet(text, [Image.new("L", (1, 900))], [text])) for text in ("", name))
-    assert (plain != named).any() == bool(name)

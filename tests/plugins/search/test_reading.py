@@ -17,8 +17,8 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext_fit.unlabeled import has_no_labels
 from pml_ext_search import reading
 from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.reading import default_workers, list_folder, listed
-from pml_ext_train.data import build_transforms
+from pml_ext_search.reading import default_workers, listed
+from pml_ext_train.data import build_transforms, list_folder
 from pml_ext_train.data.folder import folder as image_folder
 from pml_ext_train.networks.trunks import builtin_trunk
 

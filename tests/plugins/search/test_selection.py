@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pml_ext.errors import DataError
+from pml_ext.evaluation import neighbors
 from pml_ext_search import selection
 from pml_ext_search.class_folders import ClassFolders
 from pml_ext_search.embedded import Embedded
@@ -114,8 +115,8 @@ def test_outliers_equal_a_slow_loop(count, neighbors, monkeypatch):
 def test_outliers_of_many_are_exact_too(faiss, monkeypatch):
     if faiss:
         pytest.importorskip("faiss")
-    monkeypatch.setattr(selection, "has_faiss", lambda: faiss)
-    monkeypatch.setattr(selection, "MOST_EXACT", 100)
+    monkeypatch.setattr(neighbors, "has_faiss", lambda: faiss)
+    monkeypatch.setattr(neighbors, "_MOST_EXACT", 100)
     monkeypatch.setattr(selection, "LISTS_SEARCHED", 2)
     monkeypatch.setattr(selection, "_CHECKED", 20)
     monkeypatch.setattr(selection, "_ROWS", 100)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pml_ext_train.files.stat import MISSING, as_spelled, composed, doubt_about, file_stat, path_bytes
+from pml_ext_train.files.stat import MISSING, as_spelled, composed, doubt_about, file_stat, free_name, path_bytes
 
 
 def test_a_changed_file_has_another_stat(tmp_path):
@@ -43,3 +43,11 @@ def test_names_are_compared_as_people_read_them(tmp_path):
 def test_names_that_differ_in_case_or_blanks_are_asked_about():
     assert doubt_about(["Luna", "luna ", "Zoe"]).startswith("the classes 'Luna' and 'luna ' differ in case or blanks")
     assert doubt_about(["Luna", "Luna", "Lunar", ""]) == ""
+
+
+def test_a_name_that_is_taken_gets_a_number(tmp_path):
+    photo = tmp_path / "a.b.jpg"
+    assert free_name(photo) == photo
+    photo.touch()
+    (tmp_path / "a.b-2.jpg").symlink_to("gone")  # a name is taken though nothing is behind it
+    assert free_name(photo) == tmp_path / "a.b-3.jpg"

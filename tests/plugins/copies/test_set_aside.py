@@ -10,11 +10,11 @@ import time
 import pytest
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_search import set_aside
-from pml_ext_search.duplicates import find_duplicates
-from pml_ext_search.set_aside import MOVES, finish_moves, link_copies, move_back, move_copies
+from pml_ext_copies import set_aside
+from pml_ext_copies.duplicates import find_duplicates
+from pml_ext_copies.set_aside import MOVES, finish_moves, link_copies, move_back, move_copies
 
-from .photographs import photograph
+from ..search.photographs import photograph
 from .test_duplicates import files_of
 
 ODD = "new\nline, \udcff.png"

@@ -6,13 +6,12 @@ import io
 import pytest
 import torch
 
-from pml_ext.errors import DataError
-from pml_ext_search.choices import ChosenCopies
-from pml_ext_search.duplicates import find_duplicates, find_equal_vectors
-from pml_ext_search.embedded import Embedded
-from pml_ext_search.trained import find_copies
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_copies.choices import keep_chosen, keep_listed
+from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
+from pml_ext_copies.service import find
 
-from .photographs import stacked, write_copies
+from ..search.photographs import stacked, write_copies
 from .test_duplicates import files_of, write_kinds
 
 
@@ -29,7 +28,7 @@ def test_distances_are_from_the_image_that_is_kept(folder):
     found = find_duplicates(files_of(folder))
     wanted = find_duplicates(files_of(folder), found.radius, "01-crop.png")
     place = [group.keep.path for group in found.groups].index("01-doubled.png")
-    chosen = ChosenCopies(found).keeping({place: ["01-crop.png"]})
+    chosen = keep_chosen(found, {place: ["01-crop.png"]})
     (by_rule,) = [group for group in wanted.groups if group.keep.path == "01-crop.png"]
     group = chosen.groups[place]
     assert [image.path for image in group.images] == [image.path for image in by_rule.images]
@@ -41,7 +40,7 @@ def test_distances_are_from_the_image_that_is_kept(folder):
     assert [chosen.groups[other] for other in others] == [found.groups[other] for other in others]
     (folder / "01-half.png").unlink()
     with pytest.raises(DataError, match="01-half.png.*; look for copies anew"):
-        ChosenCopies(found).keeping({place: ["01-crop.png"]})
+        keep_chosen(found, {place: ["01-crop.png"]})
 
 
 def test_several_images_may_be_kept(tmp_path):
@@ -51,7 +50,7 @@ def test_several_images_may_be_kept(tmp_path):
     near = paths.index(["2.png", "small.jpg"])
     same = paths.index(["1.png", "same.tif"])
     kept = {exact: {"sub/exact.png", "exact $1_3.png"}, near: ["2.png", "small.jpg"], same: ["same.tif"]}
-    chosen = ChosenCopies(found).keeping(kept)
+    chosen = keep_chosen(found, kept)
     assert [image.path for image in chosen.groups[exact].images] == ["exact $1_3.png", "0.png", "sub/exact.png"]
     rows = list(csv.DictReader(io.StringIO(chosen.as_csv())))
     told = {(int(row["group"]) - 1, row["path"]): row["keep"] for row in rows}
@@ -59,7 +58,7 @@ def test_several_images_may_be_kept(tmp_path):
         for name in paths[place]:
             assert told[place, name] == ("yes" if name in names else "no")
     assert len(rows) == sum(map(len, paths))
-    groups = chosen.as_json()["groups"]
+    groups = chosen.to_spare().as_json()["groups"]
     assert len(groups) == len(paths) - 1  # all of one are kept
     (of_exact,) = [group for group in groups if group["kind"] == "exact"]
     assert of_exact["keep"] == "exact $1_3.png"
@@ -71,12 +70,12 @@ def test_several_images_may_be_kept(tmp_path):
         ["same.tif", "1.png"],
         stand_in[1],
     ]
-    assert ["exact $1_3.png", "same.bmp", 0.0] in chosen.as_json()["pairs"]
+    assert ["exact $1_3.png", "same.bmp", 0.0] in chosen.to_spare().as_json()["pairs"]
     spare = ["0.png", "exact $1_3.png", "1.png", "same.bmp"]
     sizes = {image.path: image.bytes for group in found.groups for image in group.images}
     assert chosen.as_json()["space"] == sum(sizes[name] for name in spare)
     with pytest.raises(DataError, match="no image is kept"):
-        ChosenCopies(found).keeping({0: ["elsewhere.png"]})
+        keep_chosen(found, {0: ["elsewhere.png"]})
 
 
 def test_a_saved_table_keeps_the_same_again(tmp_path, recwarn):
@@ -85,13 +84,13 @@ def test_a_saved_table_keeps_the_same_again(tmp_path, recwarn):
     paths = [[image.path for image in group.images] for group in found.groups]
     exact = paths.index(["0.png", "exact $1_3.png", "sub/exact.png"])
     same = paths.index(["1.png", "same.tif"])
-    chosen = ChosenCopies(found).keeping({exact: {"sub/exact.png", "exact $1_3.png"}, same: ["same.tif"]})
-    assert chosen.found != found
+    chosen = keep_chosen(found, {exact: {"sub/exact.png", "exact $1_3.png"}, same: ["same.tif"]})
+    assert chosen != found
     table = tmp_path / "copies.csv"
     table.write_text(chosen.as_csv())
-    assert ChosenCopies(found).keeping_as_told(table).found == chosen.found
-    table.write_text(ChosenCopies(found).as_csv())
-    assert ChosenCopies(found).keeping_as_told(table).found == found
+    assert keep_listed(found, table) == chosen
+    table.write_text(found.as_csv())
+    assert keep_listed(found, table) == found
     assert not [one for one in recwarn if "without an image" in str(one.message)]
 
 
@@ -101,7 +100,7 @@ def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     rows = "near;FALSE;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n;;\n"  # as spreadsheets write it
     table.write_text(f"kind;keep;path\n{rows}")
     with pytest.warns(UserWarning, match=r"1 row without an image .* line 4: exact, 02-half.png"):
-        chosen = ChosenCopies(found).keeping_as_told(table)
+        chosen = keep_listed(found, table)
     (group,) = [group for group in chosen.groups if group.keep.path.startswith("01")]
     assert [image.path for image in group.others] == ["01-doubled.png"]
     others = [group for group in chosen.groups if not group.keep.path.startswith("01")]
@@ -120,20 +119,20 @@ def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
 def test_another_table_is_refused(tmp_path, rows, told):
     (tmp_path / "copies.csv").write_text(rows)
     with pytest.raises(DataError, match=told):
-        ChosenCopies(find_duplicates(files_of(tmp_path))).keeping_as_told(tmp_path / "copies.csv")
+        keep_listed(find_duplicates(files_of(tmp_path)), tmp_path / "copies.csv")
 
 
 def test_a_table_keeps_an_image_of_each_group(folder, tmp_path):
     found = find_duplicates(files_of(folder))
     table = tmp_path / "copies.csv"
-    table.write_text(ChosenCopies(found).as_csv().replace(",yes,", ",no,", 1))
+    table.write_text(found.as_csv().replace(",yes,", ",no,", 1))
     with pytest.raises(DataError, match="it keeps no image of the near group of .*; wanted keep = yes in one row"):
-        ChosenCopies(found).keeping_as_told(table)
+        keep_listed(found, table)
 
 
 def test_another_tool_finds_the_copies_of_the_command(folder):
     read = []
-    chosen = find_copies(folder, ["00-75.jpg", "00-40.jpg", "01-75.jpg"], 0.3, "01-75.jpg", read.append)
+    chosen = find(folder, ["00-75.jpg", "00-40.jpg", "01-75.jpg"], 0.3, "01-75.jpg", listener=read.append)
     assert [[image.path for image in group.images] for group in chosen.groups] == [["00-75.jpg", "00-40.jpg"]]
     assert chosen.as_json()["groups"][0]["keep"] == "00-75.jpg"
     assert read == [1, 2, 3]
@@ -141,6 +140,6 @@ def test_another_tool_finds_the_copies_of_the_command(folder):
 
 def test_vectors_have_no_files_to_measure():
     points = stacked([torch.tensor([1.0, 0.0]), torch.tensor([0.999, 0.0447])])
-    found = find_equal_vectors(Embedded("vectors.npz", ["a", "b"], points), 0.1)
-    with pytest.raises(DataError, match="b is a vector, no file"):
-        ChosenCopies(found).keeping({0: ["b"]})
+    found = find_equal_vectors(["a", "b"], points, 0.1)
+    with pytest.raises(ConfigError, match="b is a vector, which has no file"):
+        keep_chosen(found, {0: ["b"]})

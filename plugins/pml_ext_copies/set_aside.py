@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext_train.files import DamagedError, FileStat, file_stat, locked_folder, read_json, write_json
+from pml_ext_train.files import DamagedError, FileStat, file_stat, free_name, locked_folder, read_json, write_json
 
-from .duplicates import Copy, Duplicates
-from .free_name import free_name
+from .groups import Copy, Duplicates
 
 MOVES = ".pml-ext-moves.json"  # in the folder of moved copies: where each comes from
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -62,18 +61,18 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
     pairs = []
     for group in found.of_kind("exact"):
         for copy in group.others:
-            pairs += [(name, copy, group.keep) for name in _names_of(copy)]
+            pairs += [(name, copy, group.keep) for name in copy.names]
     done = SetAside()
     with _locked(roots if pairs else []):
         for name, _, keep in pairs:
-            kept = _file_of(keep)
+            kept = keep.file
             if name.exists() and kept.exists() and os.lstat(name).st_dev != os.stat(kept).st_dev:
                 raise ConfigError(
                     f"--link: {name} is on another device than {kept}, where no hard link reaches; "
                     "wanted copies of one device (or --move DIR)"
                 )
         for name, copy, keep in pairs:
-            kept = _file_of(keep)
+            kept = keep.file
             if reason := _why_left(name, _stat_of(copy), kept, _stat_of(keep)):
                 done.left.append(reason)
                 continue
@@ -124,9 +123,9 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
     images = []
     links = {}  # symbolic links to images of the groups, and whether each is a copy
     for group in found.groups:
-        kept = str(_file_of(group.keep).absolute())
+        kept = str(group.keep.file.absolute())
         for copy in group.images:
-            for name in _names_of(copy):
+            for name in copy.names:
                 if name.is_symlink():
                     links[name] = not group.keeps(copy)
                 elif not group.keeps(copy):
@@ -322,18 +321,8 @@ def _write(target: Path, moves: Iterable[_Move]) -> None:
     write_json(target / MOVES, {"moves": [dataclasses.asdict(move) for move in moves]})
 
 
-def _names_of(copy: Copy) -> list[Path]:
-    return [_file_of(copy), *copy.other_names]
-
-
-def _file_of(copy: Copy) -> Path:
-    if copy.file is None:
-        raise ConfigError(f"{copy.path} is a vector, no file; leave out --link and --move")
-    return copy.file
-
-
 def _stat_of(copy: Copy) -> FileStat:
-    return copy.bytes or 0, copy.changed or 0
+    return copy.bytes or 0, copy.changed
 
 
 def _why_left(name: Path, stat: FileStat, kept: Path, kept_stat: FileStat) -> str:

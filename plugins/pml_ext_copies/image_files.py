@@ -7,39 +7,19 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import bits_of, is_system_folder, open_image, shown_size, upright
 from pml_ext_train.files import composed, path_bytes, sha256_of
+from pml_ext_train.retrieval import Numbers
+
+from .groups import Copy, Traits
 
 _EIGHT_BITS = ("1", "L", "P", "RGB", "RGBX", "LA", "PA", "RGBA")  # modes that RGBA holds
 _LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
-
-
-class Traits(NamedTuple):
-    """What is known of an image before its pixels are compared."""
-
-    width: int  # upright
-    height: int
-    frames: int  # or pages
-    bits: int  # a channel, in the file
-    alpha: str  # digest of the transparency, "" for an opaque image
-    profile: bytes  # of its colors, b"" for sRGB or none
-    is_cut: bool  # whether Pillow reads 8 of more bits
-
-    def differing(self, other: Traits) -> list[str]:
-        """Return the names of what two copies differ in, apart from pixels."""
-        size_of = (self.width, self.height) == (other.width, other.height)
-        equal = {
-            "frames": self.frames == other.frames,
-            "depth": self.bits == other.bits and not self.is_cut,
-            "transparency": self.alpha == other.alpha or (self.alpha and other.alpha and not size_of),
-            "color profile": self.profile == other.profile,
-        }
-        return [name for name, is_equal in equal.items() if not is_equal]
 
 
 class ImageFiles:
@@ -53,38 +33,54 @@ class ImageFiles:
             old_folder, old_names = old
             self.files += [old_folder / name for name in old_names]
             self.names = [os.fspath(file) for file in self.files]
-        self.stats = [_stat(file) for file in self.files]
-        self.links = self._links()
+        self.stats: dict[int, os.stat_result] = {}
+        self.skipped: dict[str, str] = {}  # why a file is not compared, by its name
+        by_file: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
+        for number, file in enumerate(self.files):
+            try:
+                stat = os.stat(file)
+            except OSError as error:
+                self.skipped[self.names[number]] = f"{file}: cannot be looked at ({error.strerror})"
+                continue
+            self.stats[number] = stat
+            by_file[stat.st_dev, stat.st_ino, number >= self.first_old].append(number)
+        self._names_of: dict[int, list[int]] = {}  # hard links of the same folder, and symbolic links, last
+        for numbers in by_file.values():
+            numbers.sort(key=lambda number: self.files[number].is_symlink())
+            self._names_of[numbers[0]] = numbers
+        self.distinct: Numbers = np.array(sorted(self._names_of), dtype=np.int64)  # one name of each file that is there
         self._traits: dict[int, Traits | None] = {}
 
     def __len__(self) -> int:
         return len(self.files)
-
-    def _links(self) -> dict[int, list[int]]:
-        """Return the other names of each file: hard links of the same folder, and symbolic links to it."""
-        by_file: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
-        for number, stat in enumerate(self.stats):
-            if stat is not None:
-                by_file[stat.st_dev, stat.st_ino, self.is_old(number)].append(number)
-        links = {}
-        for numbers in by_file.values():
-            first, *others = sorted(numbers, key=lambda number: (self.files[number].is_symlink(), number))
-            links[first] = others
-        return links
-
-    @property
-    def distinct(self) -> list[int]:
-        """The images that are compared: one name of each file that is there."""
-        return sorted(self.links)
 
     @property
     def compares_two(self) -> bool:
         """Whether images of one folder are compared with those of another."""
         return self.first_old < len(self.files)
 
-    def is_old(self, number: int) -> bool:
-        """Return whether an image is in the folder that others are compared with."""
-        return number >= self.first_old
+    def may_match(self, numbers: Sequence[int]) -> bool:
+        """Return whether images can be a group: several ones, of two folders some of each."""
+        if self.compares_two:
+            return min(numbers) < self.first_old <= max(numbers)
+        return len(numbers) > 1
+
+    def copy(self, number: int, distance: float) -> Copy:
+        """Return an image of a group, at a distance from the one to keep."""
+        stat = self.stats[number]
+        traits = self.traits(number)
+        return Copy(
+            self.names[number],
+            distance,
+            stat.st_size,
+            traits and traits.width,
+            traits and traits.height,
+            tuple(self.files[other] for other in self._names_of[number]),
+            (stat.st_dev, stat.st_ino),
+            stat.st_mtime_ns,
+            number >= self.first_old,
+            traits,
+        )
 
     def traits(self, number: int) -> Traits | None:
         """Return what is known of an image before its pixels are compared; None for a file that cannot be read."""
@@ -117,7 +113,6 @@ class ImageFiles:
     def rank(self, number: int, keep: str, same_pixels: bool = False) -> tuple[Any, ...]:
         """Return what decides which copy is kept, the smallest first; see :data:`KEEPS`."""
         stat = self.stats[number]
-        assert stat is not None
         name = self.names[number]
         traits = self.traits(number) or Traits(0, 0, 0, 0, "", b"", False)
         pixels = traits.width * traits.height
@@ -126,16 +121,14 @@ class ImageFiles:
             "least-compressed": -stat.st_size / max(1, pixels),
             "oldest": stat.st_mtime_ns,
         }
-        bytes_of_lossless = 0
-        if same_pixels and not _is_lossy(self.files[number]):
-            bytes_of_lossless = stat.st_size
+        is_lossless = same_pixels and not _is_lossy(self.files[number])
         return (
             number < self.first_old,  # of two folders, images of the old one are kept
             is_binned(name),
             self.files[number].is_symlink(),
             rules[keep] if keep in rules else not self.is_below(number, keep),
             (-pixels, -traits.frames, -traits.bits, not traits.alpha),
-            (bytes_of_lossless, stat.st_mtime_ns, -stat.st_size, path_bytes(name)),
+            (is_lossless * stat.st_size, stat.st_mtime_ns, -stat.st_size, path_bytes(name)),
         )
 
     def is_below(self, number: int, folder: str) -> bool:
@@ -165,13 +158,6 @@ def check_keep(images: ImageFiles, keep: str) -> None:
         return
     if not any(images.is_below(number, keep) for number in range(len(images))):
         raise ConfigError(f"--keep {keep}: no image is below {keep!r}; wanted {', '.join(KEEPS)} or a sub-folder")
-
-
-def _stat(file: Path) -> os.stat_result | None:
-    try:
-        return os.stat(file)
-    except OSError:
-        return None
 
 
 def _traits_of(file: Path) -> Traits | None:

@@ -114,7 +114,7 @@ def distances_of_copies(files: Sequence[Path]) -> Vectors:
     family = 1 + len(CHANGES)
     numbers = np.arange(len(images))
     copies = numbers[numbers % family > 0]
-    return thumbnails.distances(thumbnails.whole_vectors(), copies, copies // family * family)
+    return thumbnails.distances(copies, copies // family * family)
 
 
 def nearest_beyond(pairs: Pairs, count: int, distance: float) -> Vectors:

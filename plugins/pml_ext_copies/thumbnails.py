@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,11 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pml_ext.errors import DataError
-from pml_ext.evaluation import has_faiss
+from pml_ext.evaluation import inverted_lists, nearest_of
 from pml_ext_train.data import read_image
 from pml_ext_train.retrieval import Numbers, Vectors
-
-from .near_pairs import LISTS_SEARCHED, MOST_EXACT, lists_of
 
 STORED = 64  # side of a thumbnail in pixels
 COMPARED = 16  # side of what is compared, of a thumbnail or of a part of it
@@ -107,14 +106,15 @@ class Thumbnails:
         colors = nn.functional.pad(colors, (0, 1), value=STORED)
         return smooth, NOISE * COMPARED * nn.functional.normalize(colors)
 
-    def whole_vectors(self) -> Tensor:
-        """Return the vectors of all whole thumbnails, ``[N, D]``."""
+    @functools.cached_property
+    def wholes(self) -> Tensor:
+        """The vectors of all whole thumbnails, ``[N, D]``."""
         blocks = [torch.empty(0, COMPARED**2 + 4)]
         for start in range(0, len(self), _TILE):
             blocks.append(self.vectors(slice(start, start + _TILE))[:, 0])
         return torch.cat(blocks)
 
-    def distances(self, wholes: Tensor, first: Numbers, second: Numbers) -> Vectors:
+    def distances(self, first: Numbers, second: Numbers) -> Vectors:
         r"""Return the distance of each pair: the smallest of a part of one image from the whole other image.
 
         .. math:: d = \max(\lVert s - s' \rVert, \tfrac{1}{2} \lVert t - t' \rVert)
@@ -123,42 +123,39 @@ class Thumbnails:
         their lengths. The details of pairs whose structures are farther than 0.77 from each other are not looked at.
 
         Args:
-            wholes: of :meth:`whole_vectors`.
             first: numbers of images, ``[P]``.
             second: numbers of images, ``[P]``.
         """
-        count = len(first)
-        wholes_of = np.concatenate([second, first])
-        parts_of = np.concatenate([first, second])
-        order = np.argsort(parts_of, kind="stable")
-        images, begins = np.unique(parts_of[order], return_index=True)
-        begins = np.append(begins, len(parts_of))
-        products = np.zeros(2 * count, dtype=np.float32)
-        best = np.zeros(2 * count, dtype=np.int64)
-        for block in range(0, len(images), _BLOCK):
-            parts = self.vectors(images[block : block + _BLOCK], PARTS)
-            for place, of_parts in enumerate(parts, start=block):
-                pairs = order[begins[place] : begins[place + 1]]
-                largest = (of_parts @ wholes[wholes_of[pairs]].T).max(dim=0)
-                products[pairs] = largest.values.numpy()
-                best[pairs] = largest.indices.numpy()
-        of_directions = products.reshape(2, count)
-        direction = of_directions.argmax(0)
-        columns = np.arange(count)
-        nearest = of_directions[direction, columns]
+        both = np.stack([first, second])
+        products, best = self._best_parts(both, both[::-1])
+        columns = np.arange(len(first))
+        direction = products.argmax(0)
+        nearest = products[direction, columns]
         fitted = np.flatnonzero(nearest >= FITTED)
         for start in range(0, len(fitted), _FITTED_BLOCK):
             pairs = fitted[start : start + _FITTED_BLOCK]
-            of_direction = direction[pairs]
-            rows = parts_of.reshape(2, count)[of_direction, pairs]
-            others = wholes[wholes_of.reshape(2, count)[of_direction, pairs]]
-            begun = torch.tensor(PARTS)[best.reshape(2, count)[of_direction, pairs]]
-            products_of_structure, parts = self._fitted(rows, others, begun)
-            wholes_of_pairs = wholes_of.reshape(2, count)[of_direction, pairs]
-            of_details = self._products_of_details(rows, parts, wholes_of_pairs)
-            nearest[pairs] = torch.minimum(products_of_structure, 1 - (1 - of_details) / 4).numpy()
+            rows, others = both[direction[pairs], pairs], both[1 - direction[pairs], pairs]
+            parts = torch.tensor(PARTS)[best[direction[pairs], pairs]]
+            of_structure, parts = self._fitted(rows, self.wholes[others], parts)
+            of_details = self._products_of_details(rows, parts, others)
+            nearest[pairs] = torch.minimum(of_structure, 1 - (1 - of_details) / 4).numpy()
         distances: Vectors = np.sqrt(np.maximum(2 - 2 * nearest, 0))
         return distances
+
+    def _best_parts(self, rows: Numbers, others: Numbers) -> tuple[Vectors, Numbers]:
+        """Return the largest product of a part of each image with a whole other one, and the number of that part."""
+        products = np.zeros(rows.shape, dtype=np.float32)
+        best = np.zeros(rows.shape, dtype=np.int64)
+        order = np.argsort(rows.ravel(), kind="stable")
+        images, begins = np.unique(rows.ravel()[order], return_index=True)
+        of_images = np.split(order, begins[1:])
+        for block in range(0, len(images), _BLOCK):
+            parts = self.vectors(images[block : block + _BLOCK], PARTS)
+            for of_parts, pairs in zip(parts, of_images[block : block + _BLOCK], strict=True):
+                largest = (of_parts @ self.wholes[others.ravel()[pairs]].T).max(dim=0)
+                products.flat[pairs] = largest.values.numpy()
+                best.flat[pairs] = largest.indices.numpy()
+        return products, best
 
     def _products_of_details(self, rows: Numbers, parts: Tensor, wholes: Numbers) -> Tensor:
         """Return the products of the details of parts ``[B, 4]`` of some images and of whole others, ``[B]``."""
@@ -222,58 +219,35 @@ def _details_of(shown: Tensor) -> Tensor:
     return nn.functional.normalize(torch.cat([details, none], 1), dim=1)
 
 
-def candidates(thumbnails: Thumbnails, wholes: Tensor, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
+def candidates(thumbnails: Thumbnails, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
     """Return pairs of images that may be copies: of each, some parts and the eight nearest whole images.
+
+    Among more than 20,000 whole images, a part is compared with those of 16 lists of a faiss index, if there is faiss.
 
     Args:
         thumbnails: of all images.
-        wholes: their vectors, of :meth:`Thumbnails.whole_vectors`.
         groups: numbers of all images; or of two sets, of which each is searched for the images of the other.
     """
-    pairs = []
     total = len(thumbnails)
-    for queries, searched in ((groups[0], groups[-1]), (groups[-1], groups[0])):
-        if not len(queries) or not len(searched):
-            continue
-        count = min(NEIGHBORS + 1, len(searched))  # an image may find itself
-        search = _search_of(wholes[searched])
-        for start in range(0, len(queries), _TILE):
-            rows = queries[start : start + _TILE]
+    pairs = [np.empty(0, dtype=np.int64)]
+    for queries, searched in {(0, len(groups) - 1), (len(groups) - 1, 0)}:
+        wholes = thumbnails.wholes[groups[searched]]
+        lists = inverted_lists(wholes.numpy())
+        count = min(NEIGHBORS + 1, len(wholes))  # an image may find itself
+        for rows in np.split(groups[queries], range(_TILE, len(groups[queries]), _TILE)):
+            if not count or not len(rows):
+                continue
             for part in COARSE_PARTS:
-                found = searched[search(thumbnails.vectors(rows, [part])[:, 0], count)]
-                one = np.repeat(rows, count)
-                other = found.ravel()
+                vectors = thumbnails.vectors(rows, [part])[:, 0]
+                if lists is None:
+                    places = nearest_of(vectors, count, wholes)[1].numpy()
+                else:
+                    places = lists.search(vectors.numpy(), count)[1]
+                    places = np.where(places < 0, places[:, :1], places)  # where the lists have too few
+                one, other = np.repeat(rows, count), groups[searched][places.ravel()]
                 pairs.append(np.unique(np.minimum(one, other) * total + np.maximum(one, other)))
-        if len(groups) == 1:
-            break
-    if not pairs:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    first, second = np.divmod(np.unique(np.concatenate(pairs)), total)
+    first, second = np.divmod(np.unique(np.concatenate(pairs)), max(1, total))
     return first[first != second], second[first != second]
-
-
-def _search_of(wholes: Tensor) -> Callable[[Tensor, int], Numbers]:
-    """Return a function from vectors and a number to the places of so many nearest ones, ``[Q, k]``.
-
-    More than 20,000 are searched by 16 lists of a faiss index, if there is faiss.
-    """
-    if len(wholes) > MOST_EXACT and has_faiss():
-        index = lists_of(wholes.numpy(), LISTS_SEARCHED)
-
-        def of_lists(queries: Tensor, count: int) -> Numbers:
-            places: Numbers = index.search(np.ascontiguousarray(queries.numpy()), count)[1]
-            return np.where(places < 0, places[:, :1], places)  # where the lists have too few
-
-        return of_lists
-
-    def of_all(queries: Tensor, count: int) -> Numbers:
-        blocks = []
-        for start in range(0, len(queries), _READ):
-            products = queries[start : start + _READ] @ wholes.T
-            blocks.append(products.topk(count, dim=1).indices)
-        return torch.cat(blocks).numpy()
-
-    return of_all
 
 
 def read_thumbnails(
@@ -285,21 +259,16 @@ def read_thumbnails(
     """
     images = torch.zeros(len(files), 3, STORED, STORED, dtype=torch.uint8)
     problems: dict[int, str] = {}
-    for place, image in enumerate(_read_in_order(files)):
-        if isinstance(image, str):
-            problems[place] = image
-        else:
-            images[place] = image
-        if listener is not None:
-            listener(place + 1)
-    return Thumbnails(images), problems
-
-
-def _read_in_order(files: Sequence[Path]) -> Iterator[Tensor | str]:
-    """Yield the thumbnail of each file, or why it cannot be read; a few threads read them."""
     with ThreadPoolExecutor(_READERS) as pool:
         for start in range(0, len(files), _READ):
-            yield from pool.map(_read, files[start : start + _READ])
+            for place, image in enumerate(pool.map(_read, files[start : start + _READ]), start):
+                if isinstance(image, str):
+                    problems[place] = image
+                else:
+                    images[place] = image
+                if listener is not None:
+                    listener(place + 1)
+    return Thumbnails(images), problems
 
 
 def _read(file: Path) -> Tensor | str:

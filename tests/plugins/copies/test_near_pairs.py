@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_search.near_pairs import Pairs, components, forest, shortest_pairs
+from pml_ext_copies.near_pairs import Pairs, components, forest, shortest_pairs
 
 
 def chain_and_copies():
@@ -38,12 +38,12 @@ def shortest_by_a_loop(points, radius):
 
 @pytest.fixture(params=["all pairs", "lists"])
 def blocks(request, monkeypatch):
-    monkeypatch.setattr("pml_ext_search.near_pairs._TILE", 33)
-    monkeypatch.setattr("pml_ext_search.near_pairs._BLOCK", 33)
-    monkeypatch.setattr("pml_ext_search.near_pairs._WAITING", 20)
+    monkeypatch.setattr("pml_ext_copies.near_pairs._TILE", 33)
+    monkeypatch.setattr("pml_ext_copies.near_pairs._BLOCK", 33)
+    monkeypatch.setattr("pml_ext_copies.near_pairs._WAITING", 20)
     if request.param == "lists":
         pytest.importorskip("faiss", reason="needs the extra cpu")
-        monkeypatch.setattr("pml_ext_search.near_pairs.MOST_EXACT", 100)
+        monkeypatch.setattr("pml_ext.evaluation.neighbors._MOST_EXACT", 100)
 
 
 @pytest.mark.parametrize("radius", [1e-4, 0.1, 1.2])

@@ -1,16 +1,17 @@
 """The table, the contact sheet and the page of copies."""
 
 import csv
+import io
 import re
 import shutil
 
 import pytest
 from PIL import Image
 
-from pml_ext_search import duplicates_pages as pages
-from pml_ext_search.duplicates import find_duplicates
+from pml_ext_copies import pages as pages
+from pml_ext_copies.duplicates import find_duplicates
 
-from .photographs import photograph
+from ..search.photographs import photograph
 from .test_duplicates import files_of
 
 
@@ -26,9 +27,7 @@ def found(tmp_path):
 
 
 def test_the_table_has_a_row_for_each_image(found, tmp_path):
-    pages.write_table(found, tmp_path / "copies.csv")
-    with open(tmp_path / "copies.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(found.as_csv(), newline="")))
     assert [row["kind"] for row in rows] == ["exact", "exact", "near", "near"]
     assert [row["keep"] for row in rows] == ["yes", "no", "yes", "no"]
     assert {row["path"] for row in rows[:2]} == {"0.png", 'a "quoted", name\nof two lines \udcff <b>.png'}

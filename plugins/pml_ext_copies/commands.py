@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
 
-from pml_ext.errors import ConfigError, DataError, counted, printable, unknown
+from pml_ext.errors import ConfigError, DataError, counted, printable
+from pml_ext.registry import service
 from pml_ext_train.cli import AsJson, StoreFolder, print_result, say, stderr
-from pml_ext_train.data import SYSTEM_FOLDER, is_run, is_system_folder, is_vector_file, read_vectors
-from pml_ext_train.files import check_writable
-
-from .loading import load_for_command
+from pml_ext_train.data import SYSTEM_FOLDER, is_run, is_system_folder, is_vector_file, list_folder, read_vectors
+from pml_ext_train.files import check_writable, write_text
+from pml_ext_train.retrieval import SearchedRun, SearchService
 
 if TYPE_CHECKING:
-    from ..duplicates import Duplicates, Kind
-    from ..embedded import Embedded
-    from ..set_aside import SetAside
+    from .groups import Duplicates
+    from .set_aside import SetAside
 
 _SHOWN = 200  # rows of the table in a terminal
 
@@ -78,12 +76,13 @@ def duplicates(
         pml-ext duplicates photographs
         pml-ext duplicates photographs --kind same --move aside
     """
+    of_files = (against, kind, link, move, sheet, html, keep != "most-pixels")
     if delete:
         raise ConfigError(
             "--delete: copies are never deleted; --move FOLDER moves them to a folder that you may delete"
         )
     if undo is not None:
-        if link or keep != "most-pixels" or any((against, radius, kind, csv, sheet, html, move, store)):
+        if any((*of_files, radius, csv, store)):
             raise ConfigError(f"--undo goes alone; type: pml-ext duplicates {data} --undo {undo}")
         _undo(data, undo, as_json)
         return
@@ -94,41 +93,50 @@ def duplicates(
         if link:
             raise ConfigError("--link and --move set the same copies aside; wanted one of them")
         check_writable("--move", move)
-    told = Path(keep) if keep.lower().endswith(".csv") else None
-    if told is not None and against is not None:
+    table = Path(keep) if keep.lower().endswith(".csv") else None
+    if table is not None and against is not None:
         raise ConfigError(f"--keep {keep}: with --against, the images of {against} are kept; leave out one of them")
-    if told is not None and not told.is_file():
+    if table is not None and not table.is_file():
         raise ConfigError(f"--keep {keep}: no such file; wanted a table that --csv, or pml-ext browse, has written")
     source = _source_of(data, store)
     if move is not None and source.names is not None and _finish_moves(move, source.folder):
         source = _source_of(data, store)
-    kinds = _kinds_of(kind)
+    roots = [source.folder]
+    noun = "image"
     if source.names is None:
-        if against is not None or kind or link or move or sheet or html or keep != "most-pixels":
+        if any(of_files):
             text = "leave out all options but --radius, --csv and --json"
             raise ConfigError(f"{data} has vectors, no image files; {text}")
         found = _of_vectors(source, radius)
-        roots: list[Path] = []
+        noun = "vector"
     else:
-        rule = "most-pixels" if told is not None else keep
-        found, roots = _of_files(source, against, radius, rule, kinds)
-        if told is not None:
-            from ..choices import ChosenCopies
-
-            found = ChosenCopies(found).keeping_as_told(told).found
-            whole = sum(not group.others for group in found.groups)
-            if whole:
-                say(f"{counted(whole, 'group')} left whole: {keep} spares none of the images")
-    noun = "vector" if source.names is None else "image"
+        old = None
+        if against is not None:
+            old = _source_of(against, None, "--against ")
+            roots.append(old.folder)
+        found = _of_files(source, old, radius, "most-pixels" if table else keep, kind)
+        if table is not None:
+            found = _keep_listed(found, table)
     summary = found.summary(noun)
-    title = f"Copies in {printable(str(data))}"
-    if against is not None:
-        title = f"Images of {printable(str(data))} with copies in {printable(str(against))}"
-    _write(found, csv, sheet, html, title, summary)
-    _warn_of_skipped(found)
+    if csv is not None:
+        write_text(csv, found.as_csv())
+    if sheet is not None:
+        from .pages import write_sheet
+
+        write_sheet(found, sheet)
+    if html is not None:
+        from .pages import write_page
+
+        title = f"Copies in {printable(str(data))}"
+        if against is not None:
+            title = f"Images of {printable(str(data))} with copies in {printable(str(against))}"
+        write_page(found, html, title, summary)
+    if found.skipped:
+        first = printable(next(iter(found.skipped.values())))
+        say(f"{counted(len(found.skipped), 'image')} not compared; the first: {first}")
     lines = [summary]
     if link or move is not None:
-        lines += _set_aside(found, move, roots, data if source.is_run else None)
+        lines += _set_aside(found, move, roots, source.run and data)
     columns, rows, right = _table(found, noun)
     if not as_json and len(rows) > _SHOWN:
         lines.insert(0, f"the first {_SHOWN} of {len(rows)} rows; --csv FILE and --json have all")
@@ -138,41 +146,28 @@ def duplicates(
     print_result(as_json, found.as_json(), *lines, columns=columns, rows=rows[:_SHOWN], right=right)
 
 
-def _kinds_of(names: Sequence[str] | None) -> Sequence[Kind]:
-    """Return the kinds of these names, all without names; ConfigError for an unknown one."""
-    from ..duplicates import KINDS
-
-    if names is None:
-        return KINDS
-    for name in names:
-        if name not in KINDS:
-            raise ConfigError(f"--kind {unknown('kind', name, KINDS)}")
-    return [kind for kind in KINDS if kind in names]
-
-
 class _Source(NamedTuple):
     """The images of a folder or an index, or vectors: of a file or an index, ``names`` is None."""
 
     folder: Path
     names: Sequence[str] | None
-    is_run: bool = False
-    vectors: Embedded | None = None
+    run: SearchedRun | None = None
 
 
 def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
     """Return what a path has: a folder of images, a run with an index, or a file of vectors."""
-    from ..reading import list_folder
-
-    if data.is_dir() and is_run(data, os.listdir(data)):
-        embedded = load_for_command(data, "cpu", store=store).gallery().embedded
-        has_files = any((embedded.folder / name).is_file() for name in embedded.paths)
-        if has_files:
-            names = [path for path in embedded.paths if not any(map(is_system_folder, path.split("/")))]
-            return _Source(embedded.folder, names, is_run=True)
-        return _Source(embedded.folder, None, is_run=True, vectors=embedded)
+    run = _run_of(data, store)
+    if run is not None:
+        images = run.indexed_images()
+        if not any((images.folder / name).is_file() for name in images.paths):
+            return _Source(images.folder, None, run)
+        names = [path for path in images.paths if not any(map(is_system_folder, path.split("/")))]
+        return _Source(images.folder, names, run)
     if store is not None:
         raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
     if not data.is_dir() and is_vector_file(data):
+        if option:
+            raise ConfigError(f"{option}{data}: no image files; wanted a folder of images")
         return _Source(data, None)
     listing = list_folder(data)
     skipped = [why for why in listing.others.values() if why.endswith(SYSTEM_FOLDER)]
@@ -183,80 +178,68 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
     return _Source(data, listing.names)
 
 
+def _run_of(data: Path, store: Path | None = None) -> SearchedRun | None:
+    """Return the run whose folder this is."""
+    if not data.is_dir() or not is_run(data, os.listdir(data)):
+        return None
+    search: SearchService = service("search", "pml-ext duplicates RUN")
+    return search.load_run(data, "cpu", store=store)
+
+
 def _of_vectors(source: _Source, radius: float | None) -> Duplicates:
     from torch import from_numpy
     from torch.nn.functional import normalize
 
-    from ..duplicates import find_equal_vectors
-    from ..embedded import Embedded
+    from .duplicates import find_equal_vectors
 
-    vectors = source.vectors
-    if vectors is None:
-        file = read_vectors(source.folder)
-        vectors = Embedded(source.folder, file.ids.tolist(), normalize(from_numpy(file.embeddings).float()))
-    return find_equal_vectors(vectors, radius)
+    if source.run is not None:
+        images = source.run.indexed_images()
+        return find_equal_vectors(images.paths, images.embeddings, radius)
+    file = read_vectors(source.folder)
+    return find_equal_vectors(file.ids.tolist(), normalize(from_numpy(file.embeddings).float()), radius)
 
 
 def _of_files(
-    source: _Source, against: Path | None, radius: float | None, keep: str, kinds: Sequence[Kind]
-) -> tuple[Duplicates, list[Path]]:
-    """Return the copies among image files, and the folders that have them."""
-    from ..duplicates import check_radius, find_duplicates
-    from ..image_files import ImageFiles
+    source: _Source, old: _Source | None, radius: float | None, keep: str, kinds: Sequence[str] | None
+) -> Duplicates:
+    """Return the copies among image files; on a terminal, show how many have been read."""
+    from rich import progress
+
+    from .duplicates import check_radius, find_duplicates
+    from .groups import KINDS
+    from .image_files import ImageFiles
 
     check_radius(radius)
-    roots = [source.folder]
-    old = None
-    if against is not None:
-        compared = _source_of(against, None, "--against ")
-        if compared.names is None:
-            raise ConfigError(f"--against {against}: no image files; wanted a folder of images")
-        _check_apart(source.folder, compared.folder)
-        old = (compared.folder, compared.names)
-        roots.append(compared.folder)
-    assert source.names is not None
-    images = ImageFiles(source.folder, source.names, old)
-    with _progress(len(images)) as listener:
-        return find_duplicates(images, radius, keep, kinds, listener), roots
+    if old is not None:
+        _check_apart(source.folder, old.folder)
+    images = ImageFiles(source.folder, source.names or (), old and (old.folder, old.names or ()))
+    console = stderr()
+    with progress.Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("read", total=len(images))
+        return find_duplicates(images, radius, keep, kinds or KINDS, lambda done: bar.update(task, completed=done))
+
+
+def _keep_listed(found: Duplicates, table: Path) -> Duplicates:
+    """Return the copies with what a table keeps; name groups that are kept whole."""
+    from .choices import keep_listed
+
+    chosen = keep_listed(found, table)
+    whole = sum(not group.others for group in chosen.groups)
+    if whole:
+        say(f"{counted(whole, 'group')} left whole: {table} spares none of the images")
+    return chosen
 
 
 def _check_apart(folder: Path, other: Path) -> None:
     """Raise ConfigError if a folder is the other one, or inside of it."""
-    first = Path(os.path.realpath(folder))
-    second = Path(os.path.realpath(other))
-    if first == second or first in second.parents or second in first.parents:
+    first, second = folder.resolve(), other.resolve()
+    if first.is_relative_to(second) or second.is_relative_to(first):
         raise ConfigError(f"--against {other}: it shares images with {folder}; wanted two folders apart")
-
-
-@contextmanager
-def _progress(images: int) -> Iterator[Callable[[int], None]]:
-    """Show on a terminal how many images have been read."""
-    from rich import progress
-
-    console = stderr()
-    with progress.Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("read", total=images)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _write(
-    found: Duplicates, csv: Path | None, sheet: Path | None, html: Path | None, title: str, summary: str
-) -> None:
-    if csv is None and sheet is None and html is None:
-        return
-    from .. import duplicates_pages as pages
-
-    if csv is not None:
-        pages.write_table(found, csv)
-    if sheet is not None:
-        pages.write_sheet(found, sheet)
-    if html is not None:
-        pages.write_page(found, html, title, summary)
 
 
 def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run: Path | None) -> list[str]:
     """Link or move copies, and return lines that say how many."""
-    from ..set_aside import link_copies, move_copies
+    from .set_aside import link_copies, move_copies
 
     if move is None:
         done = link_copies(found, roots)
@@ -272,7 +255,7 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
 
 def _finish_moves(move: Path, root: Path) -> bool:
     """Go on with a move that was killed; return whether it moved images."""
-    from ..set_aside import finish_moves
+    from .set_aside import finish_moves
 
     done = finish_moves(move, [root])
     if done.files or done.left:
@@ -281,11 +264,10 @@ def _finish_moves(move: Path, root: Path) -> bool:
 
 
 def _undo(data: Path, folder: Path, as_json: bool) -> None:
-    from ..set_aside import move_back
+    from .set_aside import move_back
 
-    root = data
-    if data.is_dir() and is_run(data, os.listdir(data)):
-        root = load_for_command(data, "cpu").indexed_folder()
+    run = _run_of(data)
+    root = data if run is None else run.indexed_images().folder
     done = move_back(folder, root)
     line = f"{counted(done.files, 'image')} moved back to {printable(str(root))}"
     print_result(as_json, {"moved_back": done.files, "left": done.left}, line, *_left(done))
@@ -296,12 +278,6 @@ def _left(done: SetAside) -> list[str]:
     if not done.left:
         return []
     return [f"{counted(len(done.left), 'file')} left as before; the first: {printable(done.left[0])}"]
-
-
-def _warn_of_skipped(found: Duplicates) -> None:
-    if found.skipped:
-        first = printable(next(iter(found.skipped.values())))
-        say(f"{counted(len(found.skipped), 'image')} not compared; the first: {first}")
 
 
 def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], list[int]]:

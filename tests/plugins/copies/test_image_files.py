@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 
-from pml_ext_search.duplicates import find_duplicates
-from pml_ext_search.image_files import ImageFiles
+from pml_ext_copies.duplicates import find_duplicates
+from pml_ext_copies.image_files import ImageFiles
 
+from ..search.photographs import photograph
 from ..train.data.made_up import write_deep_png
-from .photographs import photograph
 
 
 def found_in(folder, **options):

@@ -8,12 +8,11 @@ import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError
-from pml_ext_search.duplicates import find_duplicates, find_equal_vectors
-from pml_ext_search.embedded import Embedded
-from pml_ext_search.image_files import ImageFiles
-from pml_ext_search.reading import list_folder
+from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
+from pml_ext_copies.image_files import ImageFiles
+from pml_ext_train.data import list_folder
 
-from .photographs import photograph, write_copies
+from ..search.photographs import photograph, write_copies
 
 
 def files_of(folder, old=None):
@@ -175,7 +174,7 @@ def test_vectors_are_compared_with_their_nearest_others():
     points = torch.nn.functional.normalize(torch.randn(100, 16, generator=torch.Generator().manual_seed(0)))
     points[10] = points[20]
     points[30] = torch.nn.functional.normalize(points[40] + 0.1 * points[50], dim=0)
-    found = find_equal_vectors(Embedded("vectors.npz", [f"id {number}" for number in range(100)], points))
+    found = find_equal_vectors([f"id {number}" for number in range(100)], points)
     distances = torch.cdist(points.double(), points.double())
     distances[distances < 1e-3] = torch.inf
     assert found.radius == pytest.approx(distances.amin(1).median().item() / 2, rel=1e-4)
@@ -186,10 +185,8 @@ def test_vectors_are_compared_with_their_nearest_others():
 
 
 def test_collections_of_one_vector_or_of_equal_ones_have_a_radius():
-    one = Embedded("vectors.npz", ["a"], torch.eye(4)[:1])
-    assert find_equal_vectors(one).groups == []
-    equal = Embedded("vectors.npz", ["a", "b"], torch.eye(4)[[0, 0]])
-    assert paths_of(find_equal_vectors(equal).groups) == [["a", "b"]]
+    assert find_equal_vectors(["a"], torch.eye(4)[:1]).groups == []
+    assert paths_of(find_equal_vectors(["a", "b"], torch.eye(4)[[0, 0]]).groups) == [["a", "b"]]
 
 
 def test_json_has_every_group(tmp_path):

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pml_ext_search import thumbnails as module
-from pml_ext_search.thumbnails import COMPARED, NOISE, PARTS, Thumbnails, candidates, read_thumbnails, thumbnail_of
+from pml_ext_copies import thumbnails as module
+from pml_ext_copies.thumbnails import COMPARED, NOISE, PARTS, Thumbnails, candidates, read_thumbnails, thumbnail_of
 
-from .photographs import photograph, stacked
+from ..search.photographs import photograph, stacked
 
 
 def thumbnails_of(images):
@@ -17,7 +17,7 @@ def thumbnails_of(images):
 
 def distance(one, other):
     pair = thumbnails_of([one, other])
-    return pair.distances(pair.whole_vectors(), np.array([0]), np.array([1])).item()
+    return pair.distances(np.array([0]), np.array([1])).item()
 
 
 def part_by_loops(image, part):
@@ -68,7 +68,7 @@ def test_a_part_is_near_the_whole(corners):
     image = photograph(3)
     part = image.crop(corners)
     assert distance(image, part) == distance(part, image) < 0.08
-    plain = thumbnails_of([image, part]).whole_vectors()
+    plain = thumbnails_of([image, part]).wholes
     assert (plain[0] - plain[1]).norm() > 2 * distance(image, part)
 
 
@@ -118,7 +118,7 @@ def test_photographs_of_one_structure_are_told_apart_by_details():
         images.append(
             Image.fromarray(np.clip(slow + 0.1 * (np.asarray(texture)[..., None] - 128.0), 0, 255).astype("u1"))
         )
-    plain = thumbnails_of(images).whole_vectors()
+    plain = thumbnails_of(images).wholes
     assert (plain[0] - plain[1]).norm() < 0.25
     details = [details_by_loops(image) for image in images]
     wanted = np.linalg.norm(details[0] - details[1]) / 2
@@ -133,8 +133,8 @@ def test_candidates_are_the_nearest_of_each(monkeypatch):
     monkeypatch.setattr(module, "NEIGHBORS", 2)
     monkeypatch.setattr(module, "_TILE", 7)
     images = thumbnails_of([photograph(number) for number in range(20)])
-    wholes = images.whole_vectors()
-    first, second = candidates(images, wholes, [np.arange(20)])
+    wholes = images.wholes
+    first, second = candidates(images, [np.arange(20)])
     found = set(zip(first.tolist(), second.tolist(), strict=True))
     assert all(one < other for one, other in found)
     wanted = set()
@@ -149,18 +149,18 @@ def test_candidates_are_the_nearest_of_each(monkeypatch):
 def test_candidates_of_two_sets_are_between_them(monkeypatch):
     images = thumbnails_of([photograph(number % 10) for number in range(20)])
     new, old = np.arange(10), np.arange(10, 20)
-    first, second = candidates(images, images.whole_vectors(), [new, old])
+    first, second = candidates(images, [new, old])
     assert (first < 10).all()
     assert (second >= 10).all()
     assert {(number, number + 10) for number in range(10)} <= set(zip(first.tolist(), second.tolist(), strict=True))
-    assert candidates(images, images.whole_vectors(), [new, old[:0]])[0].size == 0
+    assert candidates(images, [new, old[:0]])[0].size == 0
 
 
 def test_lists_of_faiss_find_copies(monkeypatch):
     pytest.importorskip("faiss", reason="needs the extra cpu")
-    monkeypatch.setattr(module, "MOST_EXACT", 50)
+    monkeypatch.setattr("pml_ext.evaluation.neighbors._MOST_EXACT", 50)
     images = thumbnails_of([photograph(number % 60) for number in range(120)])
-    first, second = candidates(images, images.whole_vectors(), [np.arange(120)])
+    first, second = candidates(images, [np.arange(120)])
     assert {(number, number + 60) for number in range(60)} <= set(zip(first.tolist(), second.tolist(), strict=True))
 
 
@@ -176,4 +176,4 @@ def test_files_are_read_in_order_and_unreadable_ones_are_named(tmp_path):
     assert done == [1, 2, 3, 4, 5]
     for number in (0, 1, 3, 4):
         assert torch.equal(read.gray[number], thumbnail_of(photograph(number))[0])
-    assert len(read_thumbnails([])[0].whole_vectors()) == 0
+    assert len(read_thumbnails([])[0].wholes) == 0

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from pml_ext_search.set_aside import MOVES
+from pml_ext_copies.set_aside import MOVES
 
-from ..photographs import photograph, write_copies
+from ..search.photographs import photograph, write_copies
 
 
 @pytest.fixture

@@ -1,0 +1,142 @@
+"""Groups of copies of which somebody chose what to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pml_ext.errors import DataError, counted, printable
+from pml_ext_train.data import read_rows
+from pml_ext_train.files import composed
+
+from .groups import Copy, Duplicates, Group
+from .thumbnails import read_thumbnails
+
+_WANTED = "wanted a table as --csv writes it, with the columns kind, keep (yes or no) and path"
+_ANSWERS = {"yes": True, "true": True, "no": False, "false": False}  # spreadsheets write TRUE and FALSE
+_STAYS = (True, "")  # of an image without a row
+
+
+def keep_chosen(found: Duplicates, kept: Mapping[int, Collection[str]]) -> Duplicates:
+    """Return copies with other images kept: some paths of a group, by the group's place; an image of each at least.
+
+    The image to keep stays the same if it is among them; otherwise it is the first of them, and the distances of
+    the group are those from it. It also takes the other one's place in groups of another kind, so that an image is
+    a copy in one group only. An image that is kept beside it ``stays``. DataError if the distances need an image that
+    can no longer be read.
+    """
+    return _kept(found, lambda place, group: kept.get(place))
+
+
+def keep_listed(found: Duplicates, table: Path) -> Duplicates:
+    """Return copies with what a table keeps: that of ``--csv``, or of ``pml-ext browse``.
+
+    An image that the table does not have stays: nobody has chosen to spare it. A row that matches no image is
+    reported by a warning. DataError for a table of another form, one that keeps no image of a group, and one with
+    both answers for an image.
+    """
+    answers = _answers_of(table)
+    matched: set[tuple[str, str]] = set()
+
+    def kept_of(_: int, group: Group) -> list[str]:
+        paths = []
+        for image in group.images:
+            key = (group.kind, composed(image.path))
+            matched.add(key)
+            if answers.get(key, _STAYS)[0]:
+                paths.append(image.path)
+        if not paths:
+            raise DataError(
+                f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
+                "keep = yes in one row of each group"
+            )
+        return paths
+
+    chosen = _kept(found, kept_of)
+    unmatched = [key for key in answers if key not in matched]
+    if unmatched:
+        first = f"{answers[unmatched[0]][1]}: {', '.join(map(printable, unmatched[0]))}"
+        count = counted(len(unmatched), "row")
+        warnings.warn(f"{table}: {count} without an image in a group of copies, the first in {first}", stacklevel=2)
+    return chosen
+
+
+def _kept(found: Duplicates, kept_of: Callable[[int, Group], Collection[str] | None]) -> Duplicates:
+    """Return copies with what is kept of each group, by its place and itself; None for what was kept before."""
+    groups = []
+    instead: dict[str, Copy] = {}  # of an image to keep, by its path
+    for place, group in enumerate(found.groups):
+        group = _with_others(group, instead)
+        paths = kept_of(place, group)
+        if paths is not None:
+            before = group.keep.path
+            group = _keeping(group, [_path_of(path, instead) for path in paths])
+            if group.keep.path != before:
+                instead[before] = group.keep
+        groups.append(group)
+    return dataclasses.replace(found, groups=groups)
+
+
+def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
+    """Return whether a table keeps an image, and the place of its row, by kind of group and path."""
+    columns, rows = read_rows(table, f"--keep {table}")
+    missing = [name for name in ("kind", "keep", "path") if name not in columns]
+    if missing:
+        raise DataError(f"{table}: no column {', '.join(missing)}; {_WANTED}")
+    answers: dict[tuple[str, str], tuple[bool, str]] = {}
+    for place, row in rows:
+        answer = str(row["keep"]).strip().lower()
+        if answer not in _ANSWERS:
+            raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
+        key = (str(row["kind"]).strip(), composed(str(row["path"])))
+        first, earlier = answers.setdefault(key, (_ANSWERS[answer], place))
+        if first != _ANSWERS[answer]:
+            both = f"{earlier} and {place}"
+            raise DataError(f"{table}: {printable(key[1])} is kept in one of {both}, and not in the other; delete one")
+    return answers
+
+
+def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:
+    """Return a group with other images in the place of some, at the distances of those."""
+    images = []
+    for image in group.images:
+        other = instead.get(image.path, image)
+        images.append(dataclasses.replace(other, distance=image.distance, stays=image.stays))
+    pairs = [(_path_of(first, instead), _path_of(second, instead), far) for first, second, far in group.near_pairs]
+    return dataclasses.replace(group, images=images, near_pairs=pairs)
+
+
+def _path_of(path: str, instead: Mapping[str, Copy]) -> str:
+    """Return the path of the image that is in the place of another one."""
+    return instead[path].path if path in instead else path
+
+
+def _keeping(group: Group, paths: Collection[str]) -> Group:
+    """Return a group of which these paths are kept."""
+    kept = [image for image in group.images if image.path in paths]
+    if not kept:
+        raise DataError(f"group of {group.keep.path}: no image is kept; wanted one or more")
+    first = kept[0]
+    others = [image for image in group.images if image is not first]
+    if first is not group.keep:
+        distances = _distances(group, [first, *others])
+        others = [dataclasses.replace(image, distance=far) for image, far in zip(others, distances, strict=True)]
+    others.sort(key=lambda image: image.distance)
+    images = [dataclasses.replace(first, distance=0.0, stays=False)]
+    images += [dataclasses.replace(image, stays=image.path in paths) for image in others]
+    return dataclasses.replace(group, images=images)
+
+
+def _distances(group: Group, images: Sequence[Copy]) -> list[float]:
+    """Return the distances of the first image to the others."""
+    if group.kind != "near":
+        return [0.0] * (len(images) - 1)
+    thumbnails, problems = read_thumbnails([image.file for image in images])
+    for reason in problems.values():
+        raise DataError(f"{reason}; look for copies anew")
+    others = np.arange(1, len(images))
+    return [*map(float, thumbnails.distances(np.zeros_like(others), others))]

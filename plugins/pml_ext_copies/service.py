@@ -1,0 +1,27 @@
+"""The service ``"copies"``: copies among the images of a folder or among vectors, for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pml_ext_train.retrieval import CopyKind
+
+from .choices import keep_chosen as keep
+from .duplicates import find_duplicates, find_equal_vectors as find_equal_vectors
+from .groups import KINDS, Duplicates
+from .image_files import ImageFiles
+
+__all__ = ["find", "find_equal_vectors", "keep"]
+
+
+def find(
+    folder: Path,
+    names: Sequence[str],
+    radius: float | None = None,
+    keep: str = "most-pixels",
+    kinds: Sequence[CopyKind] = KINDS,
+    listener: Callable[[int], None] | None = None,
+) -> Duplicates:
+    """Return the copies among image files of a folder; see :func:`pml_ext_copies.duplicates.find_duplicates`."""
+    return find_duplicates(ImageFiles(folder, names), radius, keep, kinds, listener)
