@@ -181,7 +181,7 @@ class CopiesSearch:
                 raise ConfigError("these groups are of an earlier search for copies; load the page again")
             if self._places[key] not in chosen:
                 raise ConfigError(f"group {self._places[key] + 1}: no image is kept; wanted one or more")
-        return _service().keep(found, chosen)
+        return _service().keep_chosen(found, chosen)
 
     def as_text(self, shown: Iterable[str], kept: Iterable[str], form: str) -> str:
         """Return the copies with what somebody keeps, as the table (``"csv"``) or as JSON."""

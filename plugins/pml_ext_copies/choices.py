@@ -60,8 +60,8 @@ def keep_listed(found: Duplicates, table: Path) -> Duplicates:
     unmatched = [key for key in answers if key not in matched]
     if unmatched:
         first = f"{answers[unmatched[0]][1]}: {', '.join(map(printable, unmatched[0]))}"
-        count = counted(len(unmatched), "row")
-        warnings.warn(f"{table}: {count} without an image in a group of copies, the first in {first}", stacklevel=2)
+        text = f"{counted(len(unmatched), 'row')} without an image in a group of copies, the first in {first}"
+        warnings.warn(f"{table}: {text}", stacklevel=2)
     return chosen
 
 
@@ -95,8 +95,9 @@ def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
         key = (str(row["kind"]).strip(), composed(str(row["path"])))
         first, earlier = answers.setdefault(key, (_ANSWERS[answer], place))
         if first != _ANSWERS[answer]:
-            both = f"{earlier} and {place}"
-            raise DataError(f"{table}: {printable(key[1])} is kept in one of {both}, and not in the other; delete one")
+            raise DataError(
+                f"{table}: {printable(key[1])} is kept in {earlier} or {place}, and not in the other; delete one"
+            )
     return answers
 
 

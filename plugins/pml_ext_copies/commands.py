@@ -105,8 +105,7 @@ def duplicates(
     noun = "image"
     if source.names is None:
         if any(of_files):
-            text = "leave out all options but --radius, --csv and --json"
-            raise ConfigError(f"{data} has vectors, no image files; {text}")
+            raise ConfigError(f"{data} has no image files; leave out all options but --radius, --csv and --json")
         found = _of_vectors(source, radius)
         noun = "vector"
     else:
@@ -136,7 +135,7 @@ def duplicates(
         say(f"{counted(len(found.skipped), 'image')} not compared; the first: {first}")
     lines = [summary]
     if link or move is not None:
-        lines += _set_aside(found, move, roots, source.run and data)
+        lines += _set_aside(found, move, roots, data if source.run else None)
     columns, rows, right = _table(found, noun)
     if not as_json and len(rows) > _SHOWN:
         lines.insert(0, f"the first {_SHOWN} of {len(rows)} rows; --csv FILE and --json have all")
@@ -205,11 +204,10 @@ def _of_files(
     """Return the copies among image files; on a terminal, show how many have been read."""
     from rich import progress
 
-    from .duplicates import check_radius, find_duplicates
+    from .duplicates import find_duplicates
     from .groups import KINDS
     from .image_files import ImageFiles
 
-    check_radius(radius)
     if old is not None:
         _check_apart(source.folder, old.folder)
     images = ImageFiles(source.folder, source.names or (), old and (old.folder, old.names or ()))
@@ -269,8 +267,8 @@ def _undo(data: Path, folder: Path, as_json: bool) -> None:
     run = _run_of(data)
     root = data if run is None else run.indexed_images().folder
     done = move_back(folder, root)
-    line = f"{counted(done.files, 'image')} moved back to {printable(str(root))}"
-    print_result(as_json, {"moved_back": done.files, "left": done.left}, line, *_left(done))
+    lines = [f"{counted(done.files, 'image')} moved back to {printable(str(root))}", *_left(done)]
+    print_result(as_json, {"moved_back": done.files, "left": done.left}, *lines)
 
 
 def _left(done: SetAside) -> list[str]:

@@ -89,13 +89,13 @@ def find_duplicates(
             return [*map(float, thumbnails.distances(np.searchsorted(rest, [kept] * len(others)), places))]
 
         grouping.add_near(pairs, radius, distances)
-        stands_for = grouping.stands_for
-        apart = pairs.where(stands_for[pairs.first] != stands_for[pairs.second])
-        others = nearest_beyond(apart, len(images), radius)
+        are_apart = grouping.stands_for[pairs.first] != grouping.stands_for[pairs.second]
+        others = nearest_beyond(pairs.where(are_apart), len(images), radius)
         if len(others):
             nearest, nearest_other = float(others.min()), float(np.median(others))
-    skipped = images.skipped | unread
-    return Duplicates(grouping.groups, radius or 0.0, len(images.distinct), nearest, nearest_other, made_up, skipped)
+    return Duplicates(
+        grouping.groups, radius or 0.0, len(images.distinct), nearest, nearest_other, made_up, images.skipped | unread
+    )
 
 
 def find_equal_vectors(ids: Sequence[str], embeddings: Tensor, radius: float | None = None) -> Duplicates:
@@ -171,7 +171,9 @@ class _Grouping:
         pairs = pairs.where(pairs.distances <= radius)
         pairs = forest(Pairs(self.stands_for[pairs.first], self.stands_for[pairs.second], pairs.distances), count)
         added = self.add("near", components(pairs, count), distances)
-        for first, second, distance in zip(*map(np.ndarray.tolist, pairs), strict=True):
+        for first, second, distance in zip(
+            pairs.first.tolist(), pairs.second.tolist(), pairs.distances.tolist(), strict=True
+        ):
             group = added[self.stands_for[first]]
             group.near_pairs.append((self._names[first], self._names[second], distance))
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 from pml_ext.errors import ConfigError, counted
 from pml_ext_train.data import table_text
+from pml_ext_train.files import MISSING, FileStat
 from pml_ext_train.retrieval import CopyKind
 
 KINDS: tuple[CopyKind, ...] = get_args(CopyKind)
@@ -50,7 +51,7 @@ class Copy:
     height: int | None = None
     names: tuple[Path, ...] = ()  # the file, hard links to it, and symbolic ones
     inode: tuple[int, int] | None = None  # device and number of the file
-    changed: int = 0  # time of the file's last change, in nanoseconds since 1970
+    stat: FileStat = MISSING  # when it was compared
     stays: bool = False  # whether it is kept too: of the folder that others are compared with, or by choice
     traits: Traits | None = None
 

@@ -29,6 +29,7 @@ class ImageFiles:
         self.names: list[str] = list(names)  # as they are shown
         self.files = [folder / name for name in names]
         self.first_old = len(names)
+        self.compares_two = old is not None
         if old is not None:
             old_folder, old_names = old
             self.files += [old_folder / name for name in old_names]
@@ -54,11 +55,6 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.files)
 
-    @property
-    def compares_two(self) -> bool:
-        """Whether images of one folder are compared with those of another."""
-        return self.first_old < len(self.files)
-
     def may_match(self, numbers: Sequence[int]) -> bool:
         """Return whether images can be a group: several ones, of two folders some of each."""
         if self.compares_two:
@@ -77,7 +73,7 @@ class ImageFiles:
             traits and traits.height,
             tuple(self.files[other] for other in self._names_of[number]),
             (stat.st_dev, stat.st_ino),
-            stat.st_mtime_ns,
+            (stat.st_size, stat.st_mtime_ns),
             number >= self.first_old,
             traits,
         )
@@ -124,7 +120,7 @@ class ImageFiles:
         is_lossless = same_pixels and not _is_lossy(self.files[number])
         return (
             number < self.first_old,  # of two folders, images of the old one are kept
-            is_binned(name),
+            any(map(is_system_folder, name.split("/"))),
             self.files[number].is_symlink(),
             rules[keep] if keep in rules else not self.is_below(number, keep),
             (-pixels, -traits.frames, -traits.bits, not traits.alpha),
@@ -147,16 +143,9 @@ fewer bytes; then by time, the older first, by more bytes, and by the path. File
 """
 
 
-def is_binned(name: str) -> bool:
-    """Return whether a path leads through a recycle bin, or another folder that no person made."""
-    return any(is_system_folder(part) for part in name.split("/"))
-
-
 def check_keep(images: ImageFiles, keep: str) -> None:
     """Raise ConfigError for a rule that is none, nor the path of a sub-folder with images."""
-    if keep in KEEPS:
-        return
-    if not any(images.is_below(number, keep) for number in range(len(images))):
+    if keep not in KEEPS and not any(images.is_below(number, keep) for number in range(len(images))):
         raise ConfigError(f"--keep {keep}: no image is below {keep!r}; wanted {', '.join(KEEPS)} or a sub-folder")
 
 

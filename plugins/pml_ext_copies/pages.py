@@ -51,8 +51,8 @@ def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
             about = {"group": number, "kind": group.about(copy), "distance": f"{copy.distance:.3f}"}
             pairs.append(about | {"kept": _shown(group.keep, reader), "other": _shown(copy, reader)})
     total = sum(len(group.others) for group in found.groups)
-    environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, "."), autoescape=True)
-    template = environment.get_template("duplicates.html.jinja")
+    loader = jinja2.PackageLoader(__package__, ".")
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template("duplicates.html.jinja")
     write_text(file, template.render(title=title, summary=summary, pairs=pairs, total=total))
     reader.warn("the page has")
 

@@ -6,7 +6,6 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +32,7 @@ def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
     """Return an image as it is after being saved as JPEG or WebP."""
     file = io.BytesIO()
     image.save(file, kind, quality=quality)
-    copy = Image.open(file)
-    copy.load()
-    return copy
+    return Image.open(file)
 
 
 def _cropped(image: Image.Image, lost: float, left: float, top: float) -> Image.Image:
@@ -60,15 +57,8 @@ CHANGES: tuple[Callable[[Image.Image], Image.Image], ...] = (
 """What people do to photographs: compress, scale, crop, brighten and darken them."""
 
 
-class Radius(NamedTuple):
-    """The maximum distance of near copies."""
-
-    distance: float
-    made_up: int  # copies by which it was chosen
-
-
-def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> Radius:
-    r"""Return the radius for a collection, between made-up copies and the nearest other photographs.
+def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> tuple[float, int]:
+    r"""Return the radius for a collection, between made-up copies and the nearest other photographs; their number.
 
     .. math:: r = \sqrt{c \cdot \tfrac{1}{3} o}
 
@@ -86,13 +76,11 @@ def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> Radius:
     drawn = [by_path[number] for number in sample_indices(len(files), SAMPLE, seed=0).tolist()]
     distances = distances_of_copies(drawn)
     if not len(distances):
-        return Radius(0.0, 0)
+        return 0.0, 0
     held = float(np.quantile(distances, HELD))
     others = nearest_beyond(pairs, count, OTHERS * held)
-    if not len(others):
-        return Radius(held, len(distances))
-    other = float(np.median(others))
-    return Radius(math.sqrt(held * max(held, FRACTION * other)), len(distances))
+    other = float(np.median(others)) if len(others) else 0.0
+    return math.sqrt(held * max(held, FRACTION * other)), len(distances)
 
 
 def distances_of_copies(files: Sequence[Path]) -> Vectors:
@@ -112,8 +100,7 @@ def distances_of_copies(files: Sequence[Path]) -> Vectors:
         return np.empty(0, dtype=np.float32)
     thumbnails = Thumbnails(torch.stack(images))
     family = 1 + len(CHANGES)
-    numbers = np.arange(len(images))
-    copies = numbers[numbers % family > 0]
+    copies = np.flatnonzero(np.arange(len(images)) % family)
     return thumbnails.distances(copies, copies // family * family)
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 from pml_ext_train.retrieval import CopyKind
 
-from .choices import keep_chosen as keep
+from .choices import keep_chosen as keep_chosen
 from .duplicates import find_duplicates, find_equal_vectors as find_equal_vectors
 from .groups import KINDS, Duplicates
 from .image_files import ImageFiles
-
-__all__ = ["find", "find_equal_vectors", "keep"]
 
 
 def find(

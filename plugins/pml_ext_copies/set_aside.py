@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext_train.files import DamagedError, FileStat, file_stat, free_name, locked_folder, read_json, write_json
 
-from .groups import Copy, Duplicates
+from .groups import Duplicates
 
 MOVES = ".pml-ext-moves.json"  # in the folder of moved copies: where each comes from
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -61,19 +61,17 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
     pairs = []
     for group in found.of_kind("exact"):
         for copy in group.others:
-            pairs += [(name, copy, group.keep) for name in copy.names]
+            pairs += [(name, copy.stat, group.keep.file, group.keep.stat) for name in copy.names]
     done = SetAside()
     with _locked(roots if pairs else []):
-        for name, _, keep in pairs:
-            kept = keep.file
+        for name, _, kept, _ in pairs:
             if name.exists() and kept.exists() and os.lstat(name).st_dev != os.stat(kept).st_dev:
                 raise ConfigError(
                     f"--link: {name} is on another device than {kept}, where no hard link reaches; "
                     "wanted copies of one device (or --move DIR)"
                 )
-        for name, copy, keep in pairs:
-            kept = keep.file
-            if reason := _why_left(name, _stat_of(copy), kept, _stat_of(keep)):
+        for name, stat, kept, kept_stat in pairs:
+            if reason := _why_left(name, stat, kept, kept_stat):
                 done.left.append(reason)
                 continue
             before = os.lstat(name)
@@ -97,8 +95,9 @@ def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
         os.link(os.path.realpath(kept), temporary)
         os.replace(temporary, copy)
     except OSError as error:
-        reason = error.strerror or error
-        raise UnwritableError(f"--link: {copy} cannot become a link to {kept} ({reason}); it stays as it was") from None
+        raise UnwritableError(
+            f"--link: {copy} cannot become a link to {kept} ({error.strerror or error}); it stays as it was"
+        ) from None
     return True
 
 
@@ -131,7 +130,7 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
                 elif not group.keeps(copy):
                     place = (Path(os.path.realpath(name.parent)) / name.name).relative_to(root)
                     planned = str(free_name(target / place).relative_to(target))
-                    images.append(_Planned(str(place), *_stat_of(copy), kept, *_stat_of(group.keep), planned))
+                    images.append(_Planned(str(place), *copy.stat, kept, *group.keep.stat, planned))
     done = SetAside()
     if images:
         with _locked([*roots, folder]):
@@ -286,8 +285,8 @@ def _check_apart(folder: Path, roots: Iterable[Path]) -> None:
     """Raise ConfigError if a folder is inside of one with images, by whatever link, or has it inside."""
     real = Path(os.path.realpath(folder))
     for root in roots:
-        inside = any(place.exists() and place.samefile(root) for place in (real, *real.parents))
-        if inside or Path(os.path.abspath(root)) in Path(os.path.abspath(folder)).parents:
+        is_inside = Path(os.path.abspath(root)) in Path(os.path.abspath(folder)).parents
+        if is_inside or any(place.exists() and place.samefile(root) for place in (real, *real.parents)):
             raise ConfigError(f"--move {folder}: it is inside of {root}, whose images are compared; wanted another")
         if real in Path(os.path.realpath(root)).parents:
             raise ConfigError(f"--move {folder}: {root}, whose images are compared, is inside of it; wanted another")
@@ -319,10 +318,6 @@ def _read(target: Path) -> list[_Move]:
 
 def _write(target: Path, moves: Iterable[_Move]) -> None:
     write_json(target / MOVES, {"moves": [dataclasses.asdict(move) for move in moves]})
-
-
-def _stat_of(copy: Copy) -> FileStat:
-    return copy.bytes or 0, copy.changed
 
 
 def _why_left(name: Path, stat: FileStat, kept: Path, kept_stat: FileStat) -> str:

@@ -54,5 +54,5 @@ class CopiesService(Protocol):
     def find_equal_vectors(self, ids: Sequence[str], embeddings: Tensor, radius: float | None = None) -> FoundCopies:
         """Return the copies among vectors ``[N, D]`` of length 1."""
 
-    def keep(self, found: Any, kept: Mapping[int, Collection[str]]) -> FoundCopies:
+    def keep_chosen(self, found: Any, kept: Mapping[int, Collection[str]]) -> FoundCopies:
         """Return found copies with other images kept: paths of a group, by its place."""

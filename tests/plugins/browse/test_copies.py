@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_browse.copies import CopiesSearch
 from pml_ext_copies.duplicates import find_duplicates
@@ -83,6 +84,14 @@ def test_a_sub_folder_a_rule_and_a_radius(copies):
         assert all(
             kept.bytes / (kept.width * kept.height) >= each.bytes / (each.width * each.height) for each in others
         )
+
+
+def test_without_the_plugin_of_copies_the_page_says_so(copies, monkeypatch):
+    monkeypatch.setenv("PML_EXT_BLOCK", "copies")
+    with registry.isolated():
+        found_by(copies)
+    assert copies.state.phase == "failed"
+    assert "copies in pml-ext browse needs the plugin 'copies', which is blocked" in copies.state.problem
 
 
 def test_what_is_kept_is_a_file(copies):

@@ -9,7 +9,6 @@ import torch
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_copies.choices import keep_chosen, keep_listed
 from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
-from pml_ext_copies.service import find
 
 from ..search.photographs import stacked, write_copies
 from .test_duplicates import files_of, write_kinds
@@ -113,7 +112,7 @@ def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     [
         ("keep,path\nyes,a.png\n", "no column kind; wanted a table as --csv writes it"),
         ("kind,keep,path\nnear,maybe,a.png\n", "line 2: keep = 'maybe'; wanted"),
-        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "a.png is kept in one of line 2 and line 3, and not"),
+        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "a.png is kept in line 2 or line 3, and not"),
     ],
 )
 def test_another_table_is_refused(tmp_path, rows, told):
@@ -128,14 +127,6 @@ def test_a_table_keeps_an_image_of_each_group(folder, tmp_path):
     table.write_text(found.as_csv().replace(",yes,", ",no,", 1))
     with pytest.raises(DataError, match="it keeps no image of the near group of .*; wanted keep = yes in one row"):
         keep_listed(found, table)
-
-
-def test_another_tool_finds_the_copies_of_the_command(folder):
-    read = []
-    chosen = find(folder, ["00-75.jpg", "00-40.jpg", "01-75.jpg"], 0.3, "01-75.jpg", listener=read.append)
-    assert [[image.path for image in group.images] for group in chosen.groups] == [["00-75.jpg", "00-40.jpg"]]
-    assert chosen.as_json()["groups"][0]["keep"] == "00-75.jpg"
-    assert read == [1, 2, 3]
 
 
 def test_vectors_have_no_files_to_measure():

@@ -45,12 +45,12 @@ def test_the_radius_is_between_copies_and_a_third_of_the_way_to_others(files):
     assert radius == pytest.approx(math.sqrt(held * other / 3), rel=1e-5)
     assert made_up == 7 * len(CHANGES)
     near_others = pairs_of((0, 1, 2.01 * held))
-    assert chosen_radius(files, near_others, 7).distance == pytest.approx(held)
-    assert chosen_radius(files, pairs_of((5, 6, 0.01)), 7).distance == pytest.approx(held)
+    assert chosen_radius(files, near_others, 7)[0] == pytest.approx(held)
+    assert chosen_radius(files, pairs_of((5, 6, 0.01)), 7)[0] == pytest.approx(held)
 
 
 def test_a_sample_of_many_files_is_drawn(files):
-    assert chosen_radius(files * 20, pairs_of((0, 1, 0.9)), 140).made_up == SAMPLE * len(CHANGES)
+    assert chosen_radius(files * 20, pairs_of((0, 1, 0.9)), 140)[1] == SAMPLE * len(CHANGES)
 
 
 def test_unreadable_files_are_left_out(files, tmp_path):
