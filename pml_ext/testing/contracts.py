@@ -35,10 +35,8 @@ Contract = Callable[[Named], str | None]
 
 def requires_no_options(factory: Callable[..., Any], filled: Iterable[str] = (), positions: int = 0) -> None:
     """Skip a factory that has options without a default, beside those filled by name or by their position."""
-    missing = []
-    for place, (name, parameter) in enumerate(settings_of(factory).items()):
-        if parameter.default is parameter.empty and name not in filled and place >= positions:
-            missing.append(name)
+    given = {*[*settings_of(factory)][:positions], *filled}
+    missing = [name for name, p in settings_of(factory).items() if p.default is p.empty and name not in given]
     if missing:
         raise SkipCheck(_NEEDED.format(" and ".join(missing)))
 

@@ -124,17 +124,6 @@ def test_rankings_equal_a_loop(name, gallery, with_groups, monkeypatch):
     assert found.accuracies["recall_at_1"] == pytest.approx(float(torch.stack(right).double().mean()))
 
 
-def test_reranking_helps_where_classes_are_chains():
-    """Points on two lines: neighbors of neighbors lead along a line, the plain distance leads across."""
-    place = torch.linspace(0, 1, 40)
-    x = torch.cat([torch.stack([place, torch.full((40,), y), torch.ones(40)], 1) for y in (0.0, 0.12)])
-    labels = torch.arange(80) // 40
-    names = ("mean_average_precision_at_r",)
-    plain = RetrievalAccuracyCalculator(names).get_accuracy(torch.nn.functional.normalize(x), labels)
-    ranked = RetrievalAccuracyCalculator(names, reranking=KReciprocal(8, 4)).get_accuracy(x, labels)
-    assert ranked[names[0]] > plain[names[0]]
-
-
 def test_all_points_alike():
     labels = torch.arange(6) // 2
     for reranking in (KReciprocal(3, 2), QueryExpansion(2)):

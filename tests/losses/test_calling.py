@@ -17,7 +17,7 @@ from pml_ext import (
     WithRelation,
     registry,
 )
-from pml_ext.losses.calling import WrapperCapabilities, call_loss, check_module, shift_indices
+from pml_ext.losses.calling import WrapperCapabilities, call_loss, check_module
 
 from .registered import registered
 
@@ -89,14 +89,6 @@ def test_a_tuple_of_something_else(batch):
     for loss in (CBMLLoss(), CrossBatchMemory(losses.NTXentLoss(), 4, 12), MultipleLosses([losses.NTXentLoss()])):
         with pytest.raises(TypeError, match="must hold tensors, arrays or lists of integers; got 'a' .str., "):
             loss(x, labels, ("a", [1], [2]))
-
-
-def test_indices_are_moved_to_their_places():
-    places = torch.tensor([10, 20, 30, 40])
-    triplets = torch.tensor([0, 1]), torch.tensor([3, 2]), torch.tensor([1, 0])
-    assert [x.tolist() for x in shift_indices(triplets, places, 5)] == [[5, 6], [40, 30], [20, 10]]
-    pairs = *triplets[:2], torch.tensor([2]), torch.tensor([0])
-    assert [x.tolist() for x in shift_indices(pairs, places, 1)] == [[1, 2], [40, 30], [3], [10]]
 
 
 def test_a_class_is_no_module():

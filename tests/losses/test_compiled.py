@@ -1,7 +1,6 @@
 """torch.compile: one graph for any number of positives, or none; counted by a backend of our own."""
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -10,12 +9,6 @@ from pytorch_metric_learning.regularizers import LpRegularizer
 
 import pml_ext
 from pml_ext import CrossBatchMemory, PDDMDistance, RegularizedLoss
-from pml_ext.plugin import pair_masks
-from pml_ext_angular import functional as angular
-from pml_ext_density import functional as density
-from pml_ext_pddm import functional as pddm
-from pml_ext_triplets import functional as triplets
-from pml_ext_triplets.functional import KINDS
 
 ONE_GRAPH = {
     "CBMLLoss": [{}, {"mining": False}, {"delta": "ratio", "averaging": "sqrt"}],
@@ -114,55 +107,3 @@ def test_wrappers_settle_within_a_few_batches(name):
         torch.testing.assert_close(value_and_slopes(compiled, *batch(number)), expected, rtol=2e-5, atol=2e-6)
         graphs.append(backend.graphs)
     assert graphs[-1] <= graphs[0] + 1
-
-
-def functions(number):
-    """``{name: (function, arguments)}`` of what the losses above do not take; masks are bound, the pairs are not."""
-    embeddings, labels = batch(number)
-    unit = torch.nn.functional.normalize(embeddings)
-    similarity = unit @ unit.T
-    ones = torch.ones(len(unit))
-    positives, negatives = pair_masks(similarity, labels)
-    pairs = torch.where(positives)
-    head = PDDMDistance(8, dropout=0.0).requires_grad_(False).head()
-
-    def pair_sums(kind, distances, anchors, partners, places, most):
-        listed = triplets.Positives(anchors, partners, places, most)
-        between = (distances, partners) if kind == "soft" else None
-        return triplets.pair_sums(distances, listed, negatives, KINDS[kind](0.2), False, between)[0]
-
-    def log_sums_of_rows(similarity, anchors, partners):
-        return angular.log_sums_of_rows(similarity, lambda p: (similarity, p), negatives, anchors, partners, 4.0)
-
-    def hinge_sums(similarity, *pairs):
-        return angular.hinge_sums(pairs, similarity, lambda p: (similarity, p), (ones, ones), negatives, alpha=45.0)
-
-    def scores(x, y):
-        return pddm.scores(head, pddm.side(head, x), pddm.side(head, y))
-
-    laid_out = 1 - similarity, *triplets.lay_out(*torch.where(positives), len(positives))[:4]
-    return {
-        "log_sums_of_rows": (log_sums_of_rows, (similarity, *pairs)),
-        "hinge_sums": (hinge_sums, (similarity, *pairs)),
-        **{f"pair_sums of {kind}": (functools.partial(pair_sums, kind), laid_out) for kind in KINDS},
-        "scores": (scores, [embeddings[ends] for ends in pairs]),
-        "nearest_distances": (density.nearest_distances, (embeddings,)),
-    }
-
-
-@pytest.mark.parametrize("name", functions(1))
-def test_functions_are_one_graph_for_any_number_of_pairs(name):
-    torch.manual_seed(0)
-    backend = Counting()
-    counts = []
-    compiled = torch.compile(lambda function, *arguments: function(*arguments), backend=backend, fullgraph=True)
-    one = functions(1)[name][0]
-    for number in (1, 6, 8):
-        counts.append(len(functions(number)["scores"][1][0]))
-        arguments = functions(number)[name][1]
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor) and len(argument) == counts[-1] != 40:
-                torch._dynamo.mark_dynamic(argument, 0)
-        torch.testing.assert_close(compiled(one, *arguments), one(*arguments), rtol=2e-5, atol=2e-6)
-    assert len({*counts}) == 3
-    assert backend.graphs <= 2  # "most" of pair_sums is a number, which is one more once it has changed

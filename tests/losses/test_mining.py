@@ -18,7 +18,6 @@ from pml_ext import (
     registry,
 )
 from pml_ext.errors import TrainingWarning
-from pml_ext.losses.mining import mine, without_copies
 from pml_ext.miners import PairMiner
 
 from .remembered import Spy, batch, with_references
@@ -136,21 +135,3 @@ def test_a_queue_of_one_row_has_no_pairs():
     x = torch.randn(1, 6, requires_grad=True)
     for miner in (miners.BatchHardMiner(), miners.HDCMiner(), miners.UniformHistogramMiner(), HardPairMiner()):
         assert CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)(x, torch.tensor([0])) == 0
-
-
-def test_pairs_with_an_own_copy_are_left_out():
-    own = torch.tensor([5, 6, 7])
-    triplets = torch.tensor([0, 0, 1, 2]), torch.tensor([5, 6, 6, 0]), torch.tensor([1, 1, 0, 7])
-    assert [x.tolist() for x in without_copies(triplets, own)] == [[0, 2], [6, 0], [1, 7]]
-    pairs = *triplets[:2], torch.tensor([0, 2, 2]), torch.tensor([1, 7, 5])
-    assert [x.tolist() for x in without_copies(pairs, own)] == [[0, 2], [6, 0], [0, 2], [1, 5]]
-
-
-def test_without_copies_a_miner_is_called_as_it_is():
-    x, labels = batch()
-    y, others = batch(1)
-    for given in ((), (y, others)):
-        found = mine(miners.MultiSimilarityMiner(), x, labels, *given)
-        expected = miners.MultiSimilarityMiner()(x, labels, *given)
-        assert len(expected[0])
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

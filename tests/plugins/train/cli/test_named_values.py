@@ -9,7 +9,7 @@ from pml_ext_train.cli.targets import find_named
 
 CHECKS = """
 from pml_ext.plugin import hookimpl
-from pml_ext.tool import SkipCheck
+from pml_ext.testing import SkipCheck
 
 
 def check_size(named):
