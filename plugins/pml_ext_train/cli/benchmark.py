@@ -188,19 +188,14 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
     source, copy = torch.zeros(2, side, side, device=device)
     times: dict[str, list[float]] = {name: [] for name in functions}
     copies: list[float] = []
-    peaks = dict[str, int]()
-    traffic = dict[str, int]()
-    operators = dict[str, int]()
-    errors = dict[str, str]()
+    counted: dict[str, tuple[int, Account]] = {}  # peak bytes, and what operators read and write
+    errors: dict[str, str] = {}
     for round_, (name, function) in itertools.product(range(repeats), functions.items()):
         if name in errors or (round_ >= 3 and sum(times[name]) > ENOUGH):
             continue
         try:
             if round_ == 0:
-                peaks[name] = peak_bytes(function, *inputs)  # also warms up
-                account = account_of(function, *inputs)
-                traffic[name] = account.traffic
-                operators[name] = account.operators
+                counted[name] = peak_bytes(function, *inputs), account_of(function, *inputs)  # also warms up
             times[name].append(_seconds(function, *inputs))
         except (RuntimeError, MemoryError) as error:
             errors[name] = one_line(error)
@@ -212,15 +207,16 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
     per_byte = 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
     rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
     for name, median in medians.items():
+        peak, account = counted[name]
         row = Row(
             str(shape),
             name,
             milliseconds=median,
             to_floor=median / lowest,
-            peak_bytes=peaks[name],
-            traffic=traffic[name] / (4 * shape.batch**2),
-            operators=operators[name],
-            limit=traffic[name] * per_byte,
+            peak_bytes=peak,
+            traffic=account.traffic / (4 * shape.batch**2),
+            operators=account.operators,
+            limit=account.traffic * per_byte,
             per_second=1e3 * shape.batch / median,
             rounds=len(times[name]),
         )

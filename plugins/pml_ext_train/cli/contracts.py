@@ -33,6 +33,13 @@ _SEEDS_OF_TRANSFORMS = 16
 _IMAGES_READ = 100  # of each split, spread over it
 
 
+def _described(value: Any) -> str:
+    """Return the type and the shape of a tensor, or the type of anything else."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} of shape {tuple(value.shape)}"
+
+
 def check_data_set(named: Named) -> str:
     """A data set gives splits with labels that name classes, the same ones each time; or a DataError without its files.
 
@@ -127,8 +134,7 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
     images = torch.rand(4, channels, size, size)
     features = trunk(images)
     if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 4:
-        found = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
-        raise AssertionError(f"images {tuple(images.shape)} give {found}; wanted features [4, F]")
+        raise AssertionError(f"images {tuple(images.shape)} give {_described(features)}; wanted features [4, F]")
     if images._version:
         raise AssertionError("it changes the images in place, which tests use too; clone() them first")
     if features.dtype != torch.float32:
@@ -197,10 +203,9 @@ def _check_transformed(transform: Any, channels: int, size: int) -> None:
             results.append(transform(image.clone()))
         one, other = results
         if not isinstance(one, torch.Tensor) or one.dtype != torch.uint8 or one.shape != image.shape:
-            found = type(one).__name__
-            if isinstance(one, torch.Tensor):
-                found = f"{one.dtype} of shape {tuple(one.shape)}"
-            raise AssertionError(f"it gives {found} for uint8 {tuple(image.shape)}; wanted the same type and shape")
+            raise AssertionError(
+                f"it gives {_described(one)} for uint8 {tuple(image.shape)}; wanted the same type and shape"
+            )
         if not torch.equal(one, other):
             raise AssertionError(
                 "with the same seed of torch it gives other pixels; draw from torch's generator, not from random or "

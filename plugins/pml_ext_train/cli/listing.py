@@ -13,6 +13,7 @@ from typer import Argument, Exit, Option
 from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError, PmlExtError, UnknownNameError, unknown
 
+from ..recipe import pipelines, read_tables, tables_of_papers
 from .options import AsJson
 from .output import print_json, print_result, print_table, stdout
 
@@ -123,14 +124,10 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _tables_of_papers() -> list[dict[str, Any]]:
-    from ..recipe import tables_of_papers
-
     return [table | _entry(table["name"], table["paper"], table["title"]) for table in tables_of_papers()]
 
 
 def _pipelines() -> list[dict[str, Any]]:
-    from ..recipe import pipelines
-
     entries = []
     for name, file in pipelines().items():
         first_line = file.read_text("utf-8").partition("\n")[0]
@@ -185,8 +182,6 @@ def _factory(name: str, factory: Any, plugin: str = "") -> dict[str, Any]:
 
 
 def _recipe_summary(name: str) -> str:
-    from ..recipe import read_tables
-
     try:
         return str(read_tables(name).get("description", ""))
     except PmlExtError as error:

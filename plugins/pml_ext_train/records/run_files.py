@@ -42,9 +42,7 @@ def read_finished(folder: Path) -> tuple[Metrics, list[str]]:
     check_against_sums(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
     damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
-    for name in (SUMS, MODEL):
-        if not (folder / name).exists():
-            damaged.add(name)
+    damaged.update(name for name in (SUMS, MODEL) if not (folder / name).exists())
     damaged.update(checksums.changed_files(folder))
     if REPORT not in checksums.read_sums(folder):
         damaged.add(REPORT)

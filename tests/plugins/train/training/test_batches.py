@@ -81,7 +81,11 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     for workers in (0, 1):
         reader = BatchReader(images.with_transform(augmented), workers, CPU)
         drawn.append(list(reader.read(epoch)))
-        assert reader._loader.dataset[0, 1][0].dtype == (torch.uint8 if workers else torch.float32)
+        assert reader._loader.dataset[0, 1][0].dtype == torch.uint8
+        for batch, items in zip(drawn[-1], epoch, strict=True):
+            for image, (index, seed) in zip(batch.images, items, strict=True):
+                torch.manual_seed(seed)
+                assert torch.equal(image, augmented(pixels[index]))  # as of one image alone, to the last bit
         reader.close()
     without_workers, with_workers = drawn
     for batch, same in zip(without_workers, with_workers, strict=True):
