@@ -198,9 +198,7 @@ class BrowsedRun:
         return neighbors
 
     def _clusters(self, clusters: int | str, folder: str = "") -> ImageClusters:
-        if not folder:
-            return self.run.group(self.embedded, clusters)
-        return self.run.group(self.embedded, clusters, self._below(folder).tolist())
+        return self.run.group(self.embedded, clusters, self._below(folder).tolist() if folder else None)
 
     def _projection(self, method: str, part: Part = ALL) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
@@ -229,10 +227,7 @@ class BrowsedRun:
         chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
         distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings[known])
         distances, others = without(chosen, distances, known[neighbors])
-        if len(chosen) == len(self):
-            note = f"all {len(self):,} images"
-        else:
-            note = f"{len(chosen):,} of {len(self):,} images"
+        note = f"{len(chosen):,} of {len(self):,} images" if len(chosen) < len(self) else f"all {len(self):,} images"
         if len(known) < len(self):
             note += " that have a class"
         if len(chosen) < len(known):

@@ -116,21 +116,23 @@ def fit(
             options = replace(options, trunk=_named_trunk(trunk, data_path, told))
         if labels is not None:
             results = _with_later_labels(data_path, labels, options, bar)
-            print_results(results, None, as_json, quick=True)
-            return
-        if no_labels or has_no_labels(data_path):
+        elif no_labels or has_no_labels(data_path):
             results = _without_labels(data_path, options, bar)
-            print_results(results, None, as_json, quick)
-            return
-        fitting = what_to_train(data_path, options, told)
-        try:
-            results = _train(fitting, options, told)
-        except NothingToLearnError as error:
-            if fitting.as_they_are is None or _sets_model(options.overrides):
-                raise
-            results = _train(_delivered_as_they_are(fitting, error.folder, told), options, told)
+        else:
+            results = _with_labels(data_path, options, told)
     if process_number() == 0:
-        print_results(results, None, as_json, quick)
+        print_results(results, None, as_json, quick or labels is not None)
+
+
+def _with_labels(place: Path, options: FitOptions, told: Told) -> list[dict[str, Any]]:
+    """Choose what to train, and train it; where there is nothing to learn, deliver the features."""
+    fitting = what_to_train(place, options, told)
+    try:
+        return _train(fitting, options, told)
+    except NothingToLearnError as error:
+        if fitting.as_they_are is None or _sets_model(options.overrides):
+            raise
+        return _train(_delivered_as_they_are(fitting, error.folder, told), options, told)
 
 
 def _named_trunk(text: str, place: Path, told: Told) -> Trunk:

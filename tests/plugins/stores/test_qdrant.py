@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pml_ext.errors import DataError
-from pml_ext.plugin import Rows, SearchFilter
+from pml_ext.plugin import Rows
 
 from .opened import opened, rows
 
@@ -30,15 +30,6 @@ def test_points_are_sent_in_requests_and_read_in_pages(store, monkeypatch):
     assert [len(ids) for ids in sent] == [7] * 6 + [3]
     assert store.checksums() == dict(zip(images.ids.tolist(), images.checksums.tolist(), strict=True))
     assert store.count() == 45
-
-
-def test_answers_have_path_class_and_distance(store):
-    images = rows(30)
-    store.write([images])
-    (found,) = store.search(images.vectors[4:5], 3, SearchFilter())
-    assert (found[0].id, found[0].path, found[0].class_name) == (4, images.paths[4], images.classes[4])
-    assert found[0].distance == pytest.approx(0, abs=1e-3)
-    assert [each.distance for each in found] == sorted(each.distance for each in found)
 
 
 def test_an_error_is_one_line_with_the_address(store, tmp_path):
