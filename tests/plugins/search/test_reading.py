@@ -185,6 +185,31 @@ def test_scripts_have_no_workers_by_default(monkeypatch, tmp_path):
     assert default_workers(100) == 0
 
 
+class Turned:
+    """Steps that keep the image, and name the least size."""
+
+    smallest = None
+
+    def __call__(self, image):
+        return image
+
+    def divided(self):
+        return Turned(), lambda images: images.float() / 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_in_order_without_unreadable_files(images, workers):
+    write_some(images, range(10))
+    paths = sorted(images.rglob("*.png"))
+    paths[3].write_bytes(b"no image")
+    found = list(reading.read_batches(paths, 1, Turned(), 4, workers, torch.device("cpu")))
+    assert [numbers for _, numbers, _ in found] == [[0, 1, 2], [4, 5, 6, 7], [8, 9]]
+    assert [sorted(unreadable) for *_, unreadable in found] == [[3], [], []]
+    assert "not a readable image" in found[0][2][3]
+    expected = np.asarray(Image.open(paths[5]).convert("L"))
+    assert torch.equal(found[1][0][1], torch.from_numpy(expected)[None] / 2)
+
+
 def test_listed_files_lie_below_a_folder_of_this_machine(tmp_path):
     with pytest.raises(ConfigError, match="below a folder of this machine"):
         listed(["1.png"], "s3://bucket/photos")

@@ -133,10 +133,10 @@ BUGS = {
     "one argument": ("store", lambda address: None, r"factory\(address, table, size, ...\), but too many"),
     "gone": (
         "command",
-        Command("tests.cli.test_contracts:nothing", "x"),
+        Command("tests.plugins.train.cli.test_contracts:nothing", "x"),
         "the command 'bug' of the plugin",
     ),
-    "untyped": ("command", Command("tests.cli.test_contracts:untyped", "x"), "its --help stops"),
+    "untyped": ("command", Command("tests.plugins.train.cli.test_contracts:untyped", "x"), "its --help stops"),
 }
 
 
