@@ -1,3 +1,4 @@
+from .embedder import Embedder as Embedder
 from .fit import EmbeddingListener as EmbeddingListener, FitService as FitService
 from .images import EmbeddedImages as EmbeddedImages, ImageCluster as ImageCluster, ImageClusters as ImageClusters
 from .mirror import Changes as Changes, Mirror as Mirror, StoresService as StoresService
