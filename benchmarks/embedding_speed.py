@@ -67,13 +67,12 @@ def a_run(place: Path, trunk: str, side: int) -> Path:
 @torch.no_grad()
 def as_before(run: TrainedRun, folder: Path) -> torch.Tensor:
     """The loop of embed_folder before it had a collection and workers."""
+    transform = run.images.computed.transform
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     batches = []
     batch = []
     for file in files:
-        batch.append(
-            run.transform(read_image(file, run.network.preprocessing.channels, smallest=run.transform.smallest))
-        )
+        batch.append(transform(read_image(file, run.network.preprocessing.channels, smallest=transform.smallest)))
         if len(batch) == 256 or file == files[-1]:
             batches.append(torch.nn.functional.normalize(run.network(torch.stack(batch)).float()))
             batch = []
@@ -83,6 +82,7 @@ def as_before(run: TrainedRun, folder: Path) -> torch.Tensor:
 @torch.no_grad()
 def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[str, float]:
     """Images per second of each part alone, in this process."""
+    transform = run.images.computed.transform
     listing = list_folder(folder)
     begun = time.perf_counter()
     paths = [folder / name for name in listing.names[:some]]
@@ -93,9 +93,9 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
         laps[name] = len(paths) / (time.perf_counter() - begun)
         begun = time.perf_counter()
 
-    images = [read_image(path, run.network.preprocessing.channels, smallest=run.transform.smallest) for path in paths]
+    images = [read_image(path, run.network.preprocessing.channels, smallest=transform.smallest) for path in paths]
     lap("decode")
-    batch = torch.stack([run.transform(image) for image in images])
+    batch = torch.stack([transform(image) for image in images])
     lap("transform")
     embeddings = torch.cat([run.network(part) for part in batch.split(64)])
     lap("network")

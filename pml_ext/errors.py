@@ -170,8 +170,13 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = f"{what} needs the package {error.name!r}, which is not installed"
-        raise MissingExtraError(f'{missing}. Type: pip install "pml-ext[{extra}]"') from error
+        raise missing_extra(extra, what, error) from error
+
+
+def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> MissingExtraError:
+    """Return the error of a package that is not installed: ``what`` needs ``extra``."""
+    missing = f"{what} needs the package {error.name!r}, which is not installed"
+    return MissingExtraError(f'{missing}. Type: pip install "pml-ext[{extra}]"')
 
 
 def printable(text: str) -> str:

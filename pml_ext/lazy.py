@@ -9,7 +9,7 @@ from typing import Any
 
 import lazy_loader
 
-from .errors import needs_extra, unknown
+from .errors import missing_extra, needs_extra, unknown
 
 
 def require_packages(packages: Iterable[str], extra: str, what: str) -> None:
@@ -29,8 +29,10 @@ def lazily(module: str, extra: str, what: str) -> tuple[Callable[[str], Any], Ca
     def get(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r}: {unknown('name', name, names)}")
-        with needs_extra(extra, what):
+        try:
             value = load(name)
+        except ModuleNotFoundError as error:
+            raise missing_extra(extra, what, error) from error
         if package is not this and value is not sys.modules.get(f"{package.__name__}.{name}"):
             del vars(package)[name]  # where lazy_loader keeps what is not the package's own
         setattr(this, name, value)

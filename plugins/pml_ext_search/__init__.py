@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from .embedding import SkippedImage as SkippedImage
     from .problems import RetrievalWarning as RetrievalWarning, StoreWarning as StoreWarning
-    from .query import Answer as Answer
+    from .query import Answer as Answer, QueryOptions as QueryOptions
+    from .search_index import SearchIndex as SearchIndex, open_index as open_index
     from .selection import (
         most_distinct as most_distinct,
         nearest_to_centers as nearest_to_centers,
@@ -27,7 +28,8 @@ __getattr__, _, __all__ = lazy_loader.attach(
     submod_attrs={
         "embedding": ["SkippedImage"],
         "problems": ["RetrievalWarning", "StoreWarning"],
-        "query": ["Answer"],
+        "query": ["Answer", "QueryOptions"],
+        "search_index": ["SearchIndex", "open_index"],
         "selection": ["most_distinct", "nearest_to_centers", "outliers"],
         "trained": ["TrainedRun", "load_run"],
     },

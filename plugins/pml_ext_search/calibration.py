@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
-from pml_ext.errors import DataError, counted, needs_extra, shortened
+from pml_ext.errors import DataError, counted, shortened
 from pml_ext.evaluation import best_threshold, sample_indices
 from pml_ext_train.files import DamagedError, read_json, write_json
 from pml_ext_train.networks import By
@@ -37,9 +38,6 @@ from .open_set import (
     threshold_at,
     without_own_class,
 )
-
-with needs_extra("train", "known or new"):
-    from pydantic import BaseModel, Field, ValidationError
 
 if TYPE_CHECKING:
     from .embedded import Embedded
@@ -123,6 +121,10 @@ def why_stale(calibration: Calibration, identity: str, embedded: Embedded) -> st
     return f"the enrolled images have changed: {len(embedded.paths)} now, {calibration.images} with a class then"
 
 
+TrainedClasses = Callable[[Sequence[str]], set[str]]
+"""A function from names of classes to those that a network was trained on."""
+
+
 class Refit(Protocol):
     """A head in closed form that can be fitted to a part of the enrolled images."""
 
@@ -186,16 +188,22 @@ def shared_pictures(embedded: Embedded) -> tuple[set[int], str]:
     return {row for group in groups for row in group}, f"{text}: left out when known or new is calibrated"
 
 
+class Wanted(NamedTuple):
+    """The threshold that is asked for."""
+
+    far: float | None  # rate of false acceptances, from 0 to 1; None: the best accuracy
+    nearest: Nearest  # whether a class is as near as its center, or as its nearest image
+    strict: bool = True  # whether to refuse a rate that so few classes cannot promise, or take the smallest they can
+
+
 def calibrated(
     enrolled: Enrolled,
     identity: str,
     by: By,
-    far: float | None,
-    nearest: Nearest,
-    trained: Callable[[Sequence[str]], set[str]],
+    wanted: Wanted,
+    trained: TrainedClasses,
     others: Embedded | None = None,
     refit: Refit | None = None,
-    strict: bool = True,
 ) -> Calibration:
     """Return a threshold for the enrolled images.
 
@@ -203,15 +211,14 @@ def calibrated(
         enrolled: the images and classes; without pictures that are in several of them.
         identity: of the network.
         by: what images are compared by.
-        far: the wanted rate of false acceptances, from 0 to 1; None for the best accuracy.
-        nearest: whether a class is as near as its center, or as its nearest image.
-        trained: a function from names of classes to those that the run was trained on.
+        wanted: the rate of false acceptances, and what a class is.
+        trained: a function from names of classes to those that the network was trained on.
         others: embedded photographs of other individuals; by default enrolled images stand for them.
         refit: fits the head without some classes, for a run that was trained on all of them; None if it cannot.
-        strict: whether to refuse a rate that so few classes cannot promise, instead of the smallest that they can.
 
     DataError for too few classes or images, or if the run was trained on all of them.
     """
+    far, nearest, _ = wanted
     classes = enrolled.classes(nearest)
     if others is None:
         new = _left_out(enrolled, nearest, trained, refit)
@@ -220,22 +227,9 @@ def calibrated(
     known = _left_out_of_own_class(enrolled, classes)
     other_classes = len(np.unique(new.numbers))
     if far is None:
-        found = known.smallest[known.right]
-        if not len(found):
-            raise DataError("the best accuracy needs a class of two images or more; type --far 0.05 instead")
-        scores = -np.concatenate([found, new.smallest])
-        threshold = float(np.clip(-best_threshold(scores, np.arange(len(scores)) < len(found)), 0, 2))
+        threshold = _most_accurate(known, new)
     else:
-        least = new.inflation * expected_rate(0, other_classes)
-        if far < least and strict:
-            raise DataError(
-                f"--far {far:g}: {_classes(other_classes)} can promise {_percent(least)}, and {_percent(far)} takes "
-                f"{_needed(far)}; type --far {_rounded_up(least):g}, --radius DISTANCE, or --on FOLDER of "
-                "other individuals"
-            )
-        at = threshold_at(max(far, least) / new.inflation, new.smallest, new.numbers)
-        assert at is not None  # not below the smallest rate
-        threshold = at
+        threshold = _at_rate(far, new, other_classes, wanted.strict)
     accepted = new.smallest <= threshold
     share = share_of_classes(accepted, new.numbers)
     low, high = (min(1.0, new.inflation * rate) for rate in interval_of(share, other_classes))
@@ -280,10 +274,33 @@ def _rounded_up(rate: float) -> float:
     return float(np.ceil(rate / digit) * digit)
 
 
+def _most_accurate(known: _Known, new: _New) -> float:
+    """Return the threshold with the most right answers."""
+    found = known.smallest[known.right]
+    if not len(found):
+        raise DataError("the best accuracy needs a class of two images or more; type --far 0.05 instead")
+    scores = -np.concatenate([found, new.smallest])
+    return float(np.clip(-best_threshold(scores, np.arange(len(scores)) < len(found)), 0, 2))
+
+
+def _at_rate(far: float, new: _New, other_classes: int, strict: bool) -> float:
+    """Return the threshold for a rate of false acceptances, or if not ``strict``, for the smallest possible one."""
+    least = new.inflation * expected_rate(0, other_classes)
+    if far < least and strict:
+        raise DataError(
+            f"--far {far:g}: {_classes(other_classes)} can promise {_percent(least)}, and {_percent(far)} takes "
+            f"{_needed(far)}; type --far {_rounded_up(least):g}, --radius DISTANCE, or --on FOLDER of "
+            "other individuals"
+        )
+    threshold = threshold_at(max(far, least) / new.inflation, new.smallest, new.numbers)
+    assert threshold is not None  # not below the smallest rate
+    return threshold
+
+
 def _left_out(
     enrolled: Enrolled,
     nearest: Nearest,
-    trained: Callable[[Sequence[str]], set[str]],
+    trained: TrainedClasses,
     refit: Refit | None,
 ) -> _New:
     """Return enrolled images, each compared with the classes of the others."""
@@ -335,9 +352,7 @@ def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
     return _New(np.concatenate(new), np.concatenate(numbers), on, inflation_of(count))
 
 
-def _of_others(
-    others: Embedded, enrolled: Enrolled, classes: Classes, trained: Callable[[Sequence[str]], set[str]]
-) -> _New:
+def _of_others(others: Embedded, enrolled: Enrolled, classes: Classes, trained: TrainedClasses) -> _New:
     """Return photographs of other individuals, compared with all classes."""
     names = others.classes
     seen = set(enrolled.names) | trained(sorted(set(names)))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pml_ext.errors import needs_extra
+from pydantic import BaseModel
+
 from pml_ext_train.data import SPLIT_FOLDERS, VALIDATION_FOLDERS
 from pml_ext_train.files import composed
-
-with needs_extra("train", "a collection"):
-    from pydantic import BaseModel
 
 
 class ClassFolders(BaseModel, frozen=True):

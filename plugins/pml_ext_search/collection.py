@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import os
 import sqlite3
 import warnings
@@ -36,6 +38,11 @@ def _live_vectors(connection: sqlite3.Connection) -> Numbers:
     """Return the numbers of the vectors that an image has, ascending."""
     rows = connection.execute(_LIVE)
     return np.fromiter((number for (number,) in rows), dtype=np.int64)
+
+
+def identity_of(*about: object) -> str:
+    """Return the digest of what changes embeddings, which a collection is known by."""
+    return hashlib.sha256(json.dumps([LAYOUT, *about]).encode()).hexdigest()[:16]
 
 
 def is_below(path: str, places: Set[str]) -> bool:

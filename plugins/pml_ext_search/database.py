@@ -84,11 +84,11 @@ class Database:
     """
 
     def __init__(
-        self, place: Path, run: Path, identity: str, size: int, by: By = "embeddings", source: str = "FOLDER"
+        self, place: Path, run: Path | None, identity: str, size: int, by: By = "embeddings", source: str = "FOLDER"
     ) -> None:
         self.source = source  # what is indexed, as a command has it
         self.place = place.absolute()
-        self.run = run
+        self.run = run  # None: an embedder of another kind
         self.identity = identity
         self.size = size
         self.by = by
@@ -141,7 +141,9 @@ class Database:
         while (self.place / name).exists():
             number += 1
             name = f"{stem}-{number}.f32"
-        first = State(run=str(self.run), identity=self.identity, size=self.size, by=self.by, file=name, made=time_ns())
+        first = State(
+            run=str(self.run or ""), identity=self.identity, size=self.size, by=self.by, file=name, made=time_ns()
+        )
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
 
@@ -269,15 +271,17 @@ class Database:
     # Errors
 
     @property
-    def _is_in_run(self) -> bool:
+    def is_in_run(self) -> bool:
         """Whether this is the collection of the run's folder, which ``index`` makes again for another network."""
-        return self.place == (self.run / COLLECTION).absolute()
+        return self.run is not None and self.place == (self.run / COLLECTION).absolute()
 
     def command(self) -> str:
         """Return the command that makes the index again."""
         index = self._index or Index(folder=self.source, images=0, first=None)
+        if self.run is None:
+            return f"open_index(embedder, {str(self.place)!r}).index({index.folder!r})"
         command = ["pml-ext", "index", str(self.run), index.folder]
-        if not self._is_in_run:
+        if not self.is_in_run:
             command += ["--store", str(self.place)]
         if index.factory:
             command += ["--index", index.factory]
@@ -298,14 +302,15 @@ class Database:
         self.check_by(state)
         if state.identity == self.identity:
             return
-        if self._is_in_run:
+        if self.is_in_run:
             remedy = f"type: {self.command()}"
         else:
             remedy = (
                 f"type --store FOLDER for a collection of its own, or delete {self.place} first, then type: "
                 f"{self.command()}"
             )
+        maker = f"the run {state.run}" if state.run else "another embedder"
         raise DataError(
-            f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
-            f"({self.identity}); {remedy}"
+            f"{self.place} was built by {maker} ({state.identity}), not by "
+            f"{self.run or 'this embedder'} ({self.identity}); {remedy}"
         )

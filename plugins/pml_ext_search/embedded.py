@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -56,13 +57,18 @@ class Embedded:
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:
-    """Write embeddings, paths and classes to an ``.npz`` file."""
-    points = embedded.embeddings.cpu().numpy()
-    paths = np.array(embedded.paths)
-    classes = np.array(embedded.classes)
+    """Write embeddings, paths and classes to an ``.npz`` file; of vectors ids and labels, which ``vectors:`` reads."""
+    arrays: dict[str, Any] = {"embeddings": embedded.embeddings.cpu().numpy()}
+    if embedded.class_names is None:
+        arrays |= {"paths": np.array(embedded.paths), "classes": np.array(embedded.classes)}
+    else:
+        arrays["ids"] = np.array(embedded.paths)
+        if any(embedded.classes):
+            arrays["labels"] = np.array(embedded.classes)
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     def save(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.savez(file, embeddings=points, paths=paths, classes=classes)
+            np.savez(file, **arrays)
 
     write_atomically(path, save)

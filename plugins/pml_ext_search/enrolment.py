@@ -28,7 +28,7 @@ from .class_folders import ClassFolders
 from .problems import StoreWarning
 
 if TYPE_CHECKING:
-    from .indexed_run import IndexedRun
+    from .search_index import SearchIndex
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +44,22 @@ class Enrolment:
     undo: str  # the command that removes the copies, "" for none
 
 
-def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment:
+def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) -> Enrolment:
     """Add photographs of an individual to the indexed folder and its index; see :meth:`TrainedRun.enroll`.
 
     A copy appears under its name once it is whole, and the index changes in one transaction: a call that was killed is
     finished by the same call. The indexed folder is locked until its index has the copies.
     """
-    run.check_images()
+    _ = search_index.images  # refuses an index of vectors
     name = composed(name)
-    with run.gallery().reading() as current:
+    with search_index.gallery().reading() as current:
         index = current.state.index
         assert index is not None  # a gallery that opens has one
         class_folders = index.class_folders
     root = Path(index.folder)
     if not root.is_dir():
         raise DataError(f"{root}: the indexed folder is gone or is none; photographs are enrolled by copies in it")
-    if root == run.place.with_name(f"{run.place.name}-images").resolve():
+    if root == search_index.folder_of_cuts.resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
     place = root / as_spelled(root, _folder_of(name, class_folders))
     _check_twins(root, place)
@@ -69,11 +69,11 @@ def enroll(run: IndexedRun, photographs: Sequence[Path], name: str) -> Enrolment
         _check_photograph(file)  # before anything is copied
     with locked_folder(root, StoreWarning(f"{root}: another command changes its images; waiting until it is done")):
         copied, there = _copied(files, root, place)
-        gallery = run.index(factory=index.factory)
+        gallery = search_index.index(factory=index.factory)
     undo = ""
     if copied:
         copies = shlex.join(str(root / path) for path in copied)
-        undo = f"to undo: rm -- {copies} && {run.collection.command()}"
+        undo = f"to undo: rm -- {copies} && {search_index.collection.command()}"
     return Enrolment(name, str(place), copied, there, len(gallery), gallery.changes, undo)
 
 

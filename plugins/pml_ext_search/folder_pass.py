@@ -20,7 +20,8 @@ from pml_ext_train.retrieval import Vectors
 from .class_folders import ClassFolders
 from .collection import is_below
 from .embedded import Embedded
-from .embedding import READ, Batch, ImageEmbedder
+from .embedding import Batch, ImageEmbedder
+from .reading import READ
 
 WRITTEN = 1000  # embeddings of a folder are written after this many images
 SECONDS = 30.0  # or after this time
@@ -147,10 +148,10 @@ class FolderPass:
     def _batches(self, listing: Listing, numbers: Sequence[int], size: int) -> Iterator[Batch]:
         """Yield embeddings by number, first of images whose features are cached."""
         files = {number: listing.folder / listing.names[number] for number in numbers}
-        if self._embedder.caches_features:
+        if self._embedder.computed.caches_features:
             for start in range(0, len(numbers), WRITTEN):
                 some = {number: files[number] for number in numbers[start : start + WRITTEN]}
-                cached = self._embedder.from_features(some)
+                cached = self._embedder.computed.from_features(some)
                 yield {number: row.cpu().numpy() for number, row in cached.items()}
                 for number in cached:
                     del files[number]
@@ -173,7 +174,7 @@ class FolderPass:
                 skipped[listing.names[number]] = result
         self._embedder.warn_of_skipped(skipped)
         if not_finite:
-            raise self._embedder.not_finite(
+            raise self._embedder.computed.not_finite(
                 len(not_finite), len(vectors) + len(not_finite), listing.names[min(not_finite)]
             )
         return vectors, skipped

@@ -20,6 +20,7 @@ from .calibration import (
     FAR,
     Calibration,
     Enrolled,
+    Wanted,
     calibrated,
     read_calibration,
     shared_pictures,
@@ -36,8 +37,10 @@ from .refitting import refit_of
 from .trained_classes import trained_classes
 
 if TYPE_CHECKING:
+    from pml_ext_train.results import LoadedRun
+
     from .embedded import Embedded
-    from .indexed_run import IndexedRun
+    from .search_index import SearchIndex
 
 BEST_ACCURACY = "best-accuracy"
 Rate = float | str | None  # a rate of false acceptances, "best-accuracy", or None for what is kept
@@ -89,15 +92,17 @@ class Queries:
 
 
 class Identifier:
-    """The enrolled classes of a run's index, and the threshold that its collection keeps.
+    """The enrolled classes of an index, and the threshold that its collection keeps.
 
-    ``say`` is told when the threshold is calibrated, and why.
+    With a run, its training classes stand for no new individuals, and its report has the threshold. ``say`` prints when
+    and why the threshold is calibrated.
     """
 
-    def __init__(self, run: IndexedRun, say: Callable[[str], None]) -> None:
+    def __init__(self, index: SearchIndex, run: LoadedRun | None, say: Callable[[str], None]) -> None:
+        self._index = index
         self._run = run
         self._say = say
-        self._embedded = run.indexed_images()
+        self._embedded = index.indexed_images()
         self.enrolled = Enrolled(self._embedded)
         self._rows = {int(row): place for place, row in enumerate(self.enrolled.rows)}
         self._of_path = {path: row for row, path in enumerate(self._embedded.paths)}
@@ -108,13 +113,13 @@ class Identifier:
         """Return the threshold; calibrate and keep it where none is kept, it is stale, or another is wanted."""
         if nearest is not None and nearest not in NEAREST:
             raise ConfigError(f"--nearest {nearest}: wanted center or image")
-        kept = read_calibration(self._run.place)
+        kept = read_calibration(self._index.place)
         rate: float | None = FAR
         if kept is not None:
             rate = kept.far
             nearest = nearest or kept.nearest
             on = on or kept.folder
-            stale = why_stale(kept, self._run.collection.identity, self._embedded)
+            stale = why_stale(kept, self._index.collection.identity, self._embedded)
             same = nearest == kept.nearest
             if far is not None:  # a rate that was typed is kept, not the smallest that so few classes can promise
                 wanted = rate_of(far)
@@ -129,28 +134,24 @@ class Identifier:
         shared, line = shared_pictures(self._embedded)
         if line:
             self._say(line)
-        found = calibrated(
-            Enrolled(self._embedded, shared),
-            self._run.collection.identity,
-            self._run.by,
-            rate,
-            nearest or "center",
-            functools.partial(trained_classes, self._run),
-            others,
-            refit_of(self._run),
-            strict=far is not None,
-        )
-        write_calibration(self._run.place, found)
-        record(self._run, found, self._say)
+        collection = self._index.collection
+        asked = Wanted(rate, nearest or "center", strict=far is not None)
+        trained = functools.partial(trained_classes, self._run, collection.by)
+        refit = None if self._run is None else refit_of(self._index, self._run.recipe)
+        enrolled = Enrolled(self._embedded, shared)
+        found = calibrated(enrolled, collection.identity, collection.by, asked, trained, others, refit)
+        write_calibration(self._index.place, found)
+        if collection.is_in_run and self._run is not None:
+            record(self._run.folder, found, self._say)
         self._say(str(found))
         return found
 
     def _others(self, on: str | Path | None) -> Embedded | None:
         if on is None:
             return None
-        if self._run.takes_vectors:
-            return self._run.vectors.embedded(Path(on))
-        return self._run.embed_folder(on)
+        if self._index.takes_vectors:
+            return self._index.vectors.embedded(Path(on))
+        return self._index.embed_folder(on)
 
     def threshold(self, far: Rate, radius: float | None, nearest: Nearest | None) -> tuple[float, Nearest]:
         """Return the greatest distance of a known photograph, and what it is taken to."""
@@ -166,11 +167,11 @@ class Identifier:
 
     def queries(self, images: Any) -> Queries:
         """Embed photographs, or vectors, that are to be identified."""
-        run = self._run
-        if run.takes_vectors:
+        index = self._index
+        if index.takes_vectors:
             return self._vector_queries(images)
         if isinstance(images, (str, Path)) and Path(images).is_dir():
-            return _of_embedded(run.embed_folder(images), self.keys_of)
+            return _of_embedded(index.embed_folder(images), self.keys_of)
         items = list(as_images(images))
         names = [f"image {number}" for number in range(len(items))]
         keys: list[str | None] = [None] * len(items)
@@ -178,13 +179,13 @@ class Identifier:
             if isinstance(item, (str, os.PathLike)):
                 names[number] = os.fspath(item)
                 keys[number] = self.keys_of(Path(), [names[number]])[0]
-        return Queries(names, run.embed(items), keys, [""] * len(items), "")
+        return Queries(names, index.embed(items), keys, [""] * len(items), "")
 
     def each(self, places: Sequence[str | Path]) -> Iterator[Queries]:
         """Embed photographs, folders or files of vectors: photographs together, folders one by one."""
         single: list[str | Path] = []
         for place in places:
-            if self._run.takes_vectors or Path(place).is_dir():
+            if self._index.takes_vectors or Path(place).is_dir():
                 yield self.queries(place)
             else:
                 single.append(place)
@@ -192,23 +193,22 @@ class Identifier:
             yield self.queries(single)
 
     def _vector_queries(self, vectors: Any) -> Queries:
-        run = self._run
         if isinstance(vectors, (str, os.PathLike)):
             return self.labelled(Path(vectors))
-        points = run.vectors.embed(vectors)
+        points = self._index.vectors.embed(vectors)
         names = [f"vector {number}" for number in range(len(points))]
         return Queries(names, points, [None] * len(points), [""] * len(points), "")
 
     def labelled(self, place: Path) -> Queries:
         """Embed a folder of photographs, or a file of vectors, with their classes."""
-        run = self._run
-        if not run.takes_vectors:
-            return _of_embedded(run.embed_folder(place), self.keys_of)
+        index = self._index
+        if not index.takes_vectors:
+            return _of_embedded(index.embed_folder(place), self.keys_of)
         if not is_vector_file(place):
-            raise ConfigError(f"{place}: {run.folder} was trained on vectors; wanted a file of vectors")
-        file = run.vectors.read(place)
-        embedded = run.vectors.embedded(place)
-        keys = [name or None for name in names_in_index(run.gallery(), file)]
+            raise ConfigError(f"{place}: {index.collection.run} was trained on vectors; wanted a file of vectors")
+        file = index.vectors.read(place)
+        embedded = index.vectors.embedded(place)
+        keys = [name or None for name in names_in_index(index.gallery(), file)]
         return Queries(list(embedded.paths), embedded.embeddings, keys, list(embedded.classes), str(place))
 
     def identified(self, queries: Queries, k: int, threshold: float, nearest: Nearest) -> list[Identified]:
@@ -286,32 +286,31 @@ def tell(text: str) -> None:
 
 
 def identify(
-    run: IndexedRun,
+    index: SearchIndex,
+    run: LoadedRun | None,
     images: Any,
     k: int = 3,
     far: Rate = None,
     radius: float | None = None,
     nearest: Nearest | None = None,
-    say: Callable[[str], None] = tell,
 ) -> list[Identified]:
     """Return which class each photograph shows; see :meth:`TrainedRun.identify`."""
-    identifier = Identifier(run, say)
+    identifier = Identifier(index, run, tell)
     threshold, nearest = identifier.threshold(far, radius, nearest)
     queries = identifier.queries(images)
     return identifier.identified(queries, k, threshold, nearest)
 
 
 def score(
-    run: IndexedRun,
+    index: SearchIndex,
+    run: LoadedRun | None,
     folder: str | Path,
     far: Rate = None,
     radius: float | None = None,
-    nearest: Nearest | None = None,
-    say: Callable[[str], None] = tell,
 ) -> Scored:
     """Return the open-set metrics of a folder of photographs with classes; see :meth:`TrainedRun.score`."""
-    identifier = Identifier(run, say)
-    threshold, nearest = identifier.threshold(far, radius, nearest)
+    identifier = Identifier(index, run, tell)
+    threshold, nearest = identifier.threshold(far, radius, None)
     return identifier.scored(identifier.labelled(Path(folder)), threshold, nearest)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pml_ext.errors import ConfigError, DataError, UnwritableError, counted
 from pml_ext_train.results import Measurement, add_measurement
 
-from .database import COLLECTION
-
 if TYPE_CHECKING:
     from .calibration import Calibration
-    from .indexed_run import IndexedRun
 
 NAME = "known_or_new"
 _TITLES = {
@@ -63,11 +61,9 @@ def measurement_of(calibration: Calibration) -> Measurement:
     return Measurement(title="Known or new", text=text, by=calibration.by, titles=titles, values=values)
 
 
-def record(run: IndexedRun, calibration: Calibration, say: Callable[[str], None]) -> None:
+def record(folder: Path, calibration: Calibration, say: Callable[[str], None]) -> None:
     """Write the threshold of a run's own collection into its metrics and report; say why if they cannot be written."""
-    if run.place.resolve() != (run.folder / COLLECTION).resolve():
-        return
     try:
-        add_measurement(run.folder, NAME, measurement_of(calibration))
+        add_measurement(folder, NAME, measurement_of(calibration))
     except (ConfigError, DataError, UnwritableError) as error:
         say(f"the threshold is kept with the collection, and is not in metrics and report: {error}")

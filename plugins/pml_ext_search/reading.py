@@ -25,13 +25,14 @@ from pml_ext_train.data import (
 from pml_ext_train.files import MISSING, file_stat
 from pml_ext_train.training import WorkerDataset, data_loader
 
+READ = 64  # images per batch of a reading worker
 MOST_WORKERS = 8
 FEW = 1_000
 NAMED = 5  # of the files that are not read, in an error
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these
 Listed = str | Path | Sequence[str | Path]  # a folder, an address, a table, shards, or paths of images
 Item = tuple[Tensor | None, int, str]
-Batch = tuple[Tensor | None, list[int], dict[int, str]]
+Batch = tuple[Tensor | list[Tensor], list[int], dict[int, str]]
 
 
 def found_instead(listing: Listing) -> str:
@@ -132,15 +133,15 @@ def read_batches(
         raise ConfigError(f"--workers {workers}: wanted 0 or more")
     early, last = steps.divided()
     dataset = WorkerDataset(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
-    loader = data_loader(dataset, workers, device, batch_size=batch_size, collate_fn=_joined)
+    loader = data_loader(dataset, workers, device, batch_size=batch_size, collate_fn=_batch_of)
     with dataset.naming_images():
         for images, numbers, unreadable in loader:
-            if images is not None:
+            if isinstance(images, Tensor):
                 images = last(images.to(device, non_blocking=loader.pin_memory))
             yield images, numbers, unreadable
 
 
-def _joined(items: Sequence[Item]) -> Batch:
+def _batch_of(items: Sequence[Item]) -> Batch:
     images: list[Tensor] = []
     numbers: list[int] = []
     unreadable: dict[int, str] = {}
@@ -150,8 +151,14 @@ def _joined(items: Sequence[Item]) -> Batch:
         else:
             images.append(image)
             numbers.append(number)
-    batch = default_collate(images) if images else None
-    return batch, numbers, unreadable
+    return joined(images), numbers, unreadable
+
+
+def joined(images: list[Tensor]) -> Tensor | list[Tensor]:
+    """Return images of one shape as one tensor ``[B, C, H, W]``; of several shapes, and without images, the list."""
+    if len({image.shape for image in images}) == 1:
+        return default_collate(images)  # type: ignore[no-any-return]
+    return images
 
 
 # Single images

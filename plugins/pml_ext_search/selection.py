@@ -21,8 +21,8 @@ from pml_ext_train.retrieval import Numbers
 from .embedded import Embedded
 from .open_set import Distances
 
-Kind = Literal["distinct", "outliers", "central"]
-KINDS: tuple[Kind, ...] = ("distinct", "outliers", "central")
+SelectionKind = Literal["distinct", "outliers", "central"]
+KINDS: tuple[SelectionKind, ...] = ("distinct", "outliers", "central")
 NEIGHBORS = 5  # the nearest image that tells an outlier: with a copy or four, it is one still
 
 _ROWS = 8192  # vectors that are converted to float64 at a time
@@ -45,7 +45,7 @@ class Selection:
     """Images that were selected of a folder, or vectors of a file."""
 
     embedded: Embedded
-    kind: Kind
+    kind: SelectionKind
     rows: list[int]  # of ``embedded``
     ranks: list[int]  # from 1; of "central", in the image's class
     distances: list[float | None]  # None for the first of "distinct", which no other comes before
@@ -78,7 +78,7 @@ class Selection:
         }
 
 
-def select(embedded: Embedded, count: int, kind: Kind = "distinct") -> Selection:
+def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> Selection:
     """Return the selected images of a folder, or vectors of a file.
 
     Args:

@@ -6,14 +6,12 @@ import functools
 import zlib
 from typing import Any, NamedTuple
 
-from pml_ext.errors import needs_extra
+from pydantic import BaseModel
+
 from pml_ext_train.files import FileStat
 from pml_ext_train.networks import By
 
 from .class_folders import ClassFolders
-
-with needs_extra("train", "a collection"):
-    from pydantic import BaseModel
 
 
 class Index(BaseModel, frozen=True):

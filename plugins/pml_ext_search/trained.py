@@ -9,22 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from torch import Tensor, nn
+
 from pml_ext.distributed import choose_device, keep_freed_memory
 from pml_ext.errors import ConfigError, DataError, unknown
 from pml_ext.registry import service
 from pml_ext_train.files import check_writable, composed
-from pml_ext_train.networks import By
-from pml_ext_train.retrieval import Changes, CopiesService, CopyKind, FoundCopies, Mirror, SearchFilter
+from pml_ext_train.networks import By, Network
+from pml_ext_train.results import LoadedRun
+from pml_ext_train.retrieval import Changes, CopiesService, CopyKind, FoundCopies, Mirror, PartsService, SearchFilter
 
 from .embedded import Embedded
-from .embedding import ImageEmbedder, Listener
-from .indexed_run import IndexedRun
+from .embedding import ImageEmbedder, OnProgress
+from .gallery import Gallery
 from .match import match, match_vectors
-from .queries import answers_to_images, answers_to_vectors, names_in_index
+from .queries import names_in_index
 from .query import METRICS, Answer, Answers, QueryOptions, check_options
 from .reading import Images, Listed, listed
 from .run_of_folder import run_of as run_of
+from .search_index import index_of
 from .stored import answers_of_store, is_store, open_store
+from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
@@ -37,7 +42,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from .enrolment import Enrolment
     from .identify import Identified, Rate, Scored
     from .open_set import Nearest
-    from .selection import Kind as SelectionKind, Selection
+    from .selection import Selection, SelectionKind
 
 
 def load_run(
@@ -45,7 +50,7 @@ def load_run(
     device: str = "auto",
     workers: int | None = None,
     store: str | Path | None = None,
-    listener: Listener | None = None,
+    listener: OnProgress | None = None,
     by: By | None = None,
 ) -> TrainedRun:
     """Load a finished run for retrieval.
@@ -57,7 +62,7 @@ def load_run(
             fewer than 1,000 images to read and in a script, else one per processor, up to 8; on Windows and macOS 0.
             Each worker imports a script again: with workers, its work stands below ``if __name__ == "__main__":``.
         store: the folder of the collection, with embeddings and index; by default ``collection`` in the run's folder.
-        listener: called with a :class:`Progress` after each batch of a folder's images.
+        listener: called with an :class:`EmbeddingProgress` after each batch of a folder's images.
         by: ``"embeddings"``, or ``"features"``: images are embedded and compared by the features of the trunk, before
             the head. By default what the collection was made by, and embeddings without a collection.
 
@@ -78,8 +83,168 @@ def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
     return load_run(path, device, workers=0, by=by).images
 
 
-class TrainedRun(IndexedRun):
+class TrainedRun:
     """A trained network that embeds, indexes and searches images or vectors; see :func:`load_run` for the arguments."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        workers: int | None = None,
+        store: str | Path | None = None,
+        listener: OnProgress | None = None,
+        by: By | None = None,
+    ) -> None:
+        self.loaded = LoadedRun(folder, device)
+        """The run's network, recipe and learned metric."""
+        self.folder = folder
+        self.device = self.loaded.device
+        self.recipe = self.loaded.recipe
+        self.identity = self.loaded.identity
+        self.search_index = index_of(self.loaded, store, workers, listener, by)
+        """The run's collection with what embeds into it."""
+        self.collection = self.search_index.collection
+        self.by: By = self.collection.by
+        """What images are compared by."""
+        self.takes_vectors = self.search_index.takes_vectors
+
+    @property
+    def network(self) -> Network:
+        """The trained network."""
+        return self.loaded.network
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The trunk of the network."""
+        return self.network.trunk
+
+    @property
+    def embedder(self) -> nn.Module:
+        """The embedder of the network."""
+        return self.network.embedder
+
+    @property
+    def metric(self) -> BaseDistance | None:
+        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
+        return self.loaded.metric
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes that the network was trained on."""
+        return self.loaded.description.class_names
+
+    @property
+    def images(self) -> ImageEmbedder:
+        """What embeds images; ConfigError for a run that was trained on vectors."""
+        return self.search_index.images
+
+    @property
+    def vectors(self) -> VectorEmbedder:
+        """What embeds vectors; ConfigError for a run that was trained on images."""
+        return self.search_index.vectors
+
+    @property
+    def place(self) -> Path:
+        """The folder of the collection."""
+        return self.collection.place
+
+    def check_images(self) -> None:
+        """Raise ConfigError for a run that was trained on vectors."""
+        _ = self.images
+
+    def export(self, out: str | Path, onnx: bool = False, by: By = "embeddings") -> Path:
+        """Write the network for other programs; see :meth:`LoadedRun.export`."""
+        return self.loaded.export(out, onnx, by)
+
+    # Embeddings
+
+    def embed(self, images: Images, batch_size: int = 256) -> Tensor:
+        """Embed images, or vectors.
+
+        Args:
+            images: a folder, or one or several images in a list, a generator, an array or a tensor. An image is a path,
+                a PIL image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
+                channels. Files and PIL images are turned upright; all but tensors are converted to the run's channels.
+                Of a run of vectors: a file of vectors, or an array or tensor ``[N, D]``.
+            batch_size: images per batch; of single images, at most one batch is held in memory.
+
+        Returns:
+            ``[N, D]``, float32, of length 1, on the run's device; for a folder, in the order of its paths.
+
+        Raises:
+            DataError: a file cannot be read, a folder has no readable image, or the network gives NaN. Unreadable
+                files of a folder are skipped with a :class:`SkippedImage` warning.
+        """
+        return self.search_index.embed(images, batch_size)
+
+    def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
+        """Embed all images below a folder, reusing the embeddings in the collection.
+
+        New embeddings are written after each 1,000 images or 30 seconds; an interrupted call resumes from there. A file
+        is embedded again if its size or modification time has changed. Under ``torchrun``, each rank embeds a part and
+        returns all embeddings. Errors are those of :meth:`embed`, and UnwritableError, for example for a full disk.
+        """
+        return self.search_index.embed_folder(folder, batch_size)
+
+    def embed_part(
+        self, items: Listed, part: int = 1, parts: int = 1, out: str | Path = "parts", folder: str | Path | None = None
+    ) -> Path:
+        """Embed a part of a listing of images into Parquet files, without the collection; return their folder.
+
+        For any number of parts the files are bitwise identical, if all processes have the same number of threads. An
+        existing file is not written again, so that a killed part resumes when it is called again.
+
+        Args:
+            items: a folder, the address of a folder, such as ``s3://bucket/photos``, a Parquet table of ``path`` and
+                ``image`` (bytes), tar shards of webdataset, ``photos-{000..015}.tar``, or paths of images.
+            part: number of the part, from 1 to ``parts``.
+            parts: number of parts; of a folder or a sequence, at most 1,024 are not empty.
+            out: the folder to write, shared by all parts; the input of :meth:`write_index`.
+            folder: the root of the paths in a sequence; by default their deepest common folder.
+        """
+        service_of_parts: PartsService = service("parts", "embed_part")
+        service_of_parts.write(self.images, listed(items, folder), part, parts, Path(out))
+        return Path(out)
+
+    # The index
+
+    def write_index(self, parts: str | Path, folder: str | Path | None = None, factory: str = "") -> Gallery:
+        """Index the embeddings that :meth:`embed_part` wrote, without embedding; otherwise as :meth:`index`.
+
+        ``folder`` has the images; by default the folder that they were read from. Raise DataError if a part is missing.
+        """
+        return self.search_index.write_index(parts, folder, factory)
+
+    def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
+        """Embed a folder, a table or a file of vectors and index it, or update it by what is new, changed and deleted.
+
+        The previous index remains until the new one is complete. An image keeps its id while its path stays the same;
+        ids are never reused.
+
+        Args:
+            folder: the folder of the images, or the file of vectors; by default the one that was indexed before. Of a
+                ``.csv`` or ``.parquet`` table, the boxes are cut into files in ``collection-images`` beside the
+                collection, which becomes the indexed folder.
+            factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
+                200,000 images are searched exactly; more are searched by faiss ``IVFn,Flat``, n the square root of the
+                number of images.
+
+        Returns:
+            The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
+        """
+        return self.search_index.index(folder, factory)
+
+    def gallery(self) -> Gallery:
+        """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
+        return self.search_index.gallery()
+
+    def indexed_images(self) -> Embedded:
+        """Return the images of the index; DataError if it is missing, damaged or of other weights."""
+        return self.search_index.indexed_images()
+
+    def indexed_folder(self) -> Path:
+        """Return the indexed folder, also if an earlier state of the run indexed it."""
+        return self.search_index.indexed_folder()
 
     def query(
         self,
@@ -118,11 +283,7 @@ class TrainedRun(IndexedRun):
         learned = self._learned_metric(metric)
         options = QueryOptions(k, SearchFilter(within and composed(within), radius), learned, shortlist, reranking)
         of_store = None if store is None else functools.partial(self._search_of_store, store, options)
-        if self.takes_vectors:
-            return answers_to_vectors(self.vectors, self._kept_gallery(), images, options, of_store)
-        if isinstance(images, (str, Path)) and Path(images).is_dir():
-            raise ConfigError(f"{images} is a folder; a query is an image, or several")
-        return answers_to_images(self.images, self.embed, self._kept_gallery(), images, options, of_store)
+        return self.search_index.query(images, options, of_store)
 
     def query_texts(
         self, texts: Sequence[str], k: int = 8, within: str | None = None, radius: float | None = None
@@ -135,7 +296,12 @@ class TrainedRun(IndexedRun):
         """
         from .texts import answers_to_texts
 
-        return answers_to_texts(self, list(texts), QueryOptions(k, SearchFilter(within and composed(within), radius)))
+        return answers_to_texts(
+            self.loaded,
+            self.search_index,
+            list(texts),
+            QueryOptions(k, SearchFilter(within and composed(within), radius)),
+        )
 
     def _learned_metric(self, metric: str) -> BaseDistance | None:
         """Return the learned metric if ``metric`` names it, None for ``"euclidean"``; ConfigError without one."""
@@ -183,12 +349,14 @@ class TrainedRun(IndexedRun):
             if folder is not None or not isinstance(items, (str, os.PathLike)):
                 raise ConfigError("-o wants one file of vectors; leave out --list")
             queries = self.vectors.read(Path(items))
-            return match_vectors(self.vectors, queries, find, file, names_in_index(self._kept_gallery(), queries))
+            return match_vectors(
+                self.vectors, queries, find, file, names_in_index(self.search_index.kept_gallery(), queries)
+            )
         return match(self.images, listed(items, folder), find, file)
 
     def _search_of_store(self, store: str, options: QueryOptions) -> Answers:
         """Return a function from names and embeddings to a store's answers."""
-        return answers_of_store(self.open_filled_store(store), self._kept_gallery(), options)
+        return answers_of_store(self.open_filled_store(store), self.search_index.kept_gallery(), options)
 
     def open_filled_store(self, store: str) -> Mirror:
         """Open a store as :meth:`open_store`; DataError if it has no images of this network."""
@@ -265,7 +433,7 @@ class TrainedRun(IndexedRun):
         """
         from .identify import identify
 
-        return identify(self, images, k, far, radius, nearest)
+        return identify(self.search_index, self.loaded, images, k, far, radius, nearest)
 
     def calibrate(self, far: Rate = None, nearest: Nearest | None = None, on: str | Path | None = None) -> Calibration:
         """Return the threshold between known and new; calibrate and keep it if it is missing, stale or another one.
@@ -280,7 +448,7 @@ class TrainedRun(IndexedRun):
         """
         from .identify import Identifier, tell
 
-        return Identifier(self, tell).calibration(far, nearest, on)
+        return Identifier(self.search_index, self.loaded, tell).calibration(far, nearest, on)
 
     def score(self, folder: str | Path, far: Rate = None, radius: float | None = None) -> Scored:
         """Return the open-set metrics of a folder of photographs with a sub-folder per class, enrolled or not.
@@ -289,7 +457,7 @@ class TrainedRun(IndexedRun):
         """
         from .identify import score
 
-        return score(self, folder, far, radius)
+        return score(self.search_index, self.loaded, folder, far, radius)
 
     def enroll(self, photographs: Sequence[str | Path], name: str) -> Enrolment:
         """Add photographs of an individual to the indexed folder and its index, without training.
@@ -301,14 +469,14 @@ class TrainedRun(IndexedRun):
         """
         from .enrolment import enroll
 
-        return enroll(self, [Path(each) for each in photographs], name)
+        return enroll(self.search_index, [Path(each) for each in photographs], name)
 
     def picture(self, answers: Sequence[Answer]) -> Figure:
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
         from .pictures import answers_picture
 
         channels = self.images.channels
-        gallery = self._kept_gallery()
+        gallery = self.search_index.kept_gallery()
         if not gallery.is_open:
             gallery = self.gallery()
         return answers_picture(answers, gallery.folder, channels)

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 from pml_ext_train.files import composed
 
 if TYPE_CHECKING:
-    from .indexed_run import IndexedRun
+    from pml_ext_train.networks import By
+    from pml_ext_train.results import LoadedRun
 
 
-def trained_classes(run: IndexedRun, names: Sequence[str]) -> set[str]:
+def trained_classes(run: LoadedRun | None, by: By, names: Sequence[str]) -> set[str]:
     """Return which of some classes a run was trained on; none where nothing was trained on classes.
 
     Names that are written otherwise count: the folder ``greek_character01`` may have been ``Greek/character01``.
     """
-    model = run.recipe.model
-    if model.freeze == "trunk" and (run.by == "features" or model.embedder in ("none", "pca")):
+    if run is None:
         return set()
-    recorded = set(map(composed, run.class_names))
+    model = run.recipe.model
+    if model.freeze == "trunk" and (by == "features" or model.embedder in ("none", "pca")):
+        return set()
+    recorded = set(map(composed, run.description.class_names))
     # What is written otherwise: names of symbols alone would all be alike.
     others = {_comparable(name) for name in recorded.difference(names)} - {""}
     return {name for name in names if name in recorded or _comparable(name) in others}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 
 from pml_ext.errors import DataError
 from pml_ext_train.data import VectorFile, read_vectors
-from pml_ext_train.files import check_writable, write_atomically
-from pml_ext_train.networks import Network
+from pml_ext_train.files import check_writable
+from pml_ext_train.results import LoadedRun
 from pml_ext_train.retrieval import Numbers, Vectors
 
-from .collection import LAYOUT, Collection
+from .collection import Collection, identity_of
 from .embedded import Embedded
 from .state import Image
 
@@ -35,21 +34,13 @@ class VectorEmbedder:
     numbers, in place of a file's time.
     """
 
-    def __init__(
-        self, run: Path, network: Network, device: torch.device, weights: str, place: Path, replace: bool = True
-    ) -> None:
-        self.run = run
-        self.network = network
-        self.device = device
+    def __init__(self, run: LoadedRun, place: Path, replace: bool = True) -> None:
+        self.run = run.folder
+        self.network = run.network
+        self.device = run.device
         self.replace = replace  # whether to replace a collection of other weights in the same folder
-        identified_by = json.dumps([LAYOUT, weights, network.preprocessing.model_dump()])
-        identity = hashlib.sha256(identified_by.encode()).hexdigest()[:16]
-        self.collection = Collection(place, run, identity, network.embedding_size, source="FILE")
-
-    @property
-    def size(self) -> int:
-        """The length of the vectors that the head takes."""
-        return self.network.features
+        identity = identity_of(run.identity, self.network.preprocessing.model_dump())
+        self.collection = Collection(place, run.folder, identity, self.network.embedding_size, source="FILE")
 
     def read(self, path: Path) -> VectorFile:
         """Read a file of vectors; DataError for vectors of another length than those that the head was trained on."""
@@ -83,8 +74,9 @@ class VectorEmbedder:
         return embeddings
 
     def _check_size(self, size: int, place: str) -> None:
-        if size != self.size:
-            raise DataError(f"{place}: found vectors of {size} numbers; {self.run} was trained on {self.size}")
+        wanted = self.network.features
+        if size != wanted:
+            raise DataError(f"{place}: found vectors of {size} numbers; {self.run} was trained on {wanted}")
 
     def embedded(self, path: Path) -> Embedded:
         """Return all vectors of a file with their embeddings, without the collection."""
@@ -148,6 +140,14 @@ class VectorEmbedder:
         )
 
 
+def embeddings_of(embedder: VectorEmbedder, vectors: Any) -> Tensor:
+    """Return the embeddings of a file of vectors, or of an array of vectors, ``[N, E]``."""
+    if isinstance(vectors, (str, os.PathLike)):
+        file = embedder.read(Path(vectors))
+        return embedder.embed(file.embeddings, file.ids)
+    return embedder.embed(vectors)
+
+
 def _all_classes(before: tuple[str, ...], file: VectorFile) -> tuple[str, ...]:
     """Return the names of classes: those of an index keep their numbers, and new ones follow.
 
@@ -207,16 +207,3 @@ def changes_of(file: VectorFile, images: list[Image], classes: tuple[str, ...]) 
         elif now[image.path] != [image.class_number, *image.stat]:
             changed.append(image.path)
     return gone, changed
-
-
-def save_vectors(embedded: Embedded, path: Path) -> None:
-    """Write embeddings, ids and labels to an ``.npz`` file, which ``vectors:`` reads."""
-    arrays: dict[str, Any] = {"embeddings": embedded.embeddings.cpu().numpy(), "ids": np.array(embedded.paths)}
-    if any(embedded.classes):
-        arrays["labels"] = np.array(embedded.classes)
-
-    def save(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)
-
-    write_atomically(path, save)

@@ -147,9 +147,7 @@ class Plugins:
             self._loading = True
             try:
                 if self._points is None:
-                    points = read_entry_points()
-                    self._add_builtin()
-                    self._points = points
+                    self._points = read_entry_points()
                 for record, point in self._points:
                     if record.status == "waiting" and not _being_imported(record.module):
                         with self._attributed(record):
@@ -213,8 +211,12 @@ class Plugins:
         if kind not in HOOK_OF:
             raise UnknownNameError(unknown("kind", kind, HOOK_OF))
         self.load()
+        hook = HOOK_OF[kind]
         with self._lock:
-            self._call(HOOK_OF[kind])
+            if hook == "pml_ext_components" and (BUILTIN, hook) not in self._called:
+                self._add_builtin()
+                self._called.add((BUILTIN, hook))
+            self._call(hook)
         return self._registered[kind]
 
     def _call(self, hook: str) -> None:

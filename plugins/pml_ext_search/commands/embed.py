@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 
@@ -23,7 +23,6 @@ from pml_ext_train.cli import (
     print_result,
 )
 from pml_ext_train.files import check_writable
-from pml_ext_train.networks import By
 from pml_ext_train.retrieval import PartsService, RayWorkers, Written
 
 from .loading import embedding_run, load_for_command, read_list
@@ -69,7 +68,13 @@ def embed(
     if part is None and on == "here":
         if listing is not None:
             raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
-        _embed_to_file(run, Path(folder), out, workers, store, device, as_json, by)
+        if out.suffix != ".npz":
+            raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
+        check_writable("-o", out, file=True)
+        with embedding_run(run, Path(folder), device, workers, store, by) as trained:
+            if trained.takes_vectors and store is not None:
+                raise ConfigError("--store goes with images; embeddings of vectors are written to the file alone")
+            _embed_to_file(trained, Path(folder), out, as_json)
         return
     if store is not None or (workers is not None and on == "ray"):
         raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
@@ -124,46 +129,20 @@ def _write_part(
     )
 
 
-def _embed_to_file(
-    run: Path,
-    folder: Path,
-    out: Path,
-    workers: int | None,
-    store: Path | None,
-    device: Device,
-    as_json: bool,
-    by: By | None,
-) -> None:
+def _embed_to_file(trained: TrainedRun, folder: Path, out: Path, as_json: bool) -> None:
+    """Embed a folder of images, or a file of vectors without the collection."""
     from ..embedded import save_embeddings
 
-    if out.suffix != ".npz":
-        raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
-    check_writable("-o", out, file=True)
-    with embedding_run(run, folder, device, workers, store, by) as trained:
-        if trained.takes_vectors:
-            _embed_vectors_to_file(trained, folder, out, store, as_json)
-            return
-        embedded = trained.embed_folder(folder)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    about: dict[str, Any] = {"file": str(out)}
+    noun = "vectors" if trained.takes_vectors else "images"
+    embedded = trained.vectors.embedded(folder) if trained.takes_vectors else trained.embed_folder(folder)
     save_embeddings(embedded, out)
-    images, size = embedded.embeddings.shape
-    about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
-    print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
-
-
-def _embed_vectors_to_file(trained: TrainedRun, path: Path, out: Path, store: Path | None, as_json: bool) -> None:
-    """Embed a file of vectors into another, without the collection."""
-    from ..vectors import save_vectors
-
-    if store is not None:
-        raise ConfigError("--store goes with images; embeddings of vectors are written to the file alone")
-    embedded = trained.vectors.embedded(path)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_vectors(embedded, out)
-    count, size = embedded.embeddings.shape
-    print_result(
-        as_json, {"file": str(out), "vectors": count, "size": size}, f"{count} embeddings of size {size}: {out}"
-    )
+    about[noun], about["size"] = embedded.embeddings.shape
+    text = f"{about[noun]} embeddings of size {about['size']}"
+    if not trained.takes_vectors:
+        about |= {"new": embedded.new, "skipped": embedded.skipped}
+        text += f", {embedded.new} of them new"
+    print_result(as_json, about, f"{text}: {out}")
 
 
 def _part_numbers(part: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from pml_ext.errors import counted, printable
 from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
 
-from .loading import RunOrImages, load_for_command, run_for_command, say_doubts, update_index
+from .loading import RunOrImages, say_doubts, searched_run
 
 
 def enroll(
@@ -32,10 +32,8 @@ def enroll(
         pml-ext enroll runs/whales new.jpg --as Zoe
         pml-ext enroll runs/whales one.jpg two.jpg --as Zoe
     """
-    run, images = run_for_command(run, device)
     with Progress() as bar:
-        trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
-        update_index(trained, images)
+        trained = searched_run(run, device, bar, store, by)
         done = trained.enroll(photographs, name)
     say_doubts(trained)
     text = f"{counted(len(done.copied), 'photograph')} of {printable(name)} enrolled"

@@ -23,7 +23,7 @@ from pml_ext_train.cli import (
 )
 from pml_ext_train.report import percent
 
-from .loading import RunOrImages, load_for_command, run_for_command, update_index
+from .loading import RunOrImages, searched_run
 
 if TYPE_CHECKING:
     from ..identify import Identified, Scored
@@ -79,11 +79,9 @@ def identify(
         raise ConfigError(f"--score wants one folder; type: pml-ext identify {run} FOLDER --score")
     if radius is not None and not photographs:
         raise ConfigError(f"--radius is for photographs; type: pml-ext identify {run} PHOTO --radius {radius:g}")
-    run, images = run_for_command(run, device)
     with Progress() as bar:
-        trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
-        update_index(trained, images)
-        identifier = identification.Identifier(trained, bar.step)
+        trained = searched_run(run, device, bar, store, by)
+        identifier = identification.Identifier(trained.search_index, trained.loaded, bar.step)
         if on is not None or not photographs:
             calibration = identifier.calibration(far, nearest, on)
         if not photographs:

@@ -15,7 +15,7 @@ from pml_ext_train.files import doubt_about
 from pml_ext_train.networks import By
 
 if TYPE_CHECKING:
-    from ..embedding import Listener
+    from ..embedding import OnProgress
     from ..trained import TrainedRun
 
 IndexedFolder = Annotated[
@@ -43,13 +43,19 @@ def run_for_command(place: Path, device: Device) -> tuple[Path, Path | None]:
         return run_of(place, device, bar)
 
 
-def update_index(trained: TrainedRun, images: Path | None) -> None:
-    """Index a folder of images that stands for its run; say in a line what has changed since it was indexed before."""
-    if images is None:
-        return
-    changes = trained.index(images).changes
-    if changes is not None and (changes.new or changes.changed or changes.gone):
-        say(f"{images}: {changes}")
+def searched_run(
+    place: Path, device: Device, bar: Progress, store: Path | None, by: By | None, workers: int | None = None
+) -> TrainedRun:
+    """Load the run that the first argument of a command names; a folder in its place is indexed if it has changed."""
+    from ..run_of_folder import run_of
+
+    run, images = run_of(place, device, bar)
+    trained = load_for_command(run, device, workers, store, bar.embedding, by)
+    if images is not None:
+        changes = trained.index(images).changes
+        if changes is not None and (changes.new or changes.changed or changes.gone):
+            say(f"{images}: {changes}")
+    return trained
 
 
 def say_doubts(trained: TrainedRun) -> None:
@@ -87,7 +93,7 @@ def load_for_command(
     device: Device,
     workers: int | None = None,
     store: Path | None = None,
-    listener: Listener | None = None,
+    listener: OnProgress | None = None,
     by: By | None = None,
 ) -> TrainedRun:
     """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""

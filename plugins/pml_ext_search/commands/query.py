@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 
@@ -13,7 +13,6 @@ from pml_ext.errors import ConfigError, counted, one_line, printable
 from pml_ext_train.cli import (
     AsJson,
     ComparedBy,
-    Device,
     OnDevice,
     Progress,
     Workers,
@@ -24,9 +23,8 @@ from pml_ext_train.cli import (
     stdout,
 )
 from pml_ext_train.files import check_writable
-from pml_ext_train.networks import By
 
-from .loading import STORES, RunOrImages, load_for_command, read_list, run_for_command, update_index
+from .loading import STORES, RunOrImages, read_list, searched_run
 
 if TYPE_CHECKING:
     from ..query import Answer
@@ -93,23 +91,18 @@ def query(
             "--text is looked for in the features of the run's own index; leave out images, -o, --list, --store STORE, "
             "--metric, --shortlist and --rerank"
         )
+    search = _Search(answers_each, within, radius, stored)
     if out is not None:
         if picture or reranks:
             advice = "leave out --picture, --shortlist, --rerank and --metric"
             raise ConfigError(f"-o uses Euclidean distance; {advice}")
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
-        folder = images[0] if images else None
-        run, searched = run_for_command(run, device)
         with Progress() as bar:
-            trained = load_for_command(run, device, workers, collection, bar.embedding, by)
-            update_index(trained, searched)
-            about = _match_to_file(trained, folder, listing, out, answers_each, within, radius, stored)
-        print_result(
-            as_json,
-            about,
-            f"{counted(about['answers'], 'answer')} for {counted(about['queries'], _noun(trained))}: {out}",
-        )
+            trained = searched_run(run, device, bar, collection, by, workers)
+            about = _match_to_file(trained, images[0] if images else None, listing, out, search)
+        answered = counted(about["answers"], "answer")
+        print_result(as_json, about, f"{answered} for {counted(about['queries'], _noun(trained))}: {out}")
         return
 
     if listing is not None or workers is not None:
@@ -122,7 +115,8 @@ def query(
     check_options(stored, metric, shortlist, rerank, radius)
     if picture is not None:
         check_writable("--picture", picture, file=True)
-    trained = _searched_run(run, device, collection, by)
+    with Progress() as bar:
+        trained = searched_run(run, device, bar, collection, by)
     run = trained.folder
     if trained.takes_vectors and picture is not None:
         raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")
@@ -149,15 +143,13 @@ def query(
         stdout().print(f"picture: {written}")
 
 
-def _searched_run(run: Path, device: Device, collection: Path | None, by: By | None) -> TrainedRun:
-    """Load a run, or that of a folder of images, whose index follows the folder."""
-    run, images = run_for_command(run, device)
-    if images is None:
-        return load_for_command(run, device, store=collection, by=by)
-    with Progress() as bar:
-        trained = load_for_command(run, device, store=collection, listener=bar.embedding, by=by)
-        update_index(trained, images)
-    return trained
+class _Search(NamedTuple):
+    """The options that queries of one image and of many have."""
+
+    k: int
+    within: str | None
+    radius: float | None
+    store: str | None  # the address of one that is searched instead of the index
 
 
 def _place_of(store: str | None) -> tuple[str | None, Path | None]:
@@ -172,14 +164,7 @@ def _place_of(store: str | None) -> tuple[str | None, Path | None]:
 
 
 def _match_to_file(
-    trained: TrainedRun,
-    folder: str | None,
-    listing: Path | None,
-    out: Path,
-    k: int,
-    within: str | None,
-    radius: float | None,
-    stored: str | None,
+    trained: TrainedRun, folder: str | None, listing: Path | None, out: Path, search: _Search
 ) -> dict[str, Any]:
     """Write the answers to all queries of a folder, a file of vectors or a list; return what ``-o`` prints."""
     items: str | list[str] = folder or ""
@@ -187,7 +172,7 @@ def _match_to_file(
         items = read_list(listing)
     elif trained.takes_vectors:
         folder = None
-    queries, answers = trained.match(items, out, k, within, radius, stored, folder)
+    queries, answers = trained.match(items, out, *search, folder)
     return {"file": str(out), "queries": queries, "answers": answers}
 
 

@@ -11,7 +11,7 @@ from pml_ext.errors import ConfigError, counted, printable
 from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
 from pml_ext_train.files import check_writable
 
-from .loading import load_for_command, run_for_command, update_index
+from .loading import searched_run
 
 if TYPE_CHECKING:
     from ..selection import Selection
@@ -54,10 +54,8 @@ def select(
             check_writable(option, file, file=True)
     if count < 1:
         raise ConfigError(f"-n {count}: wanted 1 or more")
-    run, images = run_for_command(run, device)
     with Progress() as bar:
-        trained = load_for_command(run, device, store=store, listener=bar.embedding, by=by)
-        update_index(trained, images)
+        trained = searched_run(run, device, bar, store, by)
     noun = "vector" if trained.takes_vectors else "image"
     if sheet is not None and trained.takes_vectors:
         raise ConfigError(f"--sheet: {run} has vectors, no image files; leave it out")

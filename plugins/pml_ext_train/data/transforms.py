@@ -41,7 +41,7 @@ class Steps(nn.Module):
     """
 
     def __init__(
-        self, first: nn.Module | None, rest: Sequence[nn.Module], last: Sequence[nn.Module], smallest: int
+        self, first: nn.Module | None, rest: Sequence[nn.Module], last: Sequence[nn.Module], smallest: int | None
     ) -> None:
         super().__init__()
         self.first = first

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 import unicodedata
 
 # Families with Chinese, Japanese and Korean letters on Linux, macOS and Windows.
@@ -11,20 +13,13 @@ _WIDE = (
     *("PingFang", "Hiragino Sans", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic"),
     *("Arial Unicode", "Unifont"),
 )
-_REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # bidi controls, which disguise names
+# Controls but the line break, bidi controls, which disguise names, and surrogates
+_NOT_DRAWABLE = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
 def drawable(text: str) -> str:
     """Return a text with a placeholder for control characters and for bytes that are not UTF-8."""
-    if text.isprintable():
-        return text
-    return "".join(["�" if _is_not_drawable(letter) else letter for letter in text])
-
-
-def _is_not_drawable(letter: str) -> bool:
-    if letter == "\n":
-        return False
-    return letter in _REVERSING or unicodedata.category(letter) in ("Cc", "Cs")
+    return _NOT_DRAWABLE.sub("�", text)
 
 
 def short_name(name: str, columns: int = 18) -> str:
@@ -37,12 +32,13 @@ def short_name(name: str, columns: int = 18) -> str:
     return f"…{name[len(name) - kept :]}"
 
 
+@functools.cache
 def font_families() -> list[str]:
     """Return DejaVu Sans and the installed families with Chinese, Japanese and Korean letters."""
     from matplotlib.font_manager import fontManager
 
-    names = {entry.name for entry in fontManager.ttflist if entry.style == "normal"}
+    names = sorted({entry.name for entry in fontManager.ttflist if entry.style == "normal"})
     found = ["DejaVu Sans"]
     for start in _WIDE:
-        found += sorted([name for name in names if name.startswith(start)])
+        found += [name for name in names if name.startswith(start)]
     return found

@@ -54,7 +54,8 @@ class LoadedRun:
         self.device = torch.device(device)
         self._check_files()
         self.recipe = self._read_recipe()
-        self._description = self._read_description()
+        self.description = self._read_description()
+        """The content of ``network.json``."""
         with reading(folder / WEIGHTS):
             digest = sha256_of(folder / WEIGHTS)
         for name in (RECIPE, NETWORK):
@@ -113,7 +114,7 @@ class LoadedRun:
     def _build_network(self, state: dict[str, Any]) -> Network:
         """Return the network with the weights of a checkpoint, in evaluation mode."""
         try:
-            network = build_network(self.recipe.model, self._description, self._description.features, trained=True)
+            network = build_network(self.recipe.model, self.description, self.description.features, trained=True)
         except ConfigError as error:
             self._checked_recipe()  # raises the recipe's own error, if it has one
             raise self._damaged(NETWORK, error) from None
@@ -126,16 +127,6 @@ class LoadedRun:
         reason = f"empty, cut or of another run ({shortened(one_line(error), 200)})"
         return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
 
-    @property
-    def trunk(self) -> torch.nn.Module:
-        """The trunk of the network."""
-        return self.network.trunk
-
-    @property
-    def embedder(self) -> torch.nn.Module:
-        """The embedder of the network."""
-        return self.network.embedder
-
     @functools.cached_property
     def metric(self) -> BaseDistance | None:
         """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
@@ -143,7 +134,7 @@ class LoadedRun:
 
         _ = self.network  # whose checkpoint has the loss's state
         recipe = self._checked_recipe()
-        context = loss_context(recipe, self._description.classes, self._description.class_names)
+        context = loss_context(recipe, self.description.classes, self.description.class_names)
         loss, _ = build_loss(recipe.loss, context)
         with checkpoint.errors_with_path(self.folder / WEIGHTS, self._loss_state):
             loss.load_state_dict(self._loss_state["loss"])
@@ -152,7 +143,7 @@ class LoadedRun:
             metric.to(self.device).eval()
         return metric
 
-    def _network_by(self, by: By) -> Network:
+    def network_by(self, by: By) -> Network:
         """Return the network whose outputs images are compared by: the whole one, or the one without its head."""
         if by == "features":
             return self.network.without_head()
@@ -169,5 +160,5 @@ class LoadedRun:
 
         place = Path(out)
         check_writable("-o", place)
-        write_export(place, self.folder, self.recipe, self._network_by(by), onnx, by)
+        write_export(place, self.folder, self.recipe, self.network_by(by), onnx, by)
         return place

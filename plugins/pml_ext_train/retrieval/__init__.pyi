@@ -1,4 +1,5 @@
 from .copies import CopiesService as CopiesService, CopyKind as CopyKind, FoundCopies as FoundCopies
+from .embedder import Embedder as Embedder
 from .fit import EmbeddingListener as EmbeddingListener, FitService as FitService
 from .images import EmbeddedImages as EmbeddedImages, ImageCluster as ImageCluster, ImageClusters as ImageClusters
 from .mirror import Changes as Changes, Mirror as Mirror, StoresService as StoresService

@@ -36,7 +36,7 @@ def test_vectors_are_the_normalized_features(indexed_run, few):
     run = load_run(indexed_run, "cpu")
     assert (run.by, run.gallery().by) == ("features", "features")
     embedded = run.gallery().embedded
-    images = torch.stack([run.images._image(few[0] / path) for path in embedded.paths])
+    images = torch.stack([run.images.computed.prepared(few[0] / path) for path in embedded.paths])
     with torch.no_grad():
         expected = nn.functional.normalize(run.network.trunk(images))
     assert expected.shape[1] == run.network.features != run.network.embedding_size

@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 
 from pml_ext.errors import DataError
 from pml_ext.whitening import WithinClassWhitening
-from pml_ext_search.calibration import Enrolled, calibrated, shared_pictures
+from pml_ext_search.calibration import Enrolled, Wanted, calibrated, shared_pictures
 from pml_ext_search.class_folders import ClassFolders
 from pml_ext_search.embedded import Embedded
 
@@ -46,13 +46,13 @@ def test_cross_fitting_tells_of_classes_that_were_not_trained_on(made_up, tmp_pa
     with torch.no_grad():
         enrolled = Enrolled(embedded_of(normalize(head(features)), names, tmp_path))
         strangers = normalize(head(new))
-    found = calibrated(enrolled, "id", "embeddings", 0.1, "center", set, refit=Refitted(features))
+    found = calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center"), set, refit=Refitted(features))
     assert found.on == "left out in 10 folds, with a head that is fitted to the other classes of each"
     assert (found.others, found.other_classes) == (240, 60)
     rate = (enrolled.classes("center").distances(strangers).min(1) <= found.threshold).mean()
     assert 0.03 < rate < 0.12
     with pytest.raises(DataError, match="the run was trained on all 60 enrolled classes"):
-        calibrated(enrolled, "id", "embeddings", 0.1, "center", set)
+        calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center"), set)
 
 
 def test_only_classes_that_were_not_trained_on_stand_for_new_ones(made_up, tmp_path):
@@ -63,7 +63,7 @@ def test_only_classes_that_were_not_trained_on_stand_for_new_ones(made_up, tmp_p
     def trained(given):
         return set(given[:40])
 
-    found = calibrated(enrolled, "id", "embeddings", 0.1, "image", trained, refit=Refitted(features))
+    found = calibrated(enrolled, "id", "embeddings", Wanted(0.1, "image"), trained, refit=Refitted(features))
     assert (found.others, found.other_classes, found.classes) == (80, 20, 60)
     points = enrolled.embedded.embeddings.double()
     smallest = [
@@ -85,12 +85,12 @@ def test_a_few_new_classes_beside_trained_ones(new, made_up, tmp_path):
     def trained(given):
         return set(given[new:])
 
-    found = calibrated(enrolled, "id", "embeddings", 0.3, "center", trained, refit=Refitted(features))
+    found = calibrated(enrolled, "id", "embeddings", Wanted(0.3, "center"), trained, refit=Refitted(features))
     assert found.other_classes == (60 if new < 4 else 4)
     if new == 1:
         with pytest.raises(DataError, match="1 class can promise 50.8 %, and 10 % takes 11; type --far 0.51"):
-            calibrated(enrolled, "id", "embeddings", 0.1, "center", trained)
-        least = calibrated(enrolled, "id", "embeddings", 0.1, "center", trained, strict=False)
+            calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center"), trained)
+        least = calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center", strict=False), trained)
         assert (least.far, least.expected) == (0.1, pytest.approx(0.5 * 60 / 59))
         assert "A promise of 10 % takes 11 classes" in str(least)
 
@@ -111,7 +111,7 @@ def test_accepted_shares_equal_slow_loops(nearest, far, made_up, tmp_path):
     owners = np.array([number // 4 for number in range(60)])
     owners[-3:] = [15, 16, 17]  # alone in their classes
     enrolled = Enrolled(embedded_of(points, [f"seal {owner:02d}" for owner in owners], tmp_path))
-    found = calibrated(enrolled, "id", "embeddings", far, nearest, lambda _: set(), strict=False)
+    found = calibrated(enrolled, "id", "embeddings", Wanted(far, nearest, strict=False), lambda _: set())
     # the greatest distance that is accepted, or just below the first that is not, to rounding errors
     threshold = found.threshold + (1e-9 if far is None else -1e-9)
     known = []
@@ -141,7 +141,9 @@ def test_a_picture_of_several_classes_does_not_pull_the_threshold(made_up, tmp_p
     assert line.startswith("seal 00/3.png and seal 01/7.png are one picture in several classes: left out")
 
     def calibrate(rows=(), **options):
-        return calibrated(Enrolled(embedded, rows), "id", "embeddings", 0.025, "image", lambda _: set(), **options)
+        return calibrated(
+            Enrolled(embedded, rows), "id", "embeddings", Wanted(0.025, "image"), lambda _: set(), **options
+        )
 
     found = calibrate(left_out)
     assert (found.images, found.classes, found.others) == (236, 60, 236)

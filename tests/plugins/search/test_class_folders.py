@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext_search.class_folders import ClassFolders
-from pml_ext_search.indexed_run import _class_levels
+from pml_ext_search.search_index import _class_levels
 
 from .drawings import write_some
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from pml_ext import load_run
-from pml_ext_search import embedding
+from pml_ext_search.batch_embedder import NetworkEmbedder
 from pml_ext_search.collection import Collection
 from pml_ext_search.problems import StoreWarning
+from pml_ext_train.results import LoadedRun
 
 from .conftest import full
 from .drawings import write_some
@@ -73,17 +74,17 @@ def test_files_of_a_collection_have_the_documented_format(make, images):
 
 
 def test_precision_and_preprocessing_are_of_the_identity(runs):
-    network = load_run(runs[0], "cpu").network
+    run = LoadedRun(runs[0], "cpu")
 
     def identity(weights="w", precision="float32"):
-        cpu = torch.device("cpu")
-        return embedding.ImageEmbedder(
-            Path("run"), lambda: network, network.preprocessing, 64, cpu, weights, precision, Path("store")
-        ).collection.identity
+        run.identity = weights
+        run.recipe.engine.precision = precision
+        return NetworkEmbedder(run).identity
 
+    run.recipe = run.recipe.model_copy(deep=True)
     first = identity()
     assert {identity("v"), identity(precision="bfloat16")}.isdisjoint({first})
-    network.preprocessing = network.preprocessing.model_copy(update={"squash": True})
+    run.description = run.description.model_copy(update={"squash": True})
     assert identity() != first
 
 

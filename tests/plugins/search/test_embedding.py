@@ -54,7 +54,7 @@ def test_folders_without_an_image_are_refused(make, few, tmp_path, monkeypatch):
         run.embed_folder(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         run.embed_folder(tmp_path / "nowhere")
-    monkeypatch.setattr("pml_ext_search.embedding.nn.functional.normalize", lambda rows: rows * torch.nan)
+    monkeypatch.setattr("pml_ext_search.batch_embedder.nn.functional.normalize", lambda rows: rows * torch.nan)
     for call, text in (
         (lambda: run.index(few[0]), r"one: its network gives NaN or infinity for 20 of 20 images, 0/0000.png"),
         (lambda: run.embed(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)), r"NaN or infinity for 1 of 1 images"),

@@ -12,7 +12,7 @@ import torch
 from pml_ext.errors import DataError
 from pml_ext_search.embedding import SEVERAL
 from pml_ext_search.problems import StoreWarning
-from pml_ext_search.trained import TrainedRun
+from pml_ext_search.search_index import SearchIndex
 from pml_ext_search.transaction import Transaction
 
 from .conftest import empty, flip, garbage, halve, made_up
@@ -85,14 +85,14 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
     """Between the embedding of its query and the search."""
     run = make()
     gallery = run.index(few[0], "IVF2,Flat")
-    real = TrainedRun.embed
+    real = SearchIndex.embed
 
     def overtaken(self, images):
-        monkeypatch.setattr(TrainedRun, "embed", real)
+        monkeypatch.setattr(SearchIndex, "embed", real)
         make().index(few[1], "IVF2,Flat")
         return real(self, images)
 
-    monkeypatch.setattr(TrainedRun, "embed", overtaken)
+    monkeypatch.setattr(SearchIndex, "embed", overtaken)
     queries = sorted(few[1].glob("*/*.png"))[-SEVERAL:]  # fewer are embedded in the transaction that searches
     *_, answer = run.query(queries, 24)
     assert len({*answer.paths}) == 24

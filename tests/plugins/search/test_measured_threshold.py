@@ -64,6 +64,6 @@ def test_a_run_whose_metrics_cannot_be_written_keeps_its_threshold(runs, tmp_pat
     told = []
     from pml_ext_search.identify import Identifier
 
-    threshold = Identifier(run, told.append).calibration(0.6).threshold
+    threshold = Identifier(run.search_index, run.loaded, told.append).calibration(0.6).threshold
     assert "is not in metrics and report: " in told[-2] + told[-1]
-    assert Identifier(run, told.append).calibration().threshold == threshold
+    assert Identifier(run.search_index, run.loaded, told.append).calibration().threshold == threshold

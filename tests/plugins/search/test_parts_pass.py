@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 def test_index_takes_parts_up_without_embedding(make, folder, whole, monkeypatch, few, command, runs, tmp_path):
     run = make("from parts")
-    monkeypatch.setattr(run.images, "_forward", None)
+    monkeypatch.setattr(run.images.computed, "forward", None)
     assert len(run.write_index(whole)) == 200
     assert run.write_index(whole).changes == (0, 0, 0, 200)
     monkeypatch.undo()

@@ -38,7 +38,7 @@ def test_a_head_of_all_items_is_the_runs(vectors_run):
     run = load_run(vectors_run / "run", "cpu")
     run.index(vectors_run / "known.npz")
     embedded = run.indexed_images()
-    refit = refit_of(run)
+    refit = refit_of(run.search_index, run.recipe)
     features = refit.features()
     labels = np.unique(embedded.classes, return_inverse=True)[1]
     with torch.no_grad():
@@ -53,4 +53,5 @@ def test_a_head_of_all_items_is_the_runs(vectors_run):
 
 
 def test_a_trained_head_is_not_fitted_again(runs):
-    assert refit_of(load_run(runs[0], "cpu")) is None
+    run = load_run(runs[0], "cpu")
+    assert refit_of(run.search_index, run.recipe) is None

@@ -38,7 +38,7 @@ def ranked_by_the_pair(model, run, photos, text, kind):
     towards = own_text_features(model, [text], kind)[0].double()
     found = []
     for file in sorted(photos.glob("*.png")):
-        pixels = run.images.transform(torch.tensor(np.array(Image.open(file))).permute(2, 0, 1))
+        pixels = run.images.computed.transform(torch.tensor(np.array(Image.open(file))).permute(2, 0, 1))
         features = own_image_features(model, pixels[None])[0].double()
         distance = float((features / features.norm() - towards / towards.norm()).norm())
         found.append((distance, file.name))
@@ -71,7 +71,7 @@ def test_features_beside_a_head_follow_the_index(photos, tmp_path):
     settings = typed(["model.embedder=pca", "model.embedding_size=8"])
     fit(photos, out=tmp_path / "run", device="cpu", trunk=str(tmp_path / "pair"), overrides=settings)
     run = load_run(tmp_path / "run", "cpu")
-    assert len(features_gallery(run)) == 12
+    assert len(features_gallery(run.loaded, run.search_index)) == 12
     photograph(99, side=48).save(photos / "new.png")
     run.index()
     assert "new.png" in run.query_texts(["car"], k=13)[0].paths

@@ -5,15 +5,14 @@ from pml_ext_search.trained_classes import trained_classes
 
 
 def test_a_trained_class_is_known_by_its_name(runs):
-    assert trained_classes(load_run(runs[0], "cpu"), ["1", "2", "seal"]) == {"1", "2"}
+    assert trained_classes(load_run(runs[0], "cpu").loaded, "embeddings", ["1", "2", "seal"]) == {"1", "2"}
 
 
 def test_names_of_symbols_alone_are_not_alike(runs):
-    assert trained_classes(load_run(runs[0], "cpu"), ["_1_", "++", "--"]) == {"_1_"}
+    assert trained_classes(load_run(runs[0], "cpu").loaded, "embeddings", ["_1_", "++", "--"]) == {"_1_"}
 
 
 def test_features_of_a_frozen_trunk_are_trained_on_no_class(runs, monkeypatch):
     run = load_run(runs[0], "cpu")
     monkeypatch.setattr(run.recipe.model, "freeze", "trunk")
-    run.by = "features"
-    assert trained_classes(run, ["1"]) == set()
+    assert trained_classes(run.loaded, "features", ["1"]) == set()

@@ -46,7 +46,7 @@ def test_a_graph_gives_the_embeddings_in_batches_of_any_size(exported, run, fold
     import onnxruntime
 
     files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
-    images = torch.stack([run.images._image(file) for file in files])
+    images = torch.stack([run.images.computed.prepared(file) for file in files])
     expected = run.embed(files)
     session = onnxruntime.InferenceSession(exported / "model.onnx")
     for size in (1, 7, 100):

@@ -25,7 +25,7 @@ def copied(runs, tmp_path):
 def test_the_network_has_the_weights_of_the_run(runs):
     loaded = LoadedRun(runs[0], "cpu")
     state = torch.load(runs[0] / "checkpoints" / "model.pt", weights_only=True)
-    for part, module in (("trunk", loaded.trunk), ("embedder", loaded.embedder)):
+    for part, module in (("trunk", loaded.network.trunk), ("embedder", loaded.network.embedder)):
         assert all(torch.equal(value, state[part][name]) for name, value in module.state_dict().items())
     assert not loaded.network.training
     assert loaded.identity == hashlib.sha256((runs[0] / "checkpoints" / "model.pt").read_bytes()).hexdigest()[:16]
