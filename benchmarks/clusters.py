@@ -21,7 +21,7 @@ from sklearn.cluster import HDBSCAN, AgglomerativeClustering, KMeans
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_mutual_info_score
 
-from pml_ext_search.first_neighbors import first_neighbor_partitions
+from pml_ext_search.cluster.first_neighbors import first_neighbor_partitions
 
 Points = NDArray[np.float32]
 Labels = NDArray[np.int64]

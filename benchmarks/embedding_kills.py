@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext_search.folder_pass import WRITTEN
+from pml_ext_search.embedding.folder_pass import WRITTEN
 
 from .embedding_speed import a_run, photographs
 

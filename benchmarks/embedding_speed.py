@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext_search.collection import Collection
+from pml_ext_search.collection.collection import Collection
 from pml_ext_search.trained import TrainedRun
 from pml_ext_train.data import list_folder, read_image
 from pml_ext_train.launch.launch import train

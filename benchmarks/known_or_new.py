@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from pml_ext.whitening import WithinClassWhitening
-from pml_ext_search.open_set import (
+from pml_ext_search.open_set.open_set import (
     Classes,
     inflation_of,
     interval_of,

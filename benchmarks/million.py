@@ -47,7 +47,7 @@ def made_up_images(folder: Path, images: int, size: int, classes: int = CLASSES)
     """Embeddings around centers, as those of classes lie; no files."""
     import torch
 
-    from pml_ext_search.embedded import Embedded
+    from pml_ext_search.collection.embedded import Embedded
 
     generator = torch.Generator().manual_seed(0)
     centers = torch.nn.functional.normalize(torch.randn(classes, size, generator=generator))

@@ -23,7 +23,7 @@ from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.evaluation import default_neighbors
 from pml_ext.plugin import SearchFilter, Store
-from pml_ext_search.gallery import Gallery
+from pml_ext_search.query.gallery import Gallery
 from pml_ext_stores.mirror import copy_to_store, recall_of
 
 from . import postgresql

@@ -69,7 +69,7 @@ def bare_loop(head: torch.nn.Module, file: Path, place: Path, factory: str) -> N
     """Index a file of vectors with torch and faiss alone."""
     import faiss
 
-    from pml_ext_search.faiss_index import FaissIndex
+    from pml_ext_search.collection.faiss_index import FaissIndex
 
     with np.load(file) as archive:
         rows = torch.from_numpy(archive["embeddings"])
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=100, help="queries")
     given = parser.parse_args()
     from pml_ext import load_run
-    from pml_ext_search.faiss_index import chosen_factory
+    from pml_ext_search.collection.faiss_index import chosen_factory
 
     warnings.simplefilter("ignore")
     factory = chosen_factory("", given.vectors) or "IVF64,Flat"

@@ -12,11 +12,11 @@ from pml_ext.plugin import Command, hookimpl
 if TYPE_CHECKING:
     from pml_ext_train.retrieval import SearchService
 
-    from .embedding import SkippedImage as SkippedImage
-    from .problems import RetrievalWarning as RetrievalWarning, StoreWarning as StoreWarning
-    from .query import Answer as Answer, QueryOptions as QueryOptions
-    from .search_index import SearchIndex as SearchIndex, open_index as open_index
-    from .selection import (
+    from .collection.problems import RetrievalWarning as RetrievalWarning, StoreWarning as StoreWarning
+    from .embedding.embedding import SkippedImage as SkippedImage
+    from .query.query import Answer as Answer, QueryOptions as QueryOptions
+    from .query.search_index import SearchIndex as SearchIndex, open_index as open_index
+    from .select.selection import (
         most_distinct as most_distinct,
         nearest_to_centers as nearest_to_centers,
         outliers as outliers,
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __getattr__, _, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "embedding": ["SkippedImage"],
-        "problems": ["RetrievalWarning", "StoreWarning"],
-        "query": ["Answer", "QueryOptions"],
-        "search_index": ["SearchIndex", "open_index"],
-        "selection": ["most_distinct", "nearest_to_centers", "outliers"],
+        "embedding.embedding": ["SkippedImage"],
+        "collection.problems": ["RetrievalWarning", "StoreWarning"],
+        "query.query": ["Answer", "QueryOptions"],
+        "query.search_index": ["SearchIndex", "open_index"],
+        "select.selection": ["most_distinct", "nearest_to_centers", "outliers"],
         "trained": ["TrainedRun", "load_run"],
     },
 )

@@ -9,7 +9,7 @@ from pml_ext.registry import service
 from pml_ext_train.data import list_folder
 from pml_ext_train.retrieval import EmbeddingListener, FitService
 
-from .reading import found_instead
+from .embedding.reading import found_instead
 
 _OF_RUNS = ("recipe.toml", "choice.json", "trials", "checkpoints")
 _LEFT_OF_RUNS = ("metrics.json", "network.json", "collection")  # without the others, and without images

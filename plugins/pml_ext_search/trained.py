@@ -19,17 +19,17 @@ from pml_ext_train.networks import By, Network
 from pml_ext_train.results import LoadedRun
 from pml_ext_train.retrieval import Changes, CopiesService, CopyKind, FoundCopies, Mirror, PartsService, SearchFilter
 
-from .embedded import Embedded
-from .embedding import ImageEmbedder, OnProgress
-from .gallery import Gallery
-from .match import match, match_vectors
-from .queries import names_in_index
-from .query import METRICS, Answer, Answers, QueryOptions, check_options
-from .reading import Images, Listed, listed
+from .collection.embedded import Embedded
+from .embedding.embedding import ImageEmbedder, OnProgress
+from .embedding.reading import Images, Listed, listed
+from .embedding.vectors import VectorEmbedder
+from .query.gallery import Gallery
+from .query.match import match, match_vectors
+from .query.queries import names_in_index
+from .query.query import METRICS, Answer, Answers, QueryOptions, check_options
+from .query.search_index import index_of
+from .query.stored import answers_of_store, is_store, open_store
 from .run_of_folder import run_of as run_of
-from .search_index import index_of
-from .stored import answers_of_store, is_store, open_store
-from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
@@ -37,12 +37,12 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from pml_ext.evaluation import KReciprocal, QueryExpansion
     from pml_ext.pml import BaseDistance
 
-    from .calibration import Calibration
-    from .clusters import Clusters, Grouping, Number
-    from .enrolment import Enrolment
-    from .identify import Identified, Rate, Scored
-    from .open_set import Nearest
-    from .selection import Selection, SelectionKind
+    from .cluster.clusters import Clusters, Grouping, Number
+    from .open_set.calibration import Calibration
+    from .open_set.enrolment import Enrolment
+    from .open_set.identify import Identified, Rate, Scored
+    from .open_set.open_set import Nearest
+    from .select.selection import Selection, SelectionKind
 
 
 def load_run(
@@ -106,7 +106,7 @@ class TrainedRun:
         self.collection = self.search_index.collection
         self.by: By = self.collection.by
         """What images are compared by."""
-        self.takes_vectors = self.search_index.takes_vectors
+        self.takes_vectors: bool = self.search_index.takes_vectors
 
     @property
     def network(self) -> Network:
@@ -277,7 +277,7 @@ class TrainedRun:
         check_options(store, metric, shortlist, rerank, radius)
         reranking = None
         if rerank is not None:
-            from .reranking import reranking_of
+            from .query.reranking import reranking_of
 
             reranking = reranking_of(rerank)
         learned = self._learned_metric(metric)
@@ -294,7 +294,7 @@ class TrainedRun:
         are compared with its features, before any head. The other arguments are as in :meth:`query`; distances of texts
         and images are on another scale than those of images. ConfigError for other runs.
         """
-        from .texts import answers_to_texts
+        from .query.texts import answers_to_texts
 
         return answers_to_texts(
             self.loaded,
@@ -406,9 +406,9 @@ class TrainedRun:
 
         Args:
             count: how many; of ``"central"``, of each class.
-            kind: ``"distinct"``, ``"outliers"`` or ``"central"``; see :mod:`pml_ext_search.selection`.
+            kind: ``"distinct"``, ``"outliers"`` or ``"central"``; see :mod:`pml_ext_search.select.selection`.
         """
-        from .selection import select
+        from .select.selection import select
 
         return select(self.indexed_images(), count, kind)
 
@@ -431,7 +431,7 @@ class TrainedRun:
 
         DataError if no class is indexed, or if no threshold can be calibrated.
         """
-        from .identify import identify
+        from .open_set.identify import identify
 
         return identify(self.search_index, self.loaded, images, k, far, radius, nearest)
 
@@ -446,7 +446,7 @@ class TrainedRun:
             on: a folder with photographs of other individuals, a sub-folder each. By default every enrolled image of a
                 class that the run was not trained on stands for a new individual, while its class is left out.
         """
-        from .identify import Identifier, tell
+        from .open_set.identify import Identifier, tell
 
         return Identifier(self.search_index, self.loaded, tell).calibration(far, nearest, on)
 
@@ -455,7 +455,7 @@ class TrainedRun:
 
         Of a run of vectors, ``folder`` is a file of vectors with labels. An indexed image is compared with the others.
         """
-        from .identify import score
+        from .open_set.identify import score
 
         return score(self.search_index, self.loaded, folder, far, radius)
 
@@ -467,13 +467,13 @@ class TrainedRun:
                 indexed folder. One whose bytes are there already is not copied again.
             name: of the class.
         """
-        from .enrolment import enroll
+        from .open_set.enrolment import enroll
 
         return enroll(self.search_index, [Path(each) for each in photographs], name)
 
     def picture(self, answers: Sequence[Answer]) -> Figure:
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
-        from .pictures import answers_picture
+        from .query.pictures import answers_picture
 
         channels = self.images.channels
         gallery = self.search_index.kept_gallery()
@@ -485,7 +485,7 @@ class TrainedRun:
 
     def group(self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
         """Return clusters of embedded images, without writing anything; see :func:`pml_ext_search.group`."""
-        from .clusters import group
+        from .cluster.clusters import group
 
         return group(images, clusters, chosen)
 
@@ -501,7 +501,7 @@ class TrainedRun:
         Returns:
             The cluster of every path; clusters are numbered by size, the largest first.
         """
-        from .clusters import check_clusters, group, write_clusters
+        from .cluster.clusters import check_clusters, group, write_clusters
 
         if out is not None:
             place = Path(out)

@@ -11,7 +11,7 @@ import torch
 from pml_ext.errors import DataError
 from pml_ext_train.data import DataSplits, LabeledImages, is_vector_file, list_folder, read_vectors
 
-from .reading import found_instead
+from .embedding.reading import found_instead
 
 
 def unlabeled(

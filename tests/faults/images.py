@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from pml_ext.errors import DataError
-from pml_ext_search.reading import FileImages, as_tensor
+from pml_ext_search.embedding.reading import FileImages, as_tensor
 from pml_ext_train.data import LabeledImages, build_transforms, open_image, prepare
 
 FORMATS = {"JPEG": "jpg", "PNG": "png", "TIFF": "tif", "BMP": "bmp", "GIF": "gif", "WEBP": "webp", "PPM": "ppm"}

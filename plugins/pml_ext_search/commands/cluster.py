@@ -14,7 +14,7 @@ from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers
 from .loading import RunOrImages, embedding_run, run_for_command
 
 if TYPE_CHECKING:
-    from ..clusters import Clusters
+    from ..cluster.clusters import Clusters
 
 
 ClusteredFolder = Annotated[

@@ -115,7 +115,7 @@ def _write_part(
     ray: _RayOptions | None,
 ) -> Written:
     """Embed a part of a folder, or of the files of a list, into files; with ``ray``, by its workers."""
-    from ..reading import listed
+    from ..embedding.reading import listed
     from ..trained import load_embedder
 
     embedder = trained.images  # refuses a run of vectors
@@ -131,7 +131,7 @@ def _write_part(
 
 def _embed_to_file(trained: TrainedRun, folder: Path, out: Path, as_json: bool) -> None:
     """Embed a folder of images, or a file of vectors without the collection."""
-    from ..embedded import save_embeddings
+    from ..collection.embedded import save_embeddings
 
     about: dict[str, Any] = {"file": str(out)}
     noun = "vectors" if trained.takes_vectors else "images"

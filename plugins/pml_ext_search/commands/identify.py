@@ -26,7 +26,7 @@ from pml_ext_train.report import percent
 from .loading import RunOrImages, searched_run
 
 if TYPE_CHECKING:
-    from ..identify import Identified, Scored
+    from ..open_set.identify import Identified, Scored
     from ..trained import TrainedRun
 
 
@@ -69,8 +69,8 @@ def identify(
         pml-ext identify runs/whales new.jpg
         pml-ext identify runs/whales new --json
     """
-    from .. import identify as identification
-    from ..query import check_query
+    from ..open_set import identify as identification
+    from ..query.query import check_query
 
     check_query(k, radius)
     if radius is not None and (far is not None or on is not None):
@@ -122,7 +122,7 @@ def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
 
 def _print_scored(scored: Scored, as_json: bool) -> None:
     """Print the open-set metrics."""
-    from ..open_set import title_of
+    from ..open_set.open_set import title_of
 
     rows = []
     for name, value in scored.metrics.items():

@@ -14,7 +14,7 @@ from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, StoreFolder, Workers
 from .loading import STORES, IndexedFolder, RunOrImages, embedding_run, load_for_command, run_for_command, say_doubts
 
 if TYPE_CHECKING:
-    from ..gallery import Gallery
+    from ..query.gallery import Gallery
     from ..trained import TrainedRun
 
 _LISTED = 10  # maximum missing or changed images listed by name

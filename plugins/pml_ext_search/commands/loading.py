@@ -15,7 +15,7 @@ from pml_ext_train.files import doubt_about
 from pml_ext_train.networks import By
 
 if TYPE_CHECKING:
-    from ..embedding import OnProgress
+    from ..embedding.embedding import OnProgress
     from ..trained import TrainedRun
 
 IndexedFolder = Annotated[
@@ -60,7 +60,7 @@ def searched_run(
 
 def say_doubts(trained: TrainedRun) -> None:
     """Name pictures that are in several classes, and classes whose names are nearly equal."""
-    from ..calibration import shared_pictures
+    from ..open_set.calibration import shared_pictures
 
     embedded = trained.indexed_images()
     for line in (shared_pictures(embedded)[1], doubt_about(embedded.classes)):

@@ -27,7 +27,7 @@ from pml_ext_train.files import check_writable
 from .loading import STORES, RunOrImages, read_list, searched_run
 
 if TYPE_CHECKING:
-    from ..query import Answer
+    from ..query.query import Answer
     from ..trained import TrainedRun
 
 
@@ -110,7 +110,7 @@ def query(
     if not images and not text:
         raise ConfigError(f"wanted images or ids to look for; type: pml-ext query {run} IMAGE")
 
-    from ..query import check_options
+    from ..query.query import check_options
 
     check_options(stored, metric, shortlist, rerank, radius)
     if picture is not None:
@@ -154,7 +154,7 @@ class _Search(NamedTuple):
 
 def _place_of(store: str | None) -> tuple[str | None, Path | None]:
     """Return the address of a store, or the folder of another collection, of which ``--store`` names one."""
-    from ..stored import is_store
+    from ..query.stored import is_store
 
     if store is None:
         return None, None

@@ -14,7 +14,7 @@ from pml_ext_train.files import check_writable
 from .loading import searched_run
 
 if TYPE_CHECKING:
-    from ..selection import Selection
+    from ..select.selection import Selection
 
 _SHOWN = 200  # rows of the table in a terminal
 
@@ -62,7 +62,7 @@ def select(
     found = trained.select(count, kind)
     summary = _summary(found, noun)
     if csv is not None or sheet is not None:
-        from .. import selection_pages as pages
+        from ..select import selection_pages as pages
 
         if csv is not None:
             pages.write_table(found, csv)
@@ -84,7 +84,7 @@ def select(
 
 def _summary(found: Selection, noun: str) -> str:
     """Return a line that says what was selected."""
-    from ..selection import NEIGHBORS
+    from ..select.selection import NEIGHBORS
 
     of_all = f"{len(found.rows)} of {counted(len(found.embedded.paths), noun)}"
     if found.kind == "distinct":

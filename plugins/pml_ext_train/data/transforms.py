@@ -41,7 +41,7 @@ class Steps(nn.Module):
     """
 
     def __init__(
-        self, first: nn.Module | None, rest: Sequence[nn.Module], last: Sequence[nn.Module], smallest: int | None
+        self, first: nn.Module | None, rest: Sequence[nn.Module], last: Sequence[nn.Module], smallest: int
     ) -> None:
         super().__init__()
         self.first = first

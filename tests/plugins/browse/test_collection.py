@@ -14,7 +14,7 @@ from pml_ext import load_run, registry
 from pml_ext.errors import ConfigError, DataError, PluginError
 from pml_ext_browse import BrowsedRun, open_collections
 from pml_ext_browse.collection import Part, folders_of
-from pml_ext_search.embedded import Embedded
+from pml_ext_search.collection.embedded import Embedded
 from pml_ext_train.files import write_json
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext_browse import open_collections
-from pml_ext_search.calibration import FILE
+from pml_ext_search.open_set.calibration import FILE
 from pml_ext_train.files import read_json, write_json
 
 from ..search.conftest import full, write_digits

@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext_parts import service
-from pml_ext_search.reading import listed
+from pml_ext_search.embedding.reading import listed
 
 from .rows import rows_of
 

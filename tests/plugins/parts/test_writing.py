@@ -9,7 +9,7 @@ import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext_parts.listing import listed
-from pml_ext_search.reading import listed as images_of
+from pml_ext_search.embedding.reading import listed as images_of
 
 from ..search.conftest import killed
 from .rows import rows_of

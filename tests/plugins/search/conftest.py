@@ -19,9 +19,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from pml_ext import load_run, registry
-from pml_ext_search.embedded import Embedded
-from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.gallery import Gallery
+from pml_ext_search.collection.embedded import Embedded
+from pml_ext_search.embedding.embedding import SkippedImage
+from pml_ext_search.query.gallery import Gallery
 from pml_ext_search.trained import TrainedRun
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -10,7 +10,7 @@ from torch import nn
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
-from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.embedding.embedding import SkippedImage
 from pml_ext_train.launch.launch import train
 
 from ...overrides import typed

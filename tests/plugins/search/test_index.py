@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pml_ext.errors import DataError
-from pml_ext_search.embedding import SEVERAL
-from pml_ext_search.problems import StoreWarning
-from pml_ext_search.search_index import SearchIndex
-from pml_ext_search.transaction import Transaction
+from pml_ext_search.collection.problems import StoreWarning
+from pml_ext_search.collection.transaction import Transaction
+from pml_ext_search.embedding.embedding import SEVERAL
+from pml_ext_search.query.search_index import SearchIndex
 
 from .conftest import empty, flip, garbage, halve, made_up
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_search import embedding
-from pml_ext_search.problems import StoreWarning
+from pml_ext_search.collection.problems import StoreWarning
+from pml_ext_search.embedding import embedding
 
 from .conftest import write_digits
 

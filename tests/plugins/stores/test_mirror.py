@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pml_ext.errors import ConfigError, PluginError, UnknownNameError
-from pml_ext_search.embedded import Embedded
+from pml_ext_search.collection.embedded import Embedded
 from pml_ext_stores import mirror
 from pml_ext_stores.mirror import MirroredStore
 from pml_ext_stores.validation import CheckedStore

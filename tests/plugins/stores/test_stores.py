@@ -8,7 +8,7 @@ import pytest
 from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.plugin import Rows, SearchFilter
-from pml_ext_search.problems import RetrievalWarning
+from pml_ext_search.collection.problems import RetrievalWarning
 from pml_ext_stores.address import masked
 from pml_ext_stores.contract import check_contract
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pml_ext_search import embedding
+from pml_ext_search.embedding import embedding
 from pml_ext_search.trained import TrainedRun
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import purity
-from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.embedding.embedding import SkippedImage
 
 
 def test_clusters_their_table_and_their_sheets(command, indexed, folder, tmp_path):

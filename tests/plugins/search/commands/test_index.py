@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.problems import StoreWarning
+from pml_ext_search.collection.problems import StoreWarning
+from pml_ext_search.embedding.embedding import SkippedImage
 
 from ..conftest import flip
 
@@ -26,7 +26,7 @@ def test_workers_that_the_index_starts_read_the_same(command, make, folder):
 def test_check_reads_what_opening_does_not(command, make, few, monkeypatch):
     run = make()
     place = run.index(few[0], "IVF2,Flat").place
-    monkeypatch.setattr("pml_ext_search.collection._MAX_HASHED_BYTES", 100)
+    monkeypatch.setattr("pml_ext_search.collection.collection._MAX_HASHED_BYTES", 100)
     for name in ("*.faiss", "vectors.f32"):
         (path,) = place.glob(name)
         whole = path.read_bytes()

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from pml_ext_search.selection import select
+from pml_ext_search.select.selection import select
 
 
 @pytest.mark.parametrize("kind", ["distinct", "outliers", "central"])

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import nn
 
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext_search import folder_pass, reading
-from pml_ext_search.problems import StoreWarning
+from pml_ext_search.collection.problems import StoreWarning
+from pml_ext_search.embedding import folder_pass, reading
 from pml_ext_search.trained import load_run
 from pml_ext_train.data import LabeledImages
 from pml_ext_train.launch.launch import train

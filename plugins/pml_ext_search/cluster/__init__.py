@@ -1,0 +1,1 @@
+"""Clusters of embedded images, and contact sheets."""

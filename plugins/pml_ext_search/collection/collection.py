@@ -1,0 +1,318 @@
+"""The embeddings of a network: found, added, compacted, and indexed; see :mod:`pml_ext_search.collection.database`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pml_ext.errors import counted, shortened
+from pml_ext_train.files import FileStat, path_bytes, sha256_of, write_atomically, writing
+from pml_ext_train.retrieval import Changes, Numbers, Vectors
+
+from .class_folders import ClassFolders
+from .database import DATABASE, STEMS, Database
+from .embedded import Embedded
+from .faiss_index import FaissIndex, chosen_factory
+from .problems import RetrievalWarning, StoreWarning
+from .state import Image, Index, crc_of
+from .transaction import Transaction
+
+LAYOUT = 2  # of the tables here and of stores; part of a collection's identity, so that those of another are made again
+_LIVE = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
+_MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
+_MIN_RECALL = 0.9  # recall@10 below which a warning is given
+
+
+def _live_vectors(connection: sqlite3.Connection) -> Numbers:
+    """Return the numbers of the vectors that an image has, ascending."""
+    rows = connection.execute(_LIVE)
+    return np.fromiter((number for (number,) in rows), dtype=np.int64)
+
+
+def identity_of(*about: object) -> str:
+    """Return the digest of what changes embeddings, which a collection is known by."""
+    return hashlib.sha256(json.dumps([LAYOUT, *about]).encode()).hexdigest()[:16]
+
+
+def is_below(path: str, places: Set[str]) -> bool:
+    """Return whether a path is one of some files and folders, or lies in one of the folders."""
+    folders_and_file = itertools.accumulate(path.split("/"), "{}/{}".format)  # "a", "a/b", "a/b/c"
+    return not places.isdisjoint(folders_and_file)
+
+
+class Collection(Database):
+    """The embeddings of a network, with the index of some."""
+
+    def find(
+        self, files: Mapping[bytes, FileStat], folder: bytes | None = None
+    ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
+        """Return the vector numbers of unchanged files, the paths below a folder that are gone, and all vectors."""
+        with self.transaction() as current:
+            found, gone = self.find_within(current, files, folder)
+            return found, gone, current.vectors
+
+    def find_within(
+        self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None = None
+    ) -> tuple[dict[bytes, int], list[bytes]]:
+        """Return the vector numbers of unchanged files, and the paths below a folder that are gone."""
+        self.check_identity(current.state)
+        found: dict[bytes, int] = {}
+        gone: list[bytes] = []
+        damaged = 0
+        for path, size, time, vector, crc in self._embedded_rows(current, files, folder):
+            if not isinstance(path, bytes):  # a flipped bit can change the type of a value
+                damaged += 1
+            elif path not in files:
+                gone.append(path)
+            elif not current.is_intact(vector, crc, path, size, time):
+                damaged += 1
+            elif files[path] == (size, time):
+                found[path] = vector
+        if damaged:
+            text = f"{self.place}: embeddings of {counted(damaged, 'image')} were damaged; embedded again"
+            warnings.warn(text, StoreWarning, stacklevel=6)
+        return found, gone
+
+    def _embedded_rows(
+        self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of ``embedded`` below a folder, or without one, of the files."""
+        if folder is not None:
+            ranges = [(folder, folder[:-1] + b"0")]  # from "folder/" to "folder0": "0" follows "/"
+        else:
+            ranges = [(path, path + b"\0") for path in files]  # each a single path
+        query = "SELECT path, size, time, vector, crc FROM embedded WHERE path >= ? AND path < ?"
+        with self._errors():
+            for first_and_end in ranges:
+                yield from current.connection.execute(query, first_and_end)
+
+    def vectors_of(self, numbers: Numbers) -> Vectors:
+        """Return vectors, ``[N, D]``; a view of the mapped file if they are contiguous."""
+        with self.transaction() as current:
+            first = int(numbers[0]) if len(numbers) else 0
+            if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+                return current.vectors[first : first + len(numbers)]
+            return current.vectors[numbers]
+
+    def append(self, paths: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
+        """Write the vectors of files, ``[N, D]``; return their numbers by path."""
+        with self.transaction(write=True) as current:
+            first = self._append(current, vectors)
+            values = []
+            for row, (path, size_and_mtime) in enumerate(zip(paths, stats, strict=True)):
+                crc = crc_of(vectors[row].data, path, *size_and_mtime)
+                values.append((path, *size_and_mtime, first + row, crc))
+            current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
+        return dict(zip(paths, range(first, first + len(vectors)), strict=True))
+
+    def append_vectors(self, vectors: Vectors) -> int:
+        """Write vectors, ``[N, D]``, for an index that is written next; return the number of the first."""
+        with self.transaction(write=True) as current:
+            return self._append(current, vectors)
+
+    def _append(self, current: Transaction, vectors: Vectors) -> int:
+        """Write vectors to the end of their file, and their count to the state; return the number of the first."""
+        state = current.state
+        self.check_identity(state)
+        file_path = self.place / state.file
+        end = 4 * state.size * state.vectors
+        with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
+            file.truncate(end)  # vectors of a process that was killed before it committed their rows
+            file.seek(end)
+            file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
+            file.flush()
+            os.fsync(file.fileno())
+        current.save(vectors=state.vectors + len(vectors))
+        return state.vectors
+
+    def compact(self, gone: Sequence[bytes] = ()) -> None:
+        """Delete rows of missing files, and damaged rows; rewrite the vectors if a fifth of the file is unused.
+
+        To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
+        """
+        self._forget(gone)
+        self._close_holes()
+        self._delete_unused_files()
+
+    def _forget(self, gone: Sequence[bytes]) -> None:
+        """Delete the rows of missing files, and damaged ones, whose number is of no vector."""
+        damaged = 0
+        with self.transaction(write=True) as current:
+            connection = current.connection
+            connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
+            is_damaged = "typeof(vector) != 'integer' OR vector NOT BETWEEN 0 AND ?"
+            last = current.state.vectors - 1
+            for table in ("embedded", "images"):
+                deleted = connection.execute(f"DELETE FROM {table} WHERE {is_damaged}", (last,))
+                damaged += deleted.rowcount
+        if damaged:
+            text = f"{self.place}: {counted(damaged, 'row')} of images were damaged and are deleted"
+            warnings.warn(f"{text}; to have these images again, type: {self.command()}", StoreWarning, stacklevel=6)
+
+    def _close_holes(self) -> None:
+        """Move the vectors to a new file if a fifth of the old one belongs to no row."""
+        with self.transaction() as current:
+            state = current.state
+            holes = state.vectors - len(_live_vectors(current.connection))
+            whole = len(current.vectors) == state.vectors
+        if whole and 5 * holes >= state.vectors > 0:
+            path = self._new_file(STEMS[self.by], ".f32")
+            with self.transaction(write=True) as current:
+                self._move_vectors(current, path)
+
+    def _delete_unused_files(self) -> None:
+        """Delete the collection's files that its state has no more, and forget those that are gone."""
+        with self.transaction(write=True) as current:
+            state = current.state
+            self._delete(state.own_files - state.used_files)
+            left = {name for name in state.own_files if (self.place / name).exists()}
+            files = tuple(sorted(left | state.used_files))
+            if files != state.files:
+                current.save(files=files)
+
+    def _move_vectors(self, current: Transaction, path: Path) -> None:
+        state = current.state
+        connection = current.connection
+        version = current.state.version + 1
+        live = _live_vectors(connection)
+        write_atomically(path, current.vectors[live].tofile)
+        new_number = {old: new for new, old in enumerate(live.tolist())}
+        connection.create_function("moved", 1, new_number.get)
+        connection.execute("UPDATE embedded SET vector = moved(vector)")
+        # below 0 first, so that no two images have the same number meanwhile
+        connection.execute("UPDATE images SET vector = -1 - moved(vector)")
+        connection.execute("UPDATE images SET vector = -1 - vector")
+        index = state.index
+        if index is not None:
+            first, last = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
+            are_contiguous = last - first + 1 == index.images
+            index = index.model_copy(update={"first": first if are_contiguous else None})
+        current.save(file=path.name, vectors=len(live), version=version, index=index)
+
+    # The index
+
+    def write_index(self, embedded: Embedded, factory: str) -> Changes | None:
+        """Replace the index, in one transaction; to be called inside :meth:`locked`.
+
+        Returns:
+            The changes; None where another folder, or none, was indexed before.
+        """
+        embedded = self._with_unlisted(embedded)
+        numbers = np.sort(embedded.numbers)
+        are_contiguous = numbers[-1] - numbers[0] + 1 == len(numbers)
+        first = int(numbers[0]) if are_contiguous else None
+        folder = str(embedded.folder.resolve())
+        index = Index(
+            folder=folder,
+            images=len(numbers),
+            first=first,
+            classes=embedded.class_names,
+            class_folders=embedded.class_folders,
+        )
+        if chosen := chosen_factory(factory, len(numbers)):
+            faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
+            if faiss.recall is not None and faiss.recall < _MIN_RECALL:
+                text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
+                warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
+            path = self._new_file("search", ".faiss")
+            write_atomically(path, faiss.write)
+            measured = {"factory": chosen, "effort": faiss.effort, "recall": faiss.recall}
+            measured |= {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+            index = index.model_copy(update=measured)
+        with self.transaction(write=True) as current:
+            return self._replace_images(current, index, embedded)
+
+    def _with_unlisted(self, embedded: Embedded) -> Embedded:
+        """Add the indexed images that could not be looked at, as they were; their ids stay."""
+        if not embedded.unlisted:
+            return embedded
+        places = frozenset(embedded.unlisted)
+        with self.transaction() as current:
+            index = current.state.index
+            if index is None or index.folder != str(embedded.folder.resolve()):
+                return embedded
+            paths = []
+            stats = []
+            numbers = []
+            for image, fits in current.images():
+                if fits and is_below(image.path, places):
+                    paths.append(image.path)
+                    stats.append(image.stat)
+                    numbers.append(image.vector)
+        if not paths:
+            return embedded
+        all_paths = [*embedded.paths, *paths]
+        return dataclasses.replace(
+            embedded,
+            paths=all_paths,
+            class_folders=ClassFolders.of_paths(all_paths, embedded.class_folders.levels),
+            stats=np.concatenate([embedded.stats, np.array(stats, dtype=np.int64)]),
+            numbers=np.concatenate([embedded.numbers, np.array(numbers, dtype=np.int64)]),
+        )
+
+    def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
+        state = current.state
+        before = current.state.index
+        known = dict[str, Image]()
+        if before is not None and before.folder != index.folder:
+            before = None
+        if before is not None:
+            for indexed, fits in current.images():
+                if fits:
+                    known[indexed.path] = indexed
+            if len(known) < before.images:
+                text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
+                warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
+        next_id = state.next_id
+        changed = 0
+        rows = []
+        class_numbers: list[int | None] = [None] * len(embedded.paths)
+        if embedded.class_names is not None:
+            class_numbers = embedded.class_numbers.tolist()
+        columns = (embedded.paths, class_numbers, embedded.stats.tolist(), embedded.numbers.tolist())
+        for name, class_number, stat, vector in zip(*columns, strict=True):
+            image = known.get(name)
+            if image is None:
+                id = next_id
+                next_id += 1
+            else:
+                id = image.id
+                if (image.class_number, *image.stat) != (class_number, *stat):
+                    changed += 1
+            values = (id, path_bytes(name), class_number, *stat)
+            crc = crc_of(current.vectors[vector].data, *values)
+            rows.append((*values, vector, crc))
+        new = next_id - state.next_id
+        kept = len(rows) - new
+        current.connection.execute("DELETE FROM images")
+        current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        current.save(version=state.version + 1, next_id=next_id, index=index)
+        if before is not None:
+            return Changes(new, changed, len(known) - kept, kept - changed)
+        return None
+
+    def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
+        """Open the faiss index; None for exact search."""
+        if not index.file:
+            return None
+        path = self.place / index.file
+        try:
+            same = path.stat().st_size == index.bytes
+            if same and (thorough or index.bytes <= _MAX_HASHED_BYTES):
+                same = sha256_of(path) == index.sha256
+            if not same:
+                raise self.damaged(f"not the file that {DATABASE} was written for", path)
+            return FaissIndex.read(path, index.factory, index.effort, index.recall)
+        except (OSError, RuntimeError) as error:
+            raise self.damaged(shortened(error, 100), path) from None

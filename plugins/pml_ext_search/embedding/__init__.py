@@ -1,0 +1,1 @@
+"""Images and vectors read in batches, embedded, and kept in a collection."""

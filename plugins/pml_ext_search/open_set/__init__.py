@@ -1,0 +1,1 @@
+"""Known or new: identification, its threshold, and enrolment."""

@@ -1,0 +1,334 @@
+"""Known or new: which enrolled class a photograph shows, or that it shows none of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.data import is_vector_file
+
+from ..collection.problems import RetrievalWarning
+from ..embedding.reading import as_images
+from ..query.queries import names_in_index
+from ..query.query import check_query
+from .calibration import (
+    FAR,
+    Calibration,
+    Enrolled,
+    Wanted,
+    calibrated,
+    read_calibration,
+    shared_pictures,
+    why_stale,
+    write_calibration,
+)
+from .measured_threshold import record
+from .open_set import NEAREST, Nearest, metrics_of
+from .refitting import refit_of
+from .trained_classes import trained_classes
+
+if TYPE_CHECKING:
+    from pml_ext_train.results import LoadedRun
+
+    from ..collection.embedded import Embedded
+    from ..query.search_index import SearchIndex
+
+BEST_ACCURACY = "best-accuracy"
+Rate = float | str | None  # a rate of false acceptances, "best-accuracy", or None for what is kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Identified:
+    """Whether a photograph shows an enrolled class, and the nearest classes, nearest first."""
+
+    query: str  # path or number of the photograph
+    name: str | None  # of the class; None: new
+    classes: list[str]
+    distances: list[float]  # to the classes, Euclidean, of embeddings of length 1
+    paths: list[str]  # the nearest image of each class
+    threshold: float  # the greatest distance of a known photograph
+
+    @property
+    def known(self) -> bool:
+        """Whether it shows an enrolled class."""
+        return self.name is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``identify --json`` prints of it."""
+        return {"query": self.query, "known": self.known} | {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "query"
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """The open-set metrics of a folder of photographs whose classes are known."""
+
+    folder: str
+    known: int  # photographs of enrolled classes
+    new: int  # photographs of other classes
+    threshold: float
+    metrics: dict[str, float]  # by the names of :mod:`pml_ext_search.open_set.open_set`
+
+
+@dataclasses.dataclass(frozen=True)
+class Queries:
+    """Photographs or vectors that are to be identified."""
+
+    names: list[str]
+    points: Tensor  # embeddings, [Q, D]
+    keys: list[str | None]  # the path in the index of each that is indexed
+    classes: list[str]  # "" for none
+    place: str  # the folder or file that they are from
+
+
+class Identifier:
+    """The enrolled classes of an index, and the threshold that its collection keeps.
+
+    With a run, its training classes stand for no new individuals, and its report has the threshold. ``say`` prints when
+    and why the threshold is calibrated.
+    """
+
+    def __init__(self, index: SearchIndex, run: LoadedRun | None, say: Callable[[str], None]) -> None:
+        self._index = index
+        self._run = run
+        self._say = say
+        self._embedded = index.indexed_images()
+        self.enrolled = Enrolled(self._embedded)
+        self._rows = {int(row): place for place, row in enumerate(self.enrolled.rows)}
+        self._of_path = {path: row for row, path in enumerate(self._embedded.paths)}
+
+    def calibration(
+        self, far: Rate = None, nearest: Nearest | None = None, on: str | Path | None = None
+    ) -> Calibration:
+        """Return the threshold; calibrate and keep it where none is kept, it is stale, or another is wanted."""
+        if nearest is not None and nearest not in NEAREST:
+            raise ConfigError(f"--nearest {nearest}: wanted center or image")
+        kept = read_calibration(self._index.place)
+        rate: float | None = FAR
+        if kept is not None:
+            rate = kept.far
+            nearest = nearest or kept.nearest
+            on = on or kept.folder
+            stale = why_stale(kept, self._index.collection.identity, self._embedded)
+            same = nearest == kept.nearest
+            if far is not None:  # a rate that was typed is kept, not the smallest that so few classes can promise
+                wanted = rate_of(far)
+                same = same and wanted == kept.far and (wanted is None or (kept.expected or 0) <= wanted)
+            if same and not stale and on == kept.folder:
+                return kept
+            if stale:
+                self._say(f"the threshold of known or new is calibrated again: {stale}")
+        if far is not None:
+            rate = rate_of(far)
+        others = self._others(on)
+        shared, line = shared_pictures(self._embedded)
+        if line:
+            self._say(line)
+        collection = self._index.collection
+        asked = Wanted(rate, nearest or "center", strict=far is not None)
+        trained = functools.partial(trained_classes, self._run, collection.by)
+        refit = None if self._run is None else refit_of(self._index, self._run.recipe)
+        enrolled = Enrolled(self._embedded, shared)
+        found = calibrated(enrolled, collection.identity, collection.by, asked, trained, others, refit)
+        write_calibration(self._index.place, found)
+        if collection.is_in_run and self._run is not None:
+            record(self._run.folder, found, self._say)
+        self._say(str(found))
+        return found
+
+    def _others(self, on: str | Path | None) -> Embedded | None:
+        if on is None:
+            return None
+        if self._index.takes_vectors:
+            return self._index.vectors.embedded(Path(on))
+        return self._index.embed_folder(on)
+
+    def threshold(self, far: Rate, radius: float | None, nearest: Nearest | None) -> tuple[float, Nearest]:
+        """Return the greatest distance of a known photograph, and what it is taken to."""
+        check_query(1, radius)
+        if radius is None:
+            calibration = self.calibration(far, nearest)
+            return calibration.threshold, calibration.nearest
+        if far is not None:
+            raise ConfigError("--far calibrates the threshold, and --radius is one; leave out one of them")
+        if nearest is not None and nearest not in NEAREST:
+            raise ConfigError(f"--nearest {nearest}: wanted center or image")
+        return radius, nearest or "center"
+
+    def queries(self, images: Any) -> Queries:
+        """Embed photographs, or vectors, that are to be identified."""
+        index = self._index
+        if index.takes_vectors:
+            return self._vector_queries(images)
+        if isinstance(images, (str, Path)) and Path(images).is_dir():
+            return _of_embedded(index.embed_folder(images), self.keys_of)
+        items = list(as_images(images))
+        names = [f"image {number}" for number in range(len(items))]
+        keys: list[str | None] = [None] * len(items)
+        for number, item in enumerate(items):
+            if isinstance(item, (str, os.PathLike)):
+                names[number] = os.fspath(item)
+                keys[number] = self.keys_of(Path(), [names[number]])[0]
+        return Queries(names, index.embed(items), keys, [""] * len(items), "")
+
+    def each(self, places: Sequence[str | Path]) -> Iterator[Queries]:
+        """Embed photographs, folders or files of vectors: photographs together, folders one by one."""
+        single: list[str | Path] = []
+        for place in places:
+            if self._index.takes_vectors or Path(place).is_dir():
+                yield self.queries(place)
+            else:
+                single.append(place)
+        if single:
+            yield self.queries(single)
+
+    def _vector_queries(self, vectors: Any) -> Queries:
+        if isinstance(vectors, (str, os.PathLike)):
+            return self.labelled(Path(vectors))
+        points = self._index.vectors.embed(vectors)
+        names = [f"vector {number}" for number in range(len(points))]
+        return Queries(names, points, [None] * len(points), [""] * len(points), "")
+
+    def labelled(self, place: Path) -> Queries:
+        """Embed a folder of photographs, or a file of vectors, with their classes."""
+        index = self._index
+        if not index.takes_vectors:
+            return _of_embedded(index.embed_folder(place), self.keys_of)
+        if not is_vector_file(place):
+            raise ConfigError(f"{place}: {index.collection.run} was trained on vectors; wanted a file of vectors")
+        file = index.vectors.read(place)
+        embedded = index.vectors.embedded(place)
+        keys = [name or None for name in names_in_index(index.gallery(), file)]
+        return Queries(list(embedded.paths), embedded.embeddings, keys, list(embedded.classes), str(place))
+
+    def identified(self, queries: Queries, k: int, threshold: float, nearest: Nearest) -> list[Identified]:
+        """Return which class each photograph shows."""
+        check_query(k, None)
+        own = self._own_rows(queries.keys)
+        distances = self.enrolled.classes(nearest).distances(queries.points, own)
+        order = np.argsort(distances, axis=1, kind="stable")[:, :k]
+        answers = []
+        for place, query in enumerate(queries.names):
+            chosen = [number for number in order[place].tolist() if np.isfinite(distances[place, number])]
+            found = None
+            if distances[place].min() <= threshold:
+                found = self.enrolled.names[int(order[place, 0])]
+            point = queries.points[place]
+            answer = Identified(
+                query=query,
+                name=found,
+                classes=[self.enrolled.names[number] for number in chosen],
+                distances=[float(distances[place, number]) for number in chosen],
+                paths=[self._nearest_path(point, number, own[place]) for number in chosen],
+                threshold=threshold,
+            )
+            answers.append(answer)
+        return answers
+
+    def _own_rows(self, keys: Sequence[str | None]) -> list[int | None]:
+        """Return the place among the enrolled images of each photograph that is one of them."""
+        own: list[int | None] = []
+        for key in keys:
+            row = None if key is None else self._of_path.get(key)
+            own.append(None if row is None else self._rows.get(row))
+        return own
+
+    def _nearest_path(self, point: Tensor, number: int, own: int | None) -> str:
+        """Return the path of the image of a class that is nearest to a point, other than its own image."""
+        places = np.flatnonzero(self.enrolled.numbers == number)
+        places = places[places != (-1 if own is None else own)]
+        rows = self.enrolled.rows[places]
+        found = (self._embedded.embeddings[rows] - point.to(self._embedded.embeddings.device)).norm(dim=1).argmin()
+        return self._embedded.paths[int(rows[int(found)])]
+
+    def scored(self, queries: Queries, threshold: float, nearest: Nearest) -> Scored:
+        """Return the open-set metrics of photographs with classes; an indexed one is left out of the index."""
+        rows = [row for row, name in enumerate(queries.classes) if name]
+        if not rows:
+            raise DataError(f"{queries.place}: no photograph in it has a class; --score wants a sub-folder per class")
+        labels = [queries.classes[row] for row in rows]
+        own = self._own_rows([queries.keys[row] for row in rows])
+        distances = self.enrolled.classes(nearest).distances(queries.points[rows], own)
+        classes: list[int | None] = []
+        for place, label in enumerate(labels):
+            number = self.enrolled.numbers_of_names.get(label)
+            if number is not None and not np.isfinite(distances[place, number]):
+                number = None  # the only image of its class: without it, the class is not enrolled
+            classes.append(number)
+        known = sum(number is not None for number in classes)
+        metrics = metrics_of(distances, classes, threshold, labels)
+        return Scored(queries.place, known, len(rows) - known, threshold, metrics)
+
+    def keys_of(self, folder: Path, names: Sequence[str]) -> list[str | None]:
+        """Return the path in the index of each file of a folder, None for files outside of the indexed folder."""
+        root = self._embedded.folder.resolve()
+        keys: list[str | None] = []
+        for name in names:
+            parent, last = os.path.split(os.path.join(folder, name))
+            place = Path(os.path.realpath(parent), last)
+            keys.append(place.relative_to(root).as_posix() if place.is_relative_to(root) else None)
+        return keys
+
+
+def tell(text: str) -> None:
+    """Warn of a calibration."""
+    warnings.warn(text, RetrievalWarning, stacklevel=5)
+
+
+def identify(
+    index: SearchIndex,
+    run: LoadedRun | None,
+    images: Any,
+    k: int = 3,
+    far: Rate = None,
+    radius: float | None = None,
+    nearest: Nearest | None = None,
+) -> list[Identified]:
+    """Return which class each photograph shows; see :meth:`TrainedRun.identify`."""
+    identifier = Identifier(index, run, tell)
+    threshold, nearest = identifier.threshold(far, radius, nearest)
+    queries = identifier.queries(images)
+    return identifier.identified(queries, k, threshold, nearest)
+
+
+def score(
+    index: SearchIndex,
+    run: LoadedRun | None,
+    folder: str | Path,
+    far: Rate = None,
+    radius: float | None = None,
+) -> Scored:
+    """Return the open-set metrics of a folder of photographs with classes; see :meth:`TrainedRun.score`."""
+    identifier = Identifier(index, run, tell)
+    threshold, nearest = identifier.threshold(far, radius, None)
+    return identifier.scored(identifier.labelled(Path(folder)), threshold, nearest)
+
+
+def rate_of(far: float | str) -> float | None:
+    """Return a wanted rate of false acceptances, None for ``"best-accuracy"``; ConfigError for another text or rate."""
+    if far == BEST_ACCURACY:
+        return None
+    try:
+        rate = float(far)
+    except ValueError:
+        rate = float("nan")
+    if not 0 < rate < 1:
+        raise ConfigError(f"--far {far}: wanted a rate between 0 and 1, such as 0.01, or {BEST_ACCURACY}")
+    return rate
+
+
+def _of_embedded(embedded: Embedded, keys_of: Callable[[Path, Sequence[str]], list[str | None]]) -> Queries:
+    """Return the photographs of a folder, by their paths."""
+    names = [os.path.join(embedded.folder, path) for path in embedded.paths]
+    keys = keys_of(embedded.folder, embedded.paths)
+    return Queries(names, embedded.embeddings, keys, list(embedded.classes), str(embedded.folder))

@@ -1,0 +1,1 @@
+"""Queries of images, ids, vectors and texts, and their answers."""

@@ -1,0 +1,160 @@
+"""The answers to many queries, written to a file."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pml_ext.errors import needs_extra
+from pml_ext.registry import service
+from pml_ext_train.files import FileStat, utf8_of, write_atomically
+from pml_ext_train.retrieval import EmbeddedRows, PartsService, RowsOfFolder, Vectors
+
+from .query import Answer, Answers
+
+if TYPE_CHECKING:
+    from pml_ext_train.data import Listing, VectorFile
+
+    from ..embedding.embedding import ImageEmbedder
+    from ..embedding.vectors import VectorEmbedder
+
+_BATCH = 2048  # vectors that are embedded and searched at a time
+
+
+def match(embedder: ImageEmbedder, images: Listing | str, find: Answers, out: Path) -> tuple[int, int]:
+    """Write the answers to all images of a listing; return the numbers of images and answers.
+
+    Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
+    object per image. An existing file is replaced once all answers are written.
+    """
+    if isinstance(images, str):
+        parts: PartsService = service("parts", f"the images of {images}")
+        queries = parts.embedded(embedder, images)
+    else:
+        queries = RowsOfFolder(str(images.folder), _embedded_files(embedder, images), {})
+
+    def batches() -> Iterator[list[tuple[str, Answer]]]:
+        for names, _, points in queries.rows:
+            found: list[Answer] = []
+            if names:
+                paths = [os.path.join(queries.folder, name) for name in names]
+                found = find(paths, torch.from_numpy(points))
+            yield list(zip(names, found, strict=True))
+
+    return _write_answers(batches(), out)
+
+
+def _embedded_files(embedder: ImageEmbedder, listing: Listing) -> Iterator[EmbeddedRows]:
+    """Embed the images of a listing in batches, without those that cannot be read."""
+    files = [listing.folder / name for name in listing.names]
+    places = iter(range(len(files)))
+    for batch in embedder.embed_files(files):
+        names: list[str] = []
+        stats: list[FileStat] = []
+        points: list[Vectors] = []
+        skipped: dict[str, str] = {}
+        for point, place in zip(batch, places, strict=False):
+            name = listing.names[place]
+            if isinstance(point, str):
+                skipped[name] = point
+            else:
+                names.append(name)
+                stats.append(listing.stats[place])
+                points.append(point)
+        embedder.warn_of_skipped(skipped)
+        if points:
+            yield EmbeddedRows(names, stats, np.stack(points))
+
+
+def match_vectors(
+    embedder: VectorEmbedder, file: VectorFile, find: Answers, out: Path, names: Sequence[str]
+) -> tuple[int, int]:
+    """Write the answers to all vectors of a file as :func:`match`; return the numbers of vectors and answers.
+
+    ``names`` are those by which the index knows the vectors, "" for one that it does not have.
+    """
+
+    def batches() -> Iterator[list[tuple[str, Answer]]]:
+        for start in range(0, len(file.ids), _BATCH):
+            rows = slice(start, start + _BATCH)
+            points = embedder.embed(file.embeddings[rows], file.ids[rows])
+            found = find(names[rows], points)
+            yield list(zip(file.ids[rows].tolist(), found, strict=True))
+
+    return _write_answers(batches(), out)
+
+
+def _write_answers(answers: Iterator[list[tuple[str, Answer]]], out: Path) -> tuple[int, int]:
+    """Write answers by the names of their queries; return the numbers of both."""
+    counts = Counter[str]()
+
+    def counted_batches() -> Iterator[list[tuple[str, Answer]]]:
+        for batch in answers:
+            counts["queries"] += len(batch)
+            for _, answer in batch:
+                counts["answers"] += len(answer.paths)
+            yield batch
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write = _write_parquet if out.suffix == ".parquet" else _write_lines
+    write_atomically(out, functools.partial(write, batches=counted_batches()))
+    return counts["queries"], counts["answers"]
+
+
+def _write_lines(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for name, answer in itertools.chain.from_iterable(batches):
+            about = {
+                "query": name,
+                "paths": answer.paths,
+                "classes": answer.classes,
+                "ids": answer.ids,
+                "distances": answer.distances,
+            }
+            file.write(json.dumps(about) + "\n")
+
+
+def _write_parquet(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:
+    with needs_extra("parquet", "-o FILE.parquet"):
+        import pyarrow
+        import pyarrow.parquet as parquet
+
+    schema = pyarrow.schema(
+        [
+            ("query", pyarrow.string()),
+            ("rank", pyarrow.int32()),
+            ("path", pyarrow.string()),
+            ("class", pyarrow.string()),
+            ("id", pyarrow.int64()),
+            ("distance", pyarrow.float32()),
+        ]
+    )
+    with parquet.ParquetWriter(path, schema) as writer:
+        for batch in batches:
+            rows: list[dict[str, Any]] = []
+            for name, answer in batch:
+                rows.extend(_parquet_rows(name, answer))
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+
+
+def _parquet_rows(name: str, answer: Answer) -> Iterator[dict[str, Any]]:
+    """Yield a row for each image of an answer."""
+    columns = zip(answer.paths, answer.classes, answer.ids, answer.distances, strict=True)
+    for rank, (path, class_name, id, distance) in enumerate(columns, start=1):
+        yield {
+            "query": utf8_of(name),
+            "rank": rank,
+            "path": utf8_of(path),
+            "class": utf8_of(class_name),
+            "id": id,
+            "distance": distance,
+        }

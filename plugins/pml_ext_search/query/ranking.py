@@ -1,0 +1,91 @@
+"""The nearest vectors of queries: searched, ranked by exact distances, and shown as results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pml_ext.evaluation import Search, neighbors_under, reranked_under
+from pml_ext_train.retrieval import Numbers, SearchResult
+
+from ..collection.state import Image
+from .query import QueryOptions
+
+if TYPE_CHECKING:
+    from pml_ext.pml import BaseDistance
+
+_EXACT = 1 << 23  # numbers of found vectors whose exact distances are computed at a time
+
+
+def nearest_vectors(
+    search: Search, points: Tensor, count: int, vectors: Tensor, options: QueryOptions
+) -> tuple[Tensor, Tensor]:
+    """Return the distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``.
+
+    A metric is computed for all vectors, or for the shortlist that ``search`` finds.
+    """
+    metric = options.metric
+    if metric is not None and options.shortlist is not None:
+        search = reranked_under(metric, options.shortlist, search, normalized=True).search
+    elif metric is not None:
+        search = neighbors_under(metric).search
+    return search(points, count, vectors)
+
+
+def with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return exact distances of the found vectors and their rows or -1, ``[Q, k]``, nearest first.
+
+    Compressed vectors of faiss have others, and so have products of many queries, by a thousandth for equal images.
+    """
+    distances = torch.full(places.shape, torch.inf, device=points.device)
+    queries, found = places.shape
+    size = points.shape[1]
+    columns_at_once = max(1, _EXACT // size)
+    queries_at_once = max(1, columns_at_once // max(1, found))
+    for start in range(0, queries, queries_at_once):
+        rows = slice(start, start + queries_at_once)
+        for first in range(0, found, columns_at_once):
+            columns = slice(first, first + columns_at_once)
+            neighbors = vectors[places[rows, columns].clamp(min=0).to(vectors.device)]
+            distances[rows, columns] = (neighbors - points[rows, None]).norm(dim=2)
+    distances.masked_fill_((places < 0).to(distances.device), torch.inf)
+    distances, order = distances.sort(dim=1, stable=True)
+    return distances, places.to(order.device).gather(1, order)
+
+
+def rows_of(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
+    """Return the row of each image among the numbers of vectors, -1 for None and images that are not there."""
+    rows = []
+    for image in images:
+        row = -1
+        if image is not None:
+            place = int(np.searchsorted(numbers, image.vector))
+            if place < len(numbers) and numbers[place] == image.vector:
+                row = place
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:
+    """Return places with -1 for answers beyond a radius; of a similarity, for those below it."""
+    values = distances.double()
+    is_similarity = metric is not None and metric.is_inverted
+    inside = values >= radius if is_similarity else values <= radius
+    return places.where(inside, -1)
+
+
+def results_of(numbers: Numbers, distances: Tensor, images: Mapping[int, Image]) -> list[list[SearchResult]]:
+    """Return what was found for each query, from the numbers of vectors (-1: none) and their distances."""
+    results: list[list[SearchResult]] = []
+    for row, values in zip(numbers.tolist(), distances.tolist(), strict=True):
+        found = []
+        for number, distance in zip(row, values, strict=True):
+            if number != -1:
+                image = images[number]
+                found.append(SearchResult(image.id, image.path, image.class_name, distance))
+        results.append(found)
+    return results

@@ -1,0 +1,211 @@
+"""The index of a collection: filled by an embedder, and searched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pml_ext.distributed import num_processes
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.registry import service
+from pml_ext_train.data import class_levels
+from pml_ext_train.networks import By
+from pml_ext_train.results import LoadedRun
+from pml_ext_train.retrieval import Embedder, PartsService
+
+from ..collection.collection import Collection
+from ..collection.database import COLLECTION, recorded_by
+from ..collection.embedded import Embedded
+from ..collection.faiss_index import EXACT, new_index
+from ..embedding.batch_embedder import BatchEmbedder, NetworkEmbedder
+from ..embedding.embedding import ImageEmbedder, OnProgress
+from ..embedding.folder_pass import FolderPass
+from ..embedding.parts_pass import parts_pass
+from ..embedding.reading import Images
+from ..embedding.table_images import cut_images, is_table
+from ..embedding.vectors import VectorEmbedder, embeddings_of
+from .gallery import Gallery
+from .queries import answers_to_images, answers_to_vectors
+from .query import Answer, Answers, QueryOptions
+
+
+def open_index(
+    embedder: Embedder,
+    folder: str | Path,
+    device: str = "cpu",
+    workers: int | None = None,
+    listener: OnProgress | None = None,
+) -> SearchIndex:
+    """Open the index that an embedder of any kind has in a folder, for :meth:`SearchIndex.index` and queries.
+
+    Args:
+        embedder: an object with ``identity``, ``size`` and ``embed``; see :class:`pml_ext_train.retrieval.Embedder`.
+        folder: the folder of the collection, which :meth:`SearchIndex.index` makes. It belongs to this embedder.
+        device: where embeddings are compared, ``"cpu"`` or ``"cuda"``.
+        workers: number of processes that read images; as for :func:`load_run`.
+        listener: called with an :class:`EmbeddingProgress` after each batch of a folder's images.
+    """
+    computed = BatchEmbedder(embedder, torch.device(device))
+    collection = Collection(Path(folder), None, computed.identity, computed.size)
+    return SearchIndex(ImageEmbedder(computed, collection, False, workers, listener))
+
+
+def index_of(
+    run: LoadedRun,
+    store: str | Path | None = None,
+    workers: int | None = None,
+    listener: OnProgress | None = None,
+    by: By | None = None,
+) -> SearchIndex:
+    """Open the index of a run; the arguments are those of ``load_run``."""
+    place = Path(store or run.folder / COLLECTION)
+    by = by or recorded_by(place) or "embeddings"
+    data = run.recipe.data
+    if run.recipe.model.takes_vectors:
+        if workers is not None:
+            raise ConfigError(f"--workers is for reading images, and {run.folder} was trained on vectors; leave it out")
+        if by == "features":
+            raise ConfigError(
+                f"--by features: {run.folder} was trained on vectors, which are the features; leave it out"
+            )
+        return SearchIndex(VectorEmbedder(run, place, replace=store is None))
+    computed = NetworkEmbedder(run, by)
+    collection = Collection(place, run.folder, computed.identity, computed.size, by)
+    levels = _class_levels(data.name, data.settings)
+    images = ImageEmbedder(computed, collection, store is None, workers, listener, levels)
+    return SearchIndex(images, data.settings.get("columns"))
+
+
+def _class_levels(data_set: str, settings: Mapping[str, Any]) -> int | None:
+    """Return how many sub-folders name a class, None for all, as where a run was trained on a folder."""
+    if not data_set.startswith("folder:"):
+        return 1
+    return class_levels(settings.get("classes", "outer"), settings.get("levels"))
+
+
+class SearchIndex:
+    """A collection with an embedder, which fills and searches it; :func:`open_index` and ``load_run`` make one."""
+
+    def __init__(self, embedder: ImageEmbedder | VectorEmbedder, columns: Mapping[str, str] | None = None) -> None:
+        self._embedder = embedder
+        self._columns = columns or {}  # of tables of images
+        self._gallery: Gallery | None = None
+        self.collection = embedder.collection
+        self.device = embedder.device
+        self.takes_vectors = isinstance(embedder, VectorEmbedder)
+
+    @property
+    def images(self) -> ImageEmbedder:
+        """What embeds images; ConfigError for a run that was trained on vectors."""
+        if isinstance(self._embedder, ImageEmbedder):
+            return self._embedder
+        run = self.collection.run
+        raise ConfigError(f"{run} was trained on vectors, which have no pixels; this wants a run of images")
+
+    @property
+    def vectors(self) -> VectorEmbedder:
+        """What embeds vectors; ConfigError for a run that was trained on images."""
+        if isinstance(self._embedder, VectorEmbedder):
+            return self._embedder
+        raise ConfigError(f"{self.collection.run or self.place} was trained on images; this wants a run of vectors")
+
+    @property
+    def place(self) -> Path:
+        """The folder of the collection."""
+        return self.collection.place
+
+    # Embeddings
+
+    def embed(self, images: Images, batch_size: int = 256) -> Tensor:
+        """Return embeddings, ``[N, D]``; see :meth:`TrainedRun.embed`."""
+        if self.takes_vectors:
+            return embeddings_of(self.vectors, images)
+        if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
+            raise ConfigError("the path '' is empty; wanted an image or a folder")
+        if isinstance(images, (str, Path)) and Path(images).is_dir():
+            return self.embed_folder(images, batch_size).embeddings
+        return self.images.embed(images, batch_size)
+
+    def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
+        """Embed all images below a folder; see :meth:`TrainedRun.embed_folder`."""
+        with FolderPass(self.images).embedded(Path(folder), batch_size) as embedded:
+            return embedded
+
+    # The index
+
+    def write_index(self, parts: str | Path, folder: str | Path | None = None, factory: str = "") -> Gallery:
+        """Index what ``embed_part`` wrote; see :meth:`TrainedRun.write_index`."""
+        service_of_parts: PartsService = service("parts", "--from PARTS")
+        embedder = self.images
+        rows = service_of_parts.read(Path(parts), embedder.identity, embedder.by)
+        place = None if folder is None else Path(folder)
+        return self._write_index(parts_pass(embedder, rows, Path(parts), place), factory)
+
+    def _write_index(self, embedding: contextlib.AbstractContextManager[Embedded], factory: str) -> Gallery:
+        if factory and factory != EXACT:
+            new_index(factory, self.collection.size)  # raises ConfigError before anything is embedded
+        with embedding as embedded:
+            changes = self.collection.write_index(embedded, factory)
+        self._gallery = Gallery(self.collection, self.device, changes)
+        return self.gallery()
+
+    def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
+        """Index a folder, a table or a file of vectors; see :meth:`TrainedRun.index`."""
+        source = self.indexed_folder() if folder is None else Path(folder)
+        if self.takes_vectors:
+            return self._write_index(self.vectors.file_pass(source), factory)
+        if is_table(source):
+            source = self._images_of_table(source)
+        return self._write_index(FolderPass(self.images).embedded(source), factory)
+
+    @property
+    def folder_of_cuts(self) -> Path:
+        """The folder beside the collection with what is cut from tables."""
+        return self.place.with_name(f"{self.place.name}-images")
+
+    def _images_of_table(self, table: Path) -> Path:
+        """Return the folder with the images that a table lists, once they are cut along its boxes."""
+        if num_processes() > 1:
+            raise ConfigError(f"{table}: one process cuts the images of a table; leave out torchrun")
+        folder = self.folder_of_cuts
+        cut_images(table, folder, self.images.channels, self._columns)
+        return folder
+
+    def indexed_folder(self) -> Path:
+        """Return the indexed folder, also if an earlier state of the run indexed it."""
+        if self.collection.exists:
+            with self.collection.transaction() as current:
+                if current.state.index is not None:
+                    return Path(current.state.index.folder)
+        raise DataError(f"{self.collection.place}: no index; type: {self.collection.command()}")
+
+    def gallery(self) -> Gallery:
+        """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
+        gallery = self.kept_gallery()
+        with gallery.reading():  # opens the index, or raises
+            return gallery
+
+    def indexed_images(self) -> Embedded:
+        """Return the images of the index; DataError if it is missing, damaged or of other weights."""
+        return self.gallery().embedded
+
+    def kept_gallery(self) -> Gallery:
+        """Return the index that queries share; its first :meth:`Gallery.reading` opens it."""
+        if self._gallery is None:
+            self._gallery = Gallery(self.collection, self.device)
+        return self._gallery
+
+    def query(
+        self, images: Images, options: QueryOptions, of_store: Callable[[], Answers] | None = None
+    ) -> list[Answer]:
+        """Return the nearest images; ``of_store`` opens a store that is searched instead of the index."""
+        if self.takes_vectors:
+            return answers_to_vectors(self.vectors, self.kept_gallery(), images, options, of_store)
+        if isinstance(images, (str, Path)) and Path(images).is_dir():
+            raise ConfigError(f"{images} is a folder; a query is an image, or several")
+        return answers_to_images(self.images, self.embed, self.kept_gallery(), images, options, of_store)

@@ -1,0 +1,1 @@
+"""Distinct images, outliers, and images near class centers."""

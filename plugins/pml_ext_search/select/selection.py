@@ -1,0 +1,318 @@
+r"""Selections of images: the most distinct ones, outliers, and those nearest to the centers of classes.
+
+All three compare embeddings by Euclidean distance, the unit of ``--radius``, in float64. Of images that are equally
+far, to 12 digits of the squared distance, the first in the order of the paths comes first. No matrix of all pairs is
+held.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.evaluation import inverted_lists, nearest_of
+from pml_ext_train.retrieval import Numbers
+
+from ..collection.embedded import Embedded
+from ..open_set.open_set import Distances
+
+SelectionKind = Literal["distinct", "outliers", "central"]
+KINDS: tuple[SelectionKind, ...] = ("distinct", "outliers", "central")
+NEIGHBORS = 5  # the nearest image that tells an outlier: with a copy or four, it is one still
+
+_ROWS = 8192  # vectors that are converted to float64 at a time
+_CANDIDATES = 1024  # for the next most distinct image, between two passes over all of them
+_CHECKED = 512  # possible outliers whose exact distances are computed at a time
+_ROUNDING = 1e-4  # of squared distances in float32, at most
+_DIGITS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Selected vectors by their row, and the distance by which each was selected."""
+
+    rows: Numbers
+    distances: Distances
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Images that were selected of a folder, or vectors of a file."""
+
+    embedded: Embedded
+    kind: SelectionKind
+    rows: list[int]  # of ``embedded``
+    ranks: list[int]  # from 1; of "central", in the image's class
+    distances: list[float | None]  # None for the first of "distinct", which no other comes before
+    covered: float | None = None  # "distinct": the greatest distance of an image to the nearest selected one
+    without_class: int = 0  # "central": images that are in no class, and are left out
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the selected images, or ids of vectors."""
+        return [self.embedded.paths[row] for row in self.rows]
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes of the selected images, "" for none."""
+        classes = self.embedded.classes
+        return [classes[row] for row in self.rows]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``select --json`` prints of it."""
+        selected = []
+        for rank, path, name, distance in zip(self.ranks, self.paths, self.classes, self.distances, strict=True):
+            selected.append({"rank": rank, "path": path, "class": name, "distance": distance})
+        return {
+            "folder": str(self.embedded.folder),
+            "kind": self.kind,
+            "images": len(self.embedded.paths),
+            "covered": self.covered,
+            "without_class": self.without_class,
+            "selected": selected,
+        }
+
+
+def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> Selection:
+    """Return the selected images of a folder, or vectors of a file.
+
+    Args:
+        embedded: the images.
+        count: how many; of ``"central"``, of each class. If there are fewer images, all are selected.
+        kind: ``"distinct"`` (:func:`most_distinct`), ``"outliers"`` (:func:`outliers`), or ``"central"``
+            (:func:`nearest_to_centers`). The center is that of all images if none of them has a class.
+    """
+    if count < 1:
+        raise ConfigError(f"-n {count}: wanted 1 or more")
+    points = embedded.embeddings
+    if kind == "distinct":
+        found, covered = most_distinct(points, count)
+        distances: list[float | None] = [None, *found.distances[1:].tolist()]
+        return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), distances, covered)
+    if kind == "outliers":
+        if len(points) < 2:
+            raise DataError(
+                f"{embedded.folder}: one image; wanted two or more, of which one can be far from the others"
+            )
+        found = outliers(points, count)
+        return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), found.distances.tolist())
+    names = np.array(embedded.classes)
+    have_class = np.flatnonzero(names != "")
+    if not len(have_class):
+        have_class = np.arange(len(names))
+    _, numbers = np.unique(names[have_class], return_inverse=True)
+    found = nearest_to_centers(points[have_class], numbers, count)
+    _, starts, sizes = np.unique(numbers[found.rows], return_index=True, return_counts=True)
+    ranks = np.arange(len(found.rows)) - np.repeat(starts, sizes) + 1
+    return Selection(
+        embedded,
+        kind,
+        have_class[found.rows].tolist(),
+        ranks.tolist(),
+        found.distances.tolist(),
+        without_class=len(names) - len(have_class),
+    )
+
+
+def _ranks(count: int) -> list[int]:
+    return list(range(1, count + 1))
+
+
+def most_distinct(points: Tensor, count: int) -> tuple[Rows, float]:
+    r"""Return the most distinct vectors, and the greatest distance of any vector to the nearest one of them.
+
+    The first is the nearest to the mean of all. Each next one is the farthest from those before it,
+
+    .. math:: s_j = \arg\max_i \min_{l < j} \lVert x_i - x_{s_l} \rVert
+
+    with its distance to the nearest of them; that of the first is infinite. The greatest distance that is left is at
+    most twice that of the best ``count`` vectors (Gonzalez, Clustering to minimize the maximum intercluster distance,
+    1985). Copies of selected vectors come last, at a distance of 0.
+
+    Only vectors that are far from the selected ones are compared with each new one. The others are when none of these
+    is sure to be the farthest any more, with all new ones in one product.
+
+    Args:
+        points: ``[N, D]``.
+        count: how many; all if there are fewer.
+
+    *Cost:* at most N x count x D multiplications, and 16,384 numbers beside the vectors for each of D.
+    """
+    points = points.cpu()
+    count = min(count, len(points))
+    nearest = torch.full((len(points),), torch.inf, dtype=torch.float64)  # squared, to the selected vectors
+    center = points.mean(0, dtype=torch.float64)
+    _lower(nearest, points, center[None])
+    rows = [int(nearest.argmin())]
+    squares = [torch.inf]
+    nearest.fill_(torch.inf)
+    new = rows[:]
+    while True:
+        _lower(nearest, points, points[new].double())
+        nearest[rows] = -1  # never selected again
+        farthest = float(nearest.max())
+        if len(rows) == count:
+            break
+        if farthest == 0:
+            copies = (nearest == 0).nonzero().flatten()[: count - len(rows)]
+            rows += copies.tolist()
+            squares += [0.0] * len(copies)
+            break
+        new, their_squares = _farthest(nearest, points, count - len(rows))
+        rows += new
+        squares += their_squares
+    distances = np.sqrt(np.array(squares))
+    return Rows(np.array(rows, dtype=np.int64), distances), max(farthest, 0.0) ** 0.5
+
+
+def _farthest(nearest: Tensor, points: Tensor, count: int) -> tuple[list[int], list[float]]:
+    """Return the next most distinct vectors and their squared distances: one or more, as many as are sure.
+
+    ``nearest`` has the squared distance of each vector to those that are selected.
+    """
+    candidates = nearest.topk(min(_CANDIDATES + 1, len(nearest))).indices
+    limit = -1.0  # squared distance of the farthest vector that is no candidate
+    if len(candidates) > _CANDIDATES:
+        limit = float(nearest[candidates[-1]])
+        candidates = candidates[:-1]
+    first = int(nearest.argmax())  # of equally far ones, which need not all be candidates
+    with_first = torch.cat([candidates, torch.tensor([first])])
+    candidates = torch.from_numpy(np.unique(with_first.numpy()))  # ascending
+    vectors = points[candidates].double()
+    left = nearest[candidates]
+    place = int((candidates == first).nonzero())
+    rows = []
+    squares = []
+    while True:
+        rows.append(int(candidates[place]))
+        squares.append(float(left[place]))
+        left = left.minimum(_squared(vectors, vectors[place : place + 1])[:, 0])
+        left[place] = -1
+        place = int(left.argmax())
+        if len(rows) == count or left[place] <= limit or left[place] <= 0:
+            return rows, squares
+
+
+def _lower(nearest: Tensor, points: Tensor, others: Tensor) -> None:
+    """Lower the squared distances of vectors ``[N]`` to those to the nearest of some others ``[M, D]``."""
+    for start in range(0, len(points), _ROWS):
+        rows = slice(start, start + _ROWS)
+        found = _squared(points[rows].double(), others).min(1).values
+        nearest[rows] = nearest[rows].minimum(found)
+
+
+def _squared(points: Tensor, others: Tensor) -> Tensor:
+    """Return squared distances ``[N, M]`` of float64 vectors; rounded, so that those of equal vectors are 0."""
+    squares = points.square().sum(1)[:, None] + others.square().sum(1) - 2 * points @ others.T
+    return squares.clamp_(min=0).round_(decimals=_DIGITS)
+
+
+def outliers(points: Tensor, count: int, neighbors: int = NEIGHBORS) -> Rows:
+    """Return the vectors that are farthest from their k-th nearest other one, with this distance, farthest first.
+
+    This is the outlier of Ramaswamy, Rastogi and Shim (Efficient algorithms for mining outliers from large data sets,
+    2000). One that has fewer than k copies is an outlier still.
+
+    faiss finds neighbors in float32: of all vectors up to 20,000, of more in 16 lists of an index, of which there are
+    as many as the square root of their number. What it finds is at least as far as the true neighbor, so that the
+    distances of the first vectors alone have to be computed exactly, until none of the others can be farther.
+
+    Args:
+        points: ``[N, D]``, two or more.
+        count: how many; all if there are fewer.
+        neighbors: k; the farthest other one if there are fewer.
+
+    *Cost:* N x 20,000 x D multiplications at most, and N x D for each of the first vectors.
+    """
+    points = points.cpu()
+    count = min(count, len(points))
+    neighbors = min(neighbors, len(points) - 1)
+    bounds = _bounds(points, neighbors) + _ROUNDING
+    order = torch.argsort(bounds, descending=True, stable=True)
+    squares = torch.empty(0, dtype=torch.float64)
+    least = 0.0  # squared distance of the last vector that is among the first so far
+    for start in range(0, len(points), _CHECKED):
+        if bounds[order[start]] <= least:
+            break
+        squares = torch.cat([squares, _to_kth_nearest(points, order[start : start + _CHECKED], neighbors, least)])
+        if len(squares) >= count:
+            least = float(squares.topk(count).values[-1])
+    checked = order[: len(squares)].numpy()
+    first = np.lexsort((checked, -squares.numpy()))[:count]
+    return Rows(checked[first], np.sqrt(squares.numpy()[first]))
+
+
+def _bounds(points: Tensor, neighbors: int) -> Tensor:
+    """Return squared distances of vectors to a neighbor that is at least as far as their k-th nearest one, ``[N]``.
+
+    They have rounding errors of float32.
+    """
+    rows = np.ascontiguousarray(points.float().numpy())
+    lists = inverted_lists(rows)
+    if lists is None:
+        found, _ = nearest_of(points, neighbors + 1, points)
+        return found[:, -1].double().square()
+    squared, _ = lists.search(rows, neighbors + 1)
+    squared[squared > 4] = 4  # of vectors of length 1; faiss found fewer than k, which it says by a large number
+    return torch.from_numpy(squared[:, -1]).double()
+
+
+def _to_kth_nearest(points: Tensor, chosen: Tensor, neighbors: int, least: float) -> Tensor:
+    """Return squared distances of chosen rows to their k-th nearest other vector, where they are at least ``least``.
+
+    A vector is left as soon as k others are nearer than that (Bay and Schwabacher, Mining distance-based outliers in
+    near linear time with randomization and a simple pruning rule, 2003). The value of such a one is below ``least``.
+    """
+    found = torch.empty(len(chosen), dtype=torch.float64)
+    left = torch.arange(len(chosen))
+    vectors = points[chosen].double()
+    nearest = torch.empty(len(chosen), 0, dtype=torch.float64)
+    for start in range(0, len(points), _ROWS):
+        squares = _squared(vectors, points[start : start + _ROWS].double())
+        rows = chosen[left]
+        inside = ((rows >= start) & (rows < start + squares.shape[1])).nonzero().flatten()
+        squares[inside, rows[inside] - start] = torch.inf
+        nearest = torch.cat([nearest, squares], 1)
+        nearest = nearest.topk(min(neighbors, nearest.shape[1]), largest=False).values
+        to_last = nearest[:, -1]
+        found[left] = to_last
+        if nearest.shape[1] == neighbors:
+            may_be_first = to_last >= least
+            left = left[may_be_first]
+            vectors = vectors[may_be_first]
+            nearest = nearest[may_be_first]
+    return found
+
+
+def nearest_to_centers(points: Tensor, numbers: Numbers, count: int) -> Rows:
+    """Return the vectors of each class that are nearest to its center, class after class, nearest first.
+
+    A center is the mean of a class's vectors scaled to length 1, as for ``identify``.
+
+    Args:
+        points: ``[N, D]``, of length 1.
+        numbers: the class of each, ``[N]``, from 0.
+        count: how many of each class; all of a class that has fewer.
+    """
+    points = points.cpu()
+    labels = torch.from_numpy(numbers)
+    sums = torch.zeros(int(labels.max()) + 1, points.shape[1], dtype=torch.float64)
+    for start in range(0, len(points), _ROWS):
+        rows = slice(start, start + _ROWS)
+        sums.index_add_(0, labels[rows], points[rows].double())
+    centers = nn.functional.normalize(sums)
+    squares = np.empty(len(points))
+    for start in range(0, len(points), _ROWS):
+        rows = slice(start, start + _ROWS)
+        difference = points[rows].double() - centers[labels[rows]]
+        squares[rows] = difference.square().sum(1).round(decimals=_DIGITS).numpy()
+    order = np.lexsort((squares, numbers))  # stable
+    _, starts, sizes = np.unique(numbers[order], return_index=True, return_counts=True)
+    ranks = np.arange(len(order)) - np.repeat(starts, sizes)
+    chosen = order[ranks < count]
+    return Rows(chosen, np.sqrt(squares[chosen]))
