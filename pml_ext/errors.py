@@ -31,7 +31,8 @@ class PmlExtError(Exception):
     def __str__(self) -> str:
         # KeyError and ImportError, which subclasses also extend, would quote or drop the text.
         parts = (self.option or self.source, self.key, *self.args[:1])
-        return ": ".join(str(part) for part in parts if part)
+        text = ": ".join(str(part) for part in parts if part)
+        return shortened(text) if self.key else text  # values of settings may be long
 
     def inside(self, key: str) -> Self:
         """Put the key of the table around a setting in front of the setting's own; return the error."""

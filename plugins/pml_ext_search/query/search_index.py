@@ -97,7 +97,7 @@ class SearchIndex:
         self._gallery: Gallery | None = None
         self.collection = embedder.collection
         self.device = embedder.device
-        self.takes_vectors = isinstance(embedder, VectorEmbedder)
+        self.takes_vectors: bool = isinstance(embedder, VectorEmbedder)
 
     @property
     def images(self) -> ImageEmbedder:

@@ -60,7 +60,7 @@ def parse_override(text: str, option: str = "--set") -> Override:
     key, separator, value = text.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise ConfigError(f"{option} {text}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
+        raise ConfigError(f"{option} {text[:200]}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
     if DEEP_KEY.search(text):
         raise ConfigError(shortened(f"{option} {text[:100]}...: nested too deep; wanted a key of few parts"))
     typed = f"{option} {text}" if option else text
@@ -109,14 +109,14 @@ def culprit(error: PmlExtError, overrides: Iterable[Override], load: Callable[[l
     given = [*by_key.values()]
     for each in reversed(given):
         if inside(error.key, [each.key]) and not each.sets_unnamed_key:
-            return str(each)
+            return shortened(str(each), 200)
     for count in range(len(given) + 1):
         try:
             load(given[:count])
         except PmlExtError as found:
             if type(found) is type(error) and found.key == error.key:
-                return str(given[count - 1]) if count else ""
+                return shortened(str(given[count - 1]), 200) if count else ""
     for each in reversed(given):  # an error that only the data show
         if inside(each.key, [error.key]):
-            return str(each)
+            return shortened(str(each), 200)
     return ""

@@ -180,7 +180,7 @@ def test_queries_are_answered_while_copies_are_looked_for(few, monkeypatch):
             listener(number + 1)
         raise AssertionError("not stopped")
 
-    monkeypatch.setattr("pml_ext_search.trained.find_copies", find)
+    monkeypatch.setattr("pml_ext_copies.service.find", find)
     collections = open_collections([few.run], None, "cpu")
     port = []
     ready = threading.Event()

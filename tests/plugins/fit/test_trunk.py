@@ -9,7 +9,7 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
-from pml_ext_fit import fine_tuning, folder_runs, selection
+from pml_ext_fit import folder_runs, selection
 from pml_ext_fit.candidates import FeaturesOfImages, LastBlocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
@@ -184,4 +184,4 @@ def test_what_goes_not_with_a_trunk(pair, photos, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--trunk begins with trials, which several processes do not make"):
         selection.why_not(trunk_is_named=True)
     with pytest.raises(ConfigError, match="leave out torchrun"):
-        fine_tuning.check_possible(trunk_is_named=True)
+        selection.why_not(needing="--fine-tune")

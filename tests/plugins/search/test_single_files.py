@@ -25,7 +25,7 @@ class CountedRun:
     def __init__(self, folder, store):
         self.run = load_run(folder, "cpu", workers=0, store=store)
         self.embedded = 0
-        self.run.embedder.register_forward_hook(self._count)
+        self.run.images.computed.network.embedder.register_forward_hook(self._count)
 
     def _count(self, _, inputs, __):
         self.embedded += len(inputs[0])

@@ -5,13 +5,13 @@ import pytest
 from matplotlib.font_manager import findfont
 from PIL import Image
 
-from pml_ext_train.report import fonts
+from pml_ext_train.report import contact_sheets
 from pml_ext_train.report.contact_sheets import CELL, contact_sheet, font_file
 
 
 def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):
     """STIX comes with matplotlib and has the first letter; DejaVu Sans lacks both, and no font has the second."""
-    monkeypatch.setattr(fonts, "_WIDE", ("STIXGeneral",))
+    monkeypatch.setattr(contact_sheets, "font_families", lambda: ["DejaVu Sans", "STIXGeneral"])
     letter = "\u1d84"
     unknown = "\U00020001"
     assert [font_file(text) for text in (letter, unknown)] == [*map(findfont, ("STIXGeneral", "DejaVu Sans"))]

@@ -9,7 +9,7 @@ from pml_ext_train.report import figures, fonts
 
 def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):
     """STIX comes with matplotlib and has the letter; DejaVu Sans lacks it."""
-    monkeypatch.setattr(fonts, "_WIDE", ("STIXGeneral",))
+    monkeypatch.setattr(figures, "font_families", lambda: ["DejaVu Sans", "STIXGeneral"])
     drawn = []
     for figure, font in ((Figure(), {"fontfamily": "STIXGeneral"}), (figures.PlainFigure(), {})):
         canvas = FigureCanvasAgg(figure)

@@ -254,7 +254,7 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for images in ([photos / "class-1" / "1.png"], photos):
         run = load_run(tmp_path / "run", store=tmp_path / f"store {len(str(images))}")
-        run.trunk.register_forward_hook(lambda _, inputs, __: passed.append(len(inputs[0])))
+        run.images.computed.network.trunk.register_forward_hook(lambda _, inputs, __: passed.append(len(inputs[0])))
         passed.clear()
         found = run.embed(images)
         own = [number for number, path in enumerate(expected.paths) if images == photos or path == "class-1/1.png"]
