@@ -1,19 +1,20 @@
 """The command line ``pml-ext``, also ``python -m pml_ext``: it is in the plugin ``pml_ext_train``."""
 
+import importlib
 import sys
 
 
 def main() -> None:
     """Run the command line, or say what to install."""
     try:
-        from pml_ext_train.cli import main as run
+        commands = importlib.import_module("pml_ext_train.cli")
     except ModuleNotFoundError as error:
         if error.name != "pml_ext_train":
             raise
         text = "the command line needs pml_ext_train. Type: pip install --force-reinstall 'pml-ext[train]'"
         print(f"pml-ext: {text}", file=sys.stderr)
         sys.exit(2)
-    run()
+    commands.main()
 
 
 if __name__ == "__main__":
