@@ -9,7 +9,7 @@ def main() -> None:
     try:
         commands = importlib.import_module("pml_ext_train.cli")
     except ModuleNotFoundError as error:
-        if error.name != "pml_ext_train":
+        if not (error.name or "").startswith("pml_ext_train"):
             raise
         text = "the command line needs pml_ext_train. Type: pip install --force-reinstall 'pml-ext[train]'"
         print(f"pml-ext: {text}", file=sys.stderr)

@@ -96,4 +96,4 @@ def test_the_command_says_what_to_install():
 def test_tools_work_without_any_other(tool):
     done = run(LISTING, tool)
     assert done.returncode == 0, done.stderr
-    assert "CBMLLoss" in done.stdout
+    assert "cbml" in done.stdout
