@@ -34,7 +34,7 @@ def lazily(module: str, extra: str, what: str) -> tuple[Callable[[str], Any], Ca
         except ModuleNotFoundError as error:
             raise missing_extra(extra, what, error) from error
         if package is not this and value is not sys.modules.get(f"{package.__name__}.{name}"):
-            del vars(package)[name]  # where lazy_loader keeps what is not the package's own
+            vars(package).pop(name, None)  # where lazy_loader keeps what is not the package's own
         setattr(this, name, value)
         return value
 
