@@ -154,7 +154,10 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.m
 
 def _is_metric(value: Any) -> bool:
     """Return whether a value is a function that takes any keyword, as metrics are called with all that is known."""
-    parameters = inspect.signature(value).parameters.values() if callable(value) else ()
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):  # not callable, or written in C
+        return False
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from pml_ext import pml
+from pml_ext import registry
 from pml_ext.errors import one_line
 
 PACKAGE = "pml-ext"
@@ -205,7 +205,7 @@ def _test_loss() -> str:
 
     points, labels = _points()
     values = []
-    for loss in (TiledTripletMarginLoss(), pml.TripletMarginLoss()):
+    for loss in (TiledTripletMarginLoss(), registry.build("pml/triplet-margin", "loss")):
         x = points.clone().requires_grad_(True)
         value = loss(x, labels)
         value.backward()
