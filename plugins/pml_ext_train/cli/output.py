@@ -131,7 +131,8 @@ def print_table(
         )
     for row in rows:
         table.add_row(*row)
-    console.width = max(console.width, sum(needed) + 2 * len(needed))
+    if any(column.no_wrap for column in table.columns):
+        console.width = max(console.width, sum(needed) + 2 * len(needed))
     console.print(table)
 
 

@@ -49,8 +49,9 @@ def fits(runs, tmp_path, monkeypatch):
 
 def test_only_a_folder_of_images_gets_a_run(photos, fits):
     assert run_of(photos, "cpu", None) == (fits.run, photos)
-    for place in (fits.run, photos / "inner" / "0.png"):
-        assert run_of(place, "cpu", None) == (place, None)
+    assert run_of(fits.run, "cpu", None) == (fits.run, None)
+    with pytest.raises(DataError, match="0.png: a file; wanted the folder of a run or of images"):
+        run_of(photos / "inner" / "0.png", "cpu", None)
     assert fits.asked == [photos]
 
 

@@ -117,7 +117,7 @@ def test_outliers_of_many_are_exact_too(faiss, monkeypatch):
         pytest.importorskip("faiss")
     monkeypatch.setattr(neighbors, "has_faiss", lambda: faiss)
     monkeypatch.setattr(neighbors, "_MOST_EXACT", 100)
-    monkeypatch.setattr(selection, "LISTS_SEARCHED", 2)
+    monkeypatch.setattr(neighbors, "_LISTS_SEARCHED", 2)
     monkeypatch.setattr(selection, "_CHECKED", 20)
     monkeypatch.setattr(selection, "_ROWS", 100)
     points = unit(1500, 6)
