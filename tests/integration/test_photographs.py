@@ -61,7 +61,7 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch, pml_ext_command):
         assert title in report
     assert "Training images as the network saw them" not in report  # nothing was trained
     assert re.search(
-        r"Time: baselines [\d.]+ s, (\w+ [\d.]+ s, )*figures [\d.]+ s\.", report
+        r"Time: trials [\d.]+ s, (\w+ [\d.]+ s, )*figures [\d.]+ s\.", report
     )  # phases of no time are left out
     worst = re.findall(r'<th scope="row">(\w+)</th><td>([\d.]+)</td>(?=<td><img)(.*)</tr>', report)
     assert sorted(name for name, _, _ in worst) == ["heron", "kite", "owl", "wren"]
