@@ -1,4 +1,4 @@
-"""Runs of a recipe: planned, started one after the other, resumed."""
+"""Runs of a recipe: planned, started, resumed."""
 
 from pml_ext.lazy import lazily, require_packages
 

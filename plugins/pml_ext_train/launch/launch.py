@@ -1,4 +1,4 @@
-"""Start and resume runs: recipes and seeds, folders, devices, and the summary of several runs."""
+"""Start and resume runs: recipes, seeds, folders, devices, and the summary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create and lock a run's folder, and finish or remove files of a killed process; ConfigError if it is locked."""
+    """Create and lock a run's folder, and recover files of a killed process.
+
+    Raises ConfigError if it is already locked.
+    """
     text = f"{folder} is being written by another run; wait for it or stop it, or choose another --out"
     with locked_folder(folder, ConfigError(text)):
         checksums.recover(folder, WRITTEN)
@@ -61,7 +64,7 @@ def execute(
     on_nonfinite: OnNonfinite = "stop",
     splits: DataSplits | None = None,
 ) -> Metrics:
-    """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
+    """Do one run and return ``metrics.json``; arguments as for :func:`train`."""
     folder = plan.folder
     found: tuple[Metrics | None, list[str]] = (None, [])
     if resume and rank() == 0 and (folder / METRICS).exists():
@@ -97,7 +100,6 @@ def execute(
 
 
 def _first_line(plan: Plan, is_longer: bool) -> str:
-    """Return the line with which a run begins."""
     text = f"{plan.name}, seed {plan.seed}, in {plan.folder}"
     if not is_longer:
         return text
@@ -108,7 +110,7 @@ def _first_line(plan: Plan, is_longer: bool) -> str:
 
 
 def _write_recipe(plan: Plan) -> None:
-    """Write the recipe of a run, with its name, seed and plugins."""
+    """Write a run's recipe with its name, seed and plugins."""
     tables = plan.recipe.as_dict()
     about: dict[str, Any] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
     if plan.trials:
@@ -119,7 +121,7 @@ def _write_recipe(plan: Plan) -> None:
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
-    """Regenerate the report of a finished run, and its damaged or missing derived files."""
+    """Regenerate a finished run's report, and its damaged or missing derived files."""
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
             raise no_finished_run(folder, name)
@@ -145,29 +147,28 @@ def train(
     on_nonfinite: OnNonfinite = "stop",
     splits: DataSplits | None = None,
 ) -> list[Metrics]:
-    """Train a recipe, all its variants, with every seed. A signal ends it after the iteration, with a checkpoint.
+    """Train a recipe, all its variants, with every seed.
 
     Args:
         name: a recipe's name or file.
-        out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
-        seed: the first of the seeds.
-        seeds: how many there are, counted up.
+        out: the folder to write, ``runs/NAME-SEED-TIME`` by default; several runs get sub-folders.
+        seed: the first seed.
+        seeds: how many, counting up.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
-        data: the folder of the data.
-        overrides: values that go over the recipe's, by dotted key: ``{"loss.margin": 0.1}``.
-        resume: go on with the runs in the folder.
-        listener: hears how a run goes on.
-        on_nonfinite: as of :class:`Run`.
-        splits: taken in place of those of the recipe's data set, for example without files that cannot be read.
+        data: the data folder.
+        overrides: values by dotted key, ``{"loss.margin": 0.1}``.
+        resume: continue the runs in the folder.
+        listener: observer of the runs.
+        on_nonfinite: as for :class:`Run`.
+        splits: replace those of the recipe's data set.
 
     Returns:
-        The contents of each run's ``metrics.json``, with its ``folder``, and as ``verdict`` sentences if the network is
-        behind the untrained one or behind its own features, or was fine-tuned. Of several runs, ``summary.json`` in
-        the common folder has mean and spread.
+        Each run's ``metrics.json`` with its ``folder``, and a ``verdict`` on training if there is one. Several
+        runs also write ``summary.json`` with mean and spread.
 
     Raises:
-        FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
-        StoppedError: a signal ended it; the text says what to type to go on.
+        FailedRunsError: some of several runs failed; with several processes, the first ends all.
+        StoppedError: a signal ended it after an iteration; the text has the command to resume.
     """
     resume = resume or restarted()
     results: list[Metrics] = []
@@ -204,13 +205,12 @@ def train(
 
 
 def _common_folder(plans: Sequence[Plan]) -> Path:
-    """Return the folder of the only run, or that of several."""
     return plans[0].folder if len(plans) == 1 else plans[0].folder.parent
 
 
 @contextlib.contextmanager
 def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
-    """Add to the error of a signal what to type to continue, if something was written."""
+    """Add the command to resume to the error of a signal."""
     try:
         yield
     except StoppedError as error:
@@ -223,19 +223,18 @@ def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
 
 
 def _with_verdict(plan: Plan, metrics: Metrics) -> Metrics:
-    """Return the metrics of a run with its folder, and sentences on what training has brought, if any."""
     text = verdict(plan.recipe, metrics, plan.folder)
     return metrics | {"folder": str(plan.folder)} | ({"verdict": text} if text else {})
 
 
 def _failure(plan: Plan, error: Exception) -> dict[str, Any]:
-    """Return what is kept of a run that failed: the text, since the error would keep the run's networks in memory."""
+    """Return the record of a failed run: only text, so its networks are freed."""
     text = str(error) if isinstance(error, PmlExtError) else one_line(error)
     return {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
 
 
 class FailedRunsError(PmlExtError):
-    """Some runs of several failed; ``failures`` have each one's ``recipe``, ``seed``, ``folder`` and ``error``."""
+    """Some of several runs failed; ``failures`` have ``recipe``, ``seed``, ``folder`` and ``error``."""
 
     def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
         self.results = results

@@ -1,4 +1,4 @@
-"""The runs of a command, planned and checked before the first begins: recipes, seeds, folders."""
+"""The runs of a command, checked before the first begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned run: the recipe with its name and variant, the seed of all generators, and the folder to write."""
+    """A planned run: name, recipe, seed, and folder."""
 
     name: str
     recipe: Recipe
@@ -40,7 +40,7 @@ def plan(
     overrides: Overrides = (),
     resume: bool = False,
 ) -> list[Plan]:
-    """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
+    """Return the checked runs of a recipe; arguments as for :func:`train`."""
     _check_resumable(out, resume)
     overrides = tuple(overrides_of(overrides))
     recipes = load_recipes(name, overrides, begins_first=True)
@@ -62,7 +62,7 @@ def plan(
 
 
 def check_folder(out: Path | None, resume: bool) -> None:
-    """Refuse a folder in which no run can begin, or go on; ConfigError as of :func:`plan`, before long trials."""
+    """Raise ConfigError for a folder in which no run can begin or resume, before long trials."""
     _check_resumable(out, resume)
     if out is not None:
         _check_free(out, resume)
@@ -86,7 +86,7 @@ def _check_free(out: Path, resume: bool) -> None:
 
 
 def _recorded_name(name: str, out: Path) -> str | None:
-    """Return the name of the recipe of a run in a folder, or of one of its runs, whose own file was named."""
+    """Return the recipe name recorded in the folder whose own recipe file was named."""
     file = Path(name)
     if file.name != RECIPE or out not in (file.parent, file.parent.parent):
         return None
@@ -95,7 +95,7 @@ def _recorded_name(name: str, out: Path) -> str | None:
 
 
 def default_folder(name: str, seed: int) -> Path:
-    """Return the folder of a run that begins now, ``runs/NAME-SEED-TIME``."""
+    """Return ``runs/NAME-SEED-TIME`` for a run that begins now."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     if name.endswith(".toml"):
         shown = Path(name).stem
@@ -105,7 +105,7 @@ def default_folder(name: str, seed: int) -> Path:
 
 
 def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds: bool) -> str:
-    """Return the name of a run's folder among those of several runs; "" for a single run."""
+    """Return a run's sub-folder among several runs; empty for one."""
     parts = []
     if several_recipes:
         variant = printable(full_name.partition("@")[2])
@@ -116,12 +116,12 @@ def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds
 
 
 def restarted() -> bool:
-    """Return whether torchrun has started this process again, after one that failed."""
+    """Return whether torchrun restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
-    """Return the epochs of the run in a folder, if any; refuse a run of another recipe or seed, or other files."""
+    """Return the epochs of a folder's run; ConfigError for another recipe, seed or files."""
     if not folder.exists():
         return None
     try:
@@ -153,7 +153,6 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
 
 
 def _is_untrained(folder: Path) -> bool:
-    """Return whether a folder has a finished run that had nothing to train."""
     try:
         return not is_trained(read_metrics(folder / METRICS))
     except (FileNotFoundError, DataError):
@@ -161,7 +160,6 @@ def _is_untrained(folder: Path) -> bool:
 
 
 def _check_only_files_of_a_run(folder: Path) -> None:
-    """Raise ConfigError for a folder without a run that has other files than a run would write."""
     if (folder / LAST).exists() or (folder / METRICS).exists():
         return
     known = {*FILES, CHOICE, TRIALS, LOCK, SUMS}

@@ -1,4 +1,4 @@
-"""Times of training steps, and their ratio to a bare loop over the same batches."""
+"""Times of training steps, relative to a bare loop over the same batches."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def profile_steps(
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
 ) -> StepProfile:
-    """Time ``count`` steps of an engine and of a bare loop, alternately, so that a busy machine slows both equally.
+    """Time ``count`` steps of an engine and a bare loop in turns, so that load slows both equally.
 
-    The engine reads ``batches``; the bare loop reads the same ones, ``plain``, with copies of the network, the loss,
-    the miner and the optimizers. The first ``warm_up`` steps do not count.
+    The bare loop reads the same batches, ``plain``, with copies of network, loss, miner and optimizers. The first
+    ``warm_up`` steps do not count.
     """
     network, own = copy.deepcopy((nn.Sequential(*engine.networks.values()), objective))
 
@@ -90,7 +90,7 @@ def profile_recipe(
     steps: int = 60,
     warm_up: int = 5,
 ) -> StepProfile:
-    """Profile training steps of a recipe in a temporary folder; arguments as of :func:`.launch.train`."""
+    """Profile a recipe's training steps in a temporary folder."""
     recipe = load_recipe(name, overrides)
     before = torch.get_num_threads()
     steps = steps + warm_up

@@ -1,4 +1,4 @@
-"""Trials of tuning: runs that are tested on their validation classes alone, and write no report."""
+"""Trials of tuning: runs tested only on validation classes, without a report."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def train_and_validate(
     listener: Listener,
     report: Callable[[int, float], None],
 ) -> float:
-    """Train a recipe, or resume its run in ``folder``; return the best value that it reached on validation classes.
+    """Train a recipe, or resume it; return its best ``evaluation.select`` on validation classes.
 
-    The metric is the recipe's ``evaluation.select``. After each epoch ``report`` gets the epoch and the best value
-    until then; an error that it raises ends the run.
+    After each epoch, ``report`` receives the epoch and the best value; its errors end the run.
     """
     run = Run(recipe, name, folder, seed, device, data, listener)
     with locked(folder):
@@ -35,5 +34,4 @@ def train_and_validate(
 
 
 def _best_value(run: Run, _: Records) -> dict[str, Any]:
-    """Return the best value: all that a trial's run tests."""
     return {"value": run.history.best["value"]}

@@ -1,4 +1,4 @@
-"""What a run writes while it trains: numbers, trackers, and the files of its folder."""
+"""What a run writes while it trains: numbers, trackers, files."""
 
 from pml_ext.lazy import lazily
 

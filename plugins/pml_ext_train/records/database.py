@@ -48,11 +48,14 @@ class RecordKeeper:
             self._writer.records.clear()  # else unwritten rows stay in memory
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Do nothing: all values are written already."""
+        """Do nothing: all values are already written."""
 
 
 def delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable[[str], None]) -> None:
-    """Delete the rows after a checkpoint; move a damaged database aside. DataError if the database is in use."""
+    """Delete the rows after a checkpoint; move a damaged database aside.
+
+    Raises DataError if the database is in use.
+    """
     try:
         with closing(sqlite3.connect(database, timeout=_LOCK_SECONDS)) as connection, connection:
             problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -85,7 +88,7 @@ def delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable
 
 
 def write_csv_files(folder: Path) -> None:
-    """Write the CSV file of every table of a run's database."""
+    """Write a CSV file for every table of a run's database."""
     for table, rows in rows_by_table(folder).items():
         columns = [column for column in rows[0] if column != "id"]
         write_csv(folder / f"{table}.csv", [columns, *([row[column] for column in columns] for row in rows)])
@@ -104,7 +107,7 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
 
 
 def rows_by_table(folder: Path, tables: tuple[str, ...] = ("",)) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows, in the order of iterations, of the tables with such beginnings that have any."""
+    """Return the rows of non-empty tables by iteration; ``tables`` are prefixes of their names."""
     if not (folder / "logs.db").exists():
         return {}
     with closing(sqlite3.connect(folder / "logs.db")) as connection:

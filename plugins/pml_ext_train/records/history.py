@@ -1,4 +1,4 @@
-"""The history of a run: metrics, warnings and timings so far."""
+"""The history of a run."""
 
 from __future__ import annotations
 

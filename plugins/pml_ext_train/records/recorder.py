@@ -1,4 +1,4 @@
-"""Records of a run: numbers of every iteration and epoch, in SQLite and CSV files by record-keeper, and in trackers."""
+"""Records of every iteration and epoch, in SQLite, CSV files and trackers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _SAVE_SECONDS = 30.0  # interval of writes inside an epoch, to monitor the run
 
 
 class Records:
-    """The records of a run: by record-keeper in ``records/``, and in its trackers.
+    """The records of a run, in ``records/`` and in its trackers.
 
-    Values are kept in memory and written together, at the end of an epoch or after 30 seconds. Rows of an earlier
-    process after ``iteration`` and ``epoch``, those of the checkpoint that the run resumes from, are deleted. A tracker
-    that fails is left out from then on, with a warning; it never ends a training. DataError if the rows of an earlier
-    process cannot be deleted.
+    Values are written at the end of an epoch, or after 30 seconds. Rows after the checkpoint at ``iteration`` and
+    ``epoch`` are deleted; DataError if they cannot be. A failing tracker is left out with a warning and never ends
+    a training.
 
-    ``trackers`` are names and factories, which are called without arguments; ``warn`` is called with a text.
+    ``trackers`` are names and factories without arguments.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Records:
                 self._trackers.append((name, factory()))
 
     def add(self, number: int, rows: Rows) -> None:
-        """Record values of an iteration, or of an epoch for tables whose name begins with "accuracies"."""
+        """Record values of an iteration, or of an epoch for tables that begin with "accuracies"."""
         self._rows.append((number, rows))
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
@@ -76,7 +75,7 @@ class Records:
             write_csv_files(self._folder)
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """End the trackers, for a finished run after :meth:`close`; see :meth:`.Tracker.finish`."""
+        """End the trackers; a finished run calls :meth:`close` first."""
         if status != "finished":
             self.close()
         for name, tracker in [*self._trackers]:
@@ -96,7 +95,7 @@ class Records:
 
 
 def _flattened(tables: Rows) -> dict[str, float]:
-    """Return values by table and column, ``"loss_histories/total_loss"``; booleans become 0 and 1."""
+    """Return values as ``"loss_histories/total_loss"``; booleans become 0 and 1."""
     values: dict[str, float] = {}
     for table, row in tables.items():
         name = re.sub(r"\W", "_", table)  # record-keeper does not quote names

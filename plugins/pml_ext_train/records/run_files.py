@@ -1,4 +1,4 @@
-"""A run's folder: whether its run is finished, its metrics, and which of its files are missing or damaged."""
+"""Whether a folder's run is finished, its metrics, and its missing or damaged files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAST = "checkpoints/last.pt"
 
 
 def tables_of_run(folder: Path) -> dict[str, Any]:
-    """Return the recipe that a run has written, with ``[run]``; DataError for a damaged one."""
+    """Return the recipe written by a run, with ``[run]``; DataError if it is damaged."""
     check_against_sums(folder, RECIPE)
     try:
         return read_toml(folder / RECIPE, "run")
@@ -27,18 +27,18 @@ def tables_of_run(folder: Path) -> dict[str, Any]:
 
 
 def check_against_sums(folder: Path, name: str) -> None:
-    """Raise DataError if a file differs from its checksum; damaged checksums are written again with the report."""
+    """Raise DataError if a file differs from its checksum."""
     if checksums.read_sums(folder):
         check_unchanged(folder, name)
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a folder has a finished run with all of its files; the checksum of the report is written last."""
+    """Return whether a finished run has all its files; the report's checksum is written last."""
     return (folder / METRICS).exists() and REPORT in checksums.read_sums(folder)
 
 
 def read_finished(folder: Path) -> tuple[Metrics, list[str]]:
-    """Return the metrics of a finished run, and the names of its missing and damaged files."""
+    """Return the metrics of a finished run, and its missing and damaged files."""
     check_against_sums(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
     damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
@@ -55,7 +55,7 @@ def read_finished(folder: Path) -> tuple[Metrics, list[str]]:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Read a ``metrics.json``; raise DataError for a damaged one."""
+    """Read a ``metrics.json``; DataError if it is damaged."""
     try:
         metrics = read_json(path)
         missing = [name for name in ("recipe", "seed", "after") if name not in metrics]

@@ -26,7 +26,7 @@ DERIVED = ("figures/", NETWORK, RECIPE, REPORT, SUMS)  # written again for a fin
 
 
 def no_finished_run(folder: Path, missing: str) -> DataError:
-    """Return the error of a folder that lacks a file of a finished run; an unfinished run can be resumed."""
+    """Return the error of a folder that lacks a file of a finished run, with the command to resume."""
     command = f"pml-ext train RECIPE --out {shlex.quote(str(folder))}"
     if (folder / "checkpoints").is_dir():
         command += " --resume"
@@ -34,9 +34,9 @@ def no_finished_run(folder: Path, missing: str) -> DataError:
 
 
 def remove_run(folder: Path) -> None:
-    """Remove the files of a run from its folder, which should be locked.
+    """Remove a run's files from its locked folder.
 
-    The recipe comes last: a run whose removal is interrupted is still one to resume.
+    The recipe goes last, so an interrupted removal can still be resumed.
     """
     for name in sorted([*FILES, SUMS], key=RECIPE.__eq__):
         path = folder / name
@@ -53,7 +53,7 @@ def write_run_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
 
 
 def write_checksums(folder: Path, lost: Collection[str] = ()) -> None:
-    """Write the checksums of a run's files; those of checkpoints and of ``lost`` files stay as they are."""
+    """Write the checksums of a run's files, except checkpoints and ``lost`` files."""
     kept = {name for name in read_sums(folder) if name.startswith("checkpoints/")}
     kept.update(lost)
     names = []
@@ -65,7 +65,6 @@ def write_checksums(folder: Path, lost: Collection[str] = ()) -> None:
 
 
 def _is_of_a_run(path: Path, name: str) -> bool:
-    """Return whether a run has written a file; ``name`` is relative to the run's folder."""
     if name.partition("/")[0] not in FILES:
         return False
     if name.startswith("figures/") and path.suffix != ".png":
@@ -74,7 +73,7 @@ def _is_of_a_run(path: Path, name: str) -> bool:
 
 
 def check_unchanged(folder: Path, name: str) -> None:
-    """Raise DataError if a run's file differs from its checksum, if it has one."""
+    """Raise DataError if a file differs from its checksum, if it has one."""
     sums = read_sums(folder)
     if not sums and (folder / SUMS).exists():
         raise DataError(f"{folder / SUMS}: damaged; {how_to_redo(folder, SUMS)}")
@@ -89,7 +88,7 @@ def check_unchanged(folder: Path, name: str) -> None:
 
 
 def how_to_redo(folder: Path, name: str) -> str:
-    """Return what to do so that a file of a run, missing or damaged, is written again."""
+    """Return the remedy for a missing or damaged file of a run."""
     again = f"repeat the command that trained it, with --out {shlex.quote(str(folder))} --resume"
     if name == METRICS:
         return f"delete it and {again}: the run is tested again"

@@ -1,4 +1,4 @@
-"""What a run has recorded, read back: metrics over epochs, losses over iterations."""
+"""Recorded values, read back: metrics over epochs, losses over iterations."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and va
 
 
 def metric_series(folder: Path, metric: str) -> Series:
-    """Return epochs and values of a metric between epochs, by table."""
+    """Return epochs and values of a metric, by table."""
     return {table: columns[metric] for table, columns in _series(folder, [metric], (VALIDATION, CURVE)).items()}
 
 
 def metric_by_epoch(folder: Path, metric: str) -> Series:
-    """Return the epochs in which a run measured a metric, and its values, on ``"validation"`` and ``"test"`` images.
-
-    What it did not measure between epochs is left out.
-    """
+    """Return epochs and values of a metric, on ``"validation"`` and ``"test"`` images if measured."""
     names = {VALIDATION: "validation", CURVE: "test"}
     return {names[table]: series for table, series in metric_series(folder, metric).items()}
 
 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
-    """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
+    """Return the loss, first, and its terms: ``{name: (iterations, values)}``."""
     found = _series(folder, dict.fromkeys(["total_loss", *terms]), ("loss_histories", "metric_loss"))
     series: Series = {"loss": found.pop("loss_histories")["total_loss"]} if "loss_histories" in found else {}
     for table, columns in found.items():
@@ -44,7 +41,7 @@ def loss_series(folder: Path, terms: Iterable[str]) -> Series:
 
 
 def _series(folder: Path, columns: Iterable[str], tables: tuple[str, ...]) -> dict[str, Series]:
-    """Return iterations or epochs, and values, of the columns that a table has, by table."""
+    """Return iterations or epochs and values of columns, by table."""
     found: dict[str, Series] = {}
     for table, rows in rows_by_table(folder / "records", tables).items():
         for column in columns:

@@ -12,7 +12,7 @@ Metrics = dict[str, Any]
 
 
 def summarize(results: Sequence[Metrics]) -> Metrics:
-    """Return ``{recipe: {phase: {metric: {"mean": ..., "std": ...}}}}``, see :func:`spread`, of several runs."""
+    """Return ``{recipe: {phase: {metric: spread}}}`` of several runs; see :func:`spread`."""
     summary: Metrics = {}
     by_recipe: dict[str, list[Metrics]] = {}
     for result in results:
@@ -29,6 +29,6 @@ def summarize(results: Sequence[Metrics]) -> Metrics:
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Return mean and sample standard deviation of one or more values; None for the deviation of one."""
+    """Return mean and sample standard deviation; the deviation of one value is None."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std}

@@ -1,4 +1,4 @@
-"""Trackers, which record a run's values while it trains: ``[track]`` of a recipe or ``--track``."""
+"""Trackers, which record values during training: ``[track]`` or ``--track``."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from ..recipe import FILLED_FOR_TRACKER, NamedTable, options_of
 
 
 class Tracker(Protocol):
-    """The interface of a tracker, which runs on rank 0 only; ``flush()`` is optional.
+    """The interface of a tracker, on rank 0; ``flush()`` is optional.
 
-    Names are ``"TABLE/COLUMN"``, such as ``"loss_histories/total_loss"``. A step is the iteration, counted from 1 over
-    the whole run, or the epoch for tables whose name begins with ``accuracies``.
+    Names are ``"TABLE/COLUMN"``. A step is the iteration of the whole run, from 1, or the epoch for tables that
+    begin with ``accuracies``.
     """
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values of a step, NaN included; called for a group of steps, after each epoch or 30 s."""
+        """Record values of a step, including NaN; called for groups of steps."""
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """End a run as ``"finished"`` (with metrics and a report), ``"stopped"`` (by a signal) or ``"failed"``."""
+        """End a run as ``"finished"`` (with metrics and report), ``"stopped"`` or ``"failed"``."""
 
 
 def of_epochs(name: str) -> bool:
-    """Return whether a value or table is recorded per epoch, not per iteration."""
+    """Return whether a table is recorded per epoch."""
     return name.startswith("accuracies")
 
 
 def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the metrics of each test in ``metrics.json``: ``"raw"``, ``"before"``, ``"after"`` ..."""
+    """Return the metrics of each test in ``metrics.json``, by phase."""
     return {phase: values for phase, values in metrics.items() if isinstance(values, dict) and headline_metric(values)}
 
 
 def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of ``metrics.json`` by phase and metric, ``"after/recall_at_1"``."""
+    """Return the numbers of ``metrics.json`` as ``"after/recall_at_1"``."""
     numbers: dict[str, float] = {}
     for phase, values in phases_of(metrics).items():
         for name, value in values.items():
@@ -52,7 +52,7 @@ def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
-    """Return a tracker's id of the run in a folder, for resuming; call ``new()`` for a new run."""
+    """Return a tracker's id of a run, for resuming; ``new()`` makes one."""
     path = folder / "trackers.json"
     known = read_json(path) if path.exists() else {}
     if tracker not in known:
@@ -62,7 +62,7 @@ def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
 
 
 def import_tracker(name: str) -> None:
-    """Import the package of a built-in tracker; raise MissingExtraError if it is not installed."""
+    """Import the package of a built-in tracker; MissingExtraError if it is missing."""
     if name not in builtin_trackers():
         return
     extra = name
@@ -75,12 +75,12 @@ def import_tracker(name: str) -> None:
 
 
 def builtin_trackers() -> dict[str, Callable[..., Tracker]]:
-    """Return the core's trackers by name; see :func:`pml_ext.registry.hooks.pml_ext_trackers`."""
+    """Return the built-in trackers by name."""
     return {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow, "trackio": Trackio}
 
 
 class TensorBoard:
-    """TensorBoard event files in the run's ``tensorboard/``; resuming purges events after the checkpoint."""
+    """TensorBoard event files in ``tensorboard/``; resuming purges later events."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -114,9 +114,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Weights & Biases, with files in ``wandb/`` of the run's folder; W&B's variables such as ``WANDB_MODE`` apply.
+    """Weights & Biases, with files in ``wandb/`` of the run's folder; its variables such as ``WANDB_MODE`` apply.
 
-    The x-axes are ``iteration`` and ``epoch``, since W&B's own steps cannot decrease.
+    The x-axes are ``iteration`` and ``epoch``, because W&B's steps cannot decrease.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class WeightsAndBiases:
                 self._run.log({**chosen, step_name: step})
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Add the final metrics to the summary and the report to the files, and end the run."""
+        """Add final metrics and report, and end the run."""
         self._run.summary.update(final_metrics(metrics))
         if report.exists():
             self._run.save(report, base_path=report.parent, policy="now")
@@ -159,7 +159,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """MLflow, in the store of ``MLFLOW_TRACKING_URI``; a resumed run skips steps that are already in the store."""
+    """MLflow, at ``MLFLOW_TRACKING_URI``; a resumed run skips stored steps."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], experiment: str = "pml-ext") -> None:
         import mlflow
@@ -201,7 +201,7 @@ class MLflow:
             self._client.log_batch(self._id, metrics=values[start : start + MAX_METRICS_PER_BATCH])
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Add the final metrics, and the report as an artifact, and end the run."""
+        """Add final metrics and report, and end the run."""
         for name, value in final_metrics(metrics).items():
             self._client.log_metric(self._id, name, value)
         if report.exists():
@@ -234,7 +234,7 @@ class Trackio:
 
 
 def build_tracker(table: NamedTable, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> Tracker:
-    """Build a tracker from ``[track]``; for the other arguments see the hook ``pml_ext_trackers``."""
+    """Build a tracker from ``[track]``; see the hook ``pml_ext_trackers``."""
     factory = registry.factory("tracker", table.name)
     options = options_of("track", table.name, factory, FILLED_FOR_TRACKER, table.settings)
     filled = {"folder": folder, "recipe": recipe, "iteration": iteration, "epoch": epoch}

@@ -1,4 +1,4 @@
-"""Pages of results: figures and tables in one HTML file."""
+"""Pages of results with figures and tables."""
 
 from pml_ext.lazy import lazily
 

@@ -1,4 +1,4 @@
-"""Contact sheets: small pictures in rows, with captions in any script."""
+"""Contact sheets: rows of small pictures with captions in any script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contact_sheet(
     framed: Sequence[bool] = (),
     frame: str | None = None,
 ) -> Image.Image:
-    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; a frame is red by default."""
+    """Draw a title and rows of ten images in cells of :data:`CELL` pixels; frames are red by default."""
     below = _CAPTION if captions else 0
     rows = math.ceil(len(images) / _ROW)
     width = _ROW * CELL + _GAP
@@ -70,7 +70,7 @@ _font = functools.cache(ImageFont.truetype)
 
 
 def font_file(text: str) -> str:
-    """Return the font file of the first family that has every letter of a text, else that of DejaVu Sans."""
+    """Return the font of the first family with every letter of a text, else DejaVu Sans."""
     from matplotlib.font_manager import findfont
 
     if text.isascii():

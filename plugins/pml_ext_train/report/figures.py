@@ -45,7 +45,7 @@ Cell = tuple[Tensor, str, str]  # image, uint8 [C, H, W]; caption; color of fram
 
 
 class PlainFigure(Figure):  # type: ignore[misc]
-    """A figure with literal texts from data: no mathtext, no control characters; boxes for missing glyphs."""
+    """A figure with literal texts: no mathtext or control characters; boxes for missing glyphs."""
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure with literal texts."""
@@ -60,13 +60,13 @@ class PlainFigure(Figure):  # type: ignore[misc]
 
 
 def subplots(width: float, count: int, height: float = 3.2, **shared: Any) -> tuple[Figure, Any]:
-    """Return a figure, its size in inches, and a row of axes."""
+    """Return a figure, sized in inches, and a row of axes."""
     figure = PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
     return figure, np.atleast_1d(figure.subplots(1, max(1, count), **shared))
 
 
 def label_axes(axes: Any, legend: bool = False, **labels: Any) -> None:
-    """Give axes their labels, a grid and a legend."""
+    """Set the labels, grid and legend of axes."""
     axes.set(**labels)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -79,7 +79,7 @@ def _note(axes: Any, text: str) -> None:
 
 
 def _plot_percent(axes: Any, curves: Series, labels: Sequence[str]) -> None:
-    """Draw curves; a label's place among ``labels`` gives the color and the style."""
+    """Draw curves; a label's index in ``labels`` sets color and style."""
     for label, (xs, values) in curves.items():
         number = labels.index(label)
         color = _COLORS[number % len(_COLORS)]
@@ -89,10 +89,7 @@ def _plot_percent(axes: Any, curves: Series, labels: Sequence[str]) -> None:
 
 
 def loss_curves(series: Series) -> Figure:
-    """Draw the loss and its terms over the iterations, one panel each, with a running mean over 5 % of the curve.
-
-    ``series`` is ``{name: (iterations, values)}``.
-    """
+    """Draw ``{name: (iterations, values)}``, a panel each, with a running mean over 5 %."""
     width = min(3.4 * max(1, len(series)), 13)
     figure, panels = subplots(width, len(series))
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
@@ -107,9 +104,9 @@ def loss_curves(series: Series) -> Figure:
 
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
-    """Draw ``{metric: {name: (epochs, fractions)}}`` over the epochs, one panel per metric.
+    """Draw ``{metric: {name: (epochs, fractions)}}``, a panel per metric.
 
-    Names are those of image sets or of rows. A legend of more than four stands beside the panels.
+    A legend of more than four names stands beside the panels.
     """
     names = list(dict.fromkeys(itertools.chain.from_iterable(panels.values())))
     is_inside = len(names) <= _LEGEND_INSIDE
@@ -147,21 +144,18 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
 
 
 def _width_of_legend(names: Iterable[str]) -> float:
-    """Return the inches that a legend beside the panels takes."""
     return 0.6 + 0.07 * max(map(len, names))
 
 
 def similarity_distributions(
     parts: Parts, max_items: int = 1000, learned: Mapping[str, BaseDistance] | None = None
 ) -> Figure:
-    """Draw the distributions of the cosine similarities of positive and negative pairs, one panel per part.
-
-    If all values of a part are equal (collapsed embeddings), the panel has a note.
+    """Draw the cosine similarities of positive and negative pairs, a panel per part.
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
-        max_items: largest number of rows per part; a larger part is sampled at random, with a fixed seed.
-        learned: learned metrics by title; their values replace the cosine similarities, on a separate scale.
+        max_items: rows per part; a larger part is sampled with a fixed seed.
+        learned: learned metrics by title, whose values replace the similarities.
     """
     learned = learned or {}
     figure, panels = subplots(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
@@ -184,7 +178,6 @@ def similarity_distributions(
 
 
 def _plot_distributions(axes: Any, similarity: Tensor, classes: Tensor, high: float) -> None:
-    """Draw a histogram of the positive pairs and one of the negative pairs, up to the value ``high``."""
     low = float(similarity.min())
     above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
     same = classes[:, None] == classes
@@ -192,10 +185,9 @@ def _plot_distributions(axes: Any, similarity: Tensor, classes: Tensor, high: fl
 
 
 def listed_distributions(parts: Mapping[str, tuple[Any, Any]]) -> Figure:
-    """Draw the distributions of the cosine similarities of listed pairs, one panel per part.
+    """Draw the cosine similarities of listed pairs, a panel per part.
 
-    Args:
-        parts: ``{title: (similarities of positive pairs [P], of negative pairs [N])}``.
+    ``parts`` are ``{title: (similarities of positive pairs [P], of negative pairs [N])}``.
     """
     figure, panels = subplots(3.6 * len(parts), len(parts), sharex=True, sharey=True)
     for axes, (title, (positives, negatives)) in zip(panels, parts.items(), strict=True):
@@ -209,7 +201,6 @@ def listed_distributions(parts: Mapping[str, tuple[Any, Any]]) -> Figure:
 
 
 def _plot_histograms(axes: Any, positives: Tensor, negatives: Tensor, low: float, high: float) -> None:
-    """Draw a histogram of the values of positive pairs and one of negative pairs, from ``low`` to ``high``."""
     all_equal = high - low <= ONE_POINT * max(1.0, abs(high))  # a histogram would have an empty range
     if all_equal:
         _note(axes, f"all pairs have the value {high:.3g}")
@@ -241,17 +232,17 @@ def projections(
     seed: int = 0,
     noun: str = "images",
 ) -> Figure:
-    """Draw normalized embeddings in two dimensions, colored by class, one panel per part.
+    """Draw normalized embeddings in two dimensions, colored by class, a panel per part.
 
-    Embeddings that have collapsed to one point are drawn as one point, and the panel has a note.
+    Collapsed embeddings are drawn as one point with a note.
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``; parts of equal length show the same rows.
-        class_names: names by label, for a legend of the 10 most frequent classes.
+        class_names: names by label; the legend has the 10 most frequent.
         method: principal components, or t-SNE initialized with them.
-        max_items: largest number of rows per part; a larger part is sampled at random.
-        seed: seed of the sample and of t-SNE.
-        noun: what the rows are of, for titles.
+        max_items: rows per part; a larger part is sampled.
+        seed: of the sample and of t-SNE.
+        noun: what rows are, in titles.
     """
     legend_width = 1.1 if len(class_names) else 0.0  # in inches
     figure, panels = subplots(3.6 * len(parts) + legend_width, len(parts), 3.7)
@@ -275,7 +266,6 @@ def projections(
 
 
 def _scatter(axes: Any, flat: NDArray[np.float32], ranks: NDArray[np.int64]) -> None:
-    """Draw points ``[N, 2]`` with the color and the marker of their class's rank."""
     of_class = _class_marks(ranks)
     marks = [of_class[rank] for rank in ranks]
     colors = [color for color, _ in marks]
@@ -286,12 +276,11 @@ def _scatter(axes: Any, flat: NDArray[np.float32], ranks: NDArray[np.int64]) -> 
 
 
 def _most_frequent(ranks: NDArray[np.int64]) -> list[int]:
-    """Return the classes that a legend names."""
     return sorted(np.bincount(ranks).argsort(kind="stable")[::-1][:_LEGEND].tolist())
 
 
 def _class_marks(ranks: NDArray[np.int64]) -> list[tuple[str, int]]:
-    """Return each class's color and marker number; gray outside the legend if there are more classes than marks."""
+    """Return each class's color and marker; gray outside the legend if there are too many."""
     classes = int(ranks.max(initial=-1)) + 1
     if classes <= len(COLORS) * SHAPES:
         return [mark(rank) for rank in range(classes)]
@@ -302,7 +291,6 @@ def _class_marks(ranks: NDArray[np.int64]) -> list[tuple[str, int]]:
 
 
 def _class_legend(axes: Any, names: Sequence[str], ranks: NDArray[np.int64]) -> None:
-    """Add a legend of the most frequent classes, beside the panel."""
     of_class = _class_marks(ranks)
     for rank in _most_frequent(ranks):
         color, number = of_class[rank]
@@ -320,7 +308,7 @@ def _class_legend(axes: Any, names: Sequence[str], ranks: NDArray[np.int64]) -> 
 
 
 def _at_most(image: Tensor, side: int) -> Tensor:
-    """Return an image on the CPU whose longer side has at most ``side`` pixels."""
+    """Return an image on the CPU, its longer side at most ``side``."""
     scale = side / max(image.shape[-2:])
     if scale < 1:
         size = [max(1, round(scale * length)) for length in image.shape[-2:]]
@@ -330,13 +318,13 @@ def _at_most(image: Tensor, side: int) -> Tensor:
 
 
 def answer(image: Tensor, caption: str, right: bool | None) -> Cell:
-    """Return the cell of a retrieved image: green with a tick if right, red with a cross if wrong, else gray."""
+    """Return a retrieved image's cell: green tick, red cross, or gray."""
     tick, color = {None: ("", GRAY), True: ("✓ ", RIGHT), False: ("✗ ", WRONG)}[right]
     return image, tick + caption, color
 
 
 def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
-    """Draw rows of thumbnails with captions and frames on one Axes, which is faster than one Axes per thumbnail."""
+    """Draw rows of captioned thumbnails on one Axes, which is faster than many."""
     most_lines = 1
     for row in rows:
         for cell in row:
@@ -360,7 +348,6 @@ def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
 
 
 def _draw_cell(axes: Any, cell: Cell, left: float, top: float) -> None:
-    """Draw a thumbnail with its caption above and a frame."""
     image, caption, color = cell
     scale = 1 / max(image.shape[-2:])
     right = left + scale * image.shape[-1]

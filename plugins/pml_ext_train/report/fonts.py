@@ -1,4 +1,4 @@
-"""Names from data as drawable texts: DejaVu Sans, with installed fonts for letters that it lacks."""
+"""Names as drawable texts: DejaVu Sans, and installed fonts for other letters."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NOT_DRAWABLE = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u
 
 
 def drawable(text: str) -> str:
-    """Return a text with a placeholder for control characters and for bytes that are not UTF-8."""
+    """Return a text with placeholders for control characters and invalid UTF-8."""
     return _NOT_DRAWABLE.sub("�", text)
 
 
 def short_name(name: str, columns: int = 18) -> str:
-    """Return a name on one line, cut at the front to fit ``columns``; wide (e.g. Chinese) letters take two."""
+    """Return a name cut at the front to ``columns``; wide letters take two."""
     name = drawable(name.replace("\n", "�"))
     widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
     if sum(widths) <= columns:
@@ -34,7 +34,7 @@ def short_name(name: str, columns: int = 18) -> str:
 
 @functools.cache
 def font_families() -> list[str]:
-    """Return DejaVu Sans and the installed families with Chinese, Japanese and Korean letters."""
+    """Return DejaVu Sans and installed families with CJK letters."""
     from matplotlib.font_manager import fontManager
 
     names = sorted({entry.name for entry in fontManager.ttflist if entry.style == "normal"})

@@ -1,4 +1,4 @@
-"""Pages of results: one HTML file that opens without a network, with figures and tables."""
+"""Pages of results: one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with needs_extra("train", "a report"):
 
 
 class ReportFigure(NamedTuple):
-    """A figure with its title and caption, or the reason why it could not be drawn."""
+    """A figure with title and caption, or why it could not be drawn."""
 
     title: str
     png: bytes = b""
@@ -30,7 +30,7 @@ class ReportFigure(NamedTuple):
 def draw(
     title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", keeps_colors: bool = False
 ) -> ReportFigure:
-    """Draw a figure, or return the error as its problem, after the owner's name; other figures are drawn anyway."""
+    """Draw a figure, or return the error, after the owner's name, as its problem."""
     try:
         buffer = io.BytesIO()
         figure().savefig(buffer, format="png")
@@ -49,7 +49,7 @@ class ReportTable(NamedTuple):
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page of this folder's template ``NAME.html.jinja``."""
+    """Render this folder's template ``NAME.html.jinja``."""
     environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, "."), autoescape=True)
     environment.filters["title_of"] = title_of
     environment.tests["known_metric"] = is_known_metric
@@ -58,6 +58,6 @@ def render(template: str, **values: Any) -> str:
 
 
 def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
-    """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None and NaN are empty."""
+    """Format a share in percent, ``"71.4"``; None and NaN are empty."""
     text = "" if value is None or math.isnan(value) else f"{100 * value:{sign}.1f}"
     return Markup("<b>{}</b>").format(text) if bold else text

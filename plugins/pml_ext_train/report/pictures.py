@@ -1,4 +1,4 @@
-"""Small pictures of image files, with a placeholder for each that cannot be read."""
+"""Thumbnails of image files, with placeholders for unreadable ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the 
 
 
 class PictureReader:
-    """Reader of thumbnails that replaces unreadable images by placeholders and records their errors."""
+    """Reader of thumbnails; it replaces unreadable images and records their errors."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
@@ -38,7 +38,7 @@ class PictureReader:
         return image_tensor(self.image(path), self.channels)
 
     def warn(self, what: str) -> None:
-        """Warn of the images that could not be read, if any."""
+        """Warn about images that could not be read."""
         if self.missing:
             images = "an image" if len(self.missing) == 1 else f"{len(self.missing)} images"
             text = f"{what} a placeholder for {images} that cannot be read; the first: "

@@ -14,19 +14,19 @@ ONE_POINT = 1e-5  # extent below which unit vectors count as one point
 
 
 def mark(rank: int) -> tuple[str, int]:
-    """Return the color and the marker number of the class with a rank."""
+    """Return color and marker number of the class with a rank."""
     return COLORS[rank % len(COLORS)], rank // len(COLORS) % SHAPES
 
 
 def unit_rows_on_cpu(points: Tensor) -> Tensor:
-    """Return rows ``[N, D]`` normalized to length 1, on the CPU; float64 avoids overflow of the norms."""
+    """Return unit rows ``[N, D]`` on the CPU; float64 avoids overflow."""
     return torch.nn.functional.normalize(points.detach().cpu().double()).float()
 
 
 def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
-    """Return unit vectors ``[N, D]`` projected to two dimensions, ``[N, 2]``; zeros if they are one point.
+    """Return unit vectors ``[N, D]`` in two dimensions, ``[N, 2]``; zeros for a single point.
 
-    ``method`` is ``"tsne"`` or ``"pca"``; 10 points or fewer always use PCA.
+    ``method`` is ``"tsne"`` or ``"pca"``; 10 points or fewer use PCA.
     """
     if len(points) < 2 or np.ptp(points, axis=0).max() <= ONE_POINT:
         return np.zeros((len(points), 2), dtype=np.float32)

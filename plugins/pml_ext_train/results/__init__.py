@@ -1,4 +1,4 @@
-"""What is written afterwards: metrics, report, export; and the trained network, loaded again."""
+"""Results of a run: metrics, report, export, and the trained network."""
 
 from pml_ext.lazy import lazily
 

@@ -1,4 +1,4 @@
-"""Export of a run's network for other programs: weights, ONNX graph, preprocessing and a model card."""
+"""Export of a run's network: weights, ONNX graph, preprocessing, model card."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ COMPARED = 100  # noise images on which the graph is compared with the network
 
 
 class Normalized(nn.Module):
-    """Network from transformed images to embeddings of length 1, ``[B, C, S, S]`` to ``[B, D]``."""
+    """Network from images ``[B, C, S, S]`` to embeddings of length 1, ``[B, D]``."""
 
     def __init__(self, trunk: nn.Module, embedder: nn.Module) -> None:
         super().__init__()
@@ -65,10 +65,10 @@ class Normalized(nn.Module):
 def write_export(
     folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False, by: By = "embeddings"
 ) -> None:
-    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and their checksums.
+    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and checksums.
 
-    ``by`` says what the network gives. Without ``onnx``, the graph of an earlier export is removed. A model card that a
-    user has edited is kept. Raise ConfigError if the folder has files of these names that no export wrote.
+    ``by`` is what the network outputs. Without ``onnx``, an earlier graph is removed. An edited model card is kept.
+    Raises ConfigError if no export wrote the existing files.
     """
     with needs_extra("train", "export"):
         from safetensors.torch import save
@@ -120,7 +120,7 @@ def write_export(
 
 
 def _without_folder(value: Any) -> Any:
-    """Return a setting of a trunk; of a file or a saved model its name alone, since its folder is private."""
+    """Return a trunk's setting without private folders."""
     library, _, place = str(value).partition("/")
     if is_file(value):
         return Path(value).name
@@ -128,7 +128,7 @@ def _without_folder(value: Any) -> Any:
 
 
 def _measured(run: Path, by: By) -> dict[str, Measurement]:
-    """Return what tools have measured on a run, of the vectors that its export gives."""
+    """Return tools' measurements of what the export outputs."""
     metrics: dict[str, Any] = read_metrics(run / METRICS) if (run / METRICS).exists() else {}
     return {name: each for name, each in measurements_of(metrics).items() if each.by == by}
 
@@ -138,7 +138,6 @@ def _input_name(seen: Preprocessing | VectorInput) -> str:
 
 
 def _input_of(seen: Preprocessing | VectorInput) -> dict[str, Any]:
-    """Return the part of ``preprocess.json`` about the network's input."""
     if isinstance(seen, VectorInput):
         return seen.model_dump()
     about = seen.model_dump(exclude={"crop", "resize"})
@@ -146,7 +145,7 @@ def _input_of(seen: Preprocessing | VectorInput) -> dict[str, Any]:
 
 
 def _noise(seen: Preprocessing | VectorInput) -> Tensor:
-    """Return inputs of noise, on which a graph is compared with the network."""
+    """Return noise inputs for comparing a graph with the network."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(seen, VectorInput):
         return torch.randn(COMPARED, *seen.input_shape, generator=generator)
@@ -156,7 +155,7 @@ def _noise(seen: Preprocessing | VectorInput) -> Tensor:
 
 
 def _check_folder(folder: Path, names: Iterable[str]) -> None:
-    """Raise ConfigError if a folder has checksums, or files to replace, that are not of an export."""
+    """Raise ConfigError for checksums, or files to replace, that no export wrote."""
     files_of_export = (WEIGHTS, ONNX, ABOUT, CARD)
     listed = read_sums(folder)
     written_by_export = WEIGHTS in listed and listed.keys() <= {*files_of_export}
@@ -171,10 +170,10 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
 
 @torch.no_grad()
 def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str = "images") -> float:
-    """Write an ONNX file, with an input of this name and the output ``embeddings``, for batches of any size.
+    """Write an ONNX file for batches of any size; the output is ``embeddings``.
 
-    Return the largest absolute difference of an embedding's component on these images, in batches of one and of seven.
-    Raise ConfigError and delete the file if torch cannot export the network, or if the difference is above 1e-4.
+    Returns the largest absolute difference from the network on these images, in batches of one and seven. Raises
+    ConfigError, and deletes the file, if it is above 1e-4 or torch cannot export the network.
     """
     import onnxruntime
 
@@ -211,7 +210,7 @@ def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str 
 
 
 def card(run: Path, recipe: Recipe, about: Mapping[str, Any], measurements: Sequence[Measurement] = ()) -> str:
-    """Return a model card for the content of ``preprocess.json``: Markdown with YAML metadata, as in model hubs."""
+    """Return a model card for ``preprocess.json``: Markdown with YAML metadata."""
     measured: dict[str, Any] = {}
     with contextlib.suppress(OSError, DamagedError):
         measured = read_json(run / METRICS)
@@ -239,19 +238,18 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any], measurements: Sequ
 
 
 def _trains_trunk(recipe: Recipe) -> bool:
-    """Return whether a part of the trunk is trained in one of the stages."""
+    """Return whether any stage trains a part of the trunk."""
     if _freezes_trunk(recipe.model.freeze):
         return False
     return not all(_freezes_trunk(stage.freeze) for stage in recipe.all_stages())
 
 
 def _freezes_trunk(freeze: Freeze) -> bool:
-    """Return whether a setting freezes the whole trunk."""
     cut = cut_of(freeze)
     return cut.until == HEAD if cut is not None else "*" in frozen_patterns(freeze)
 
 
 def _title(recipe: str) -> str:
-    """Return a recipe's name; for a file, its name without the folder, which is private."""
+    """Return a recipe's name without a private folder."""
     file, dot_toml, variant = recipe.partition(".toml")
     return Path(file).name + variant if dot_toml else recipe

@@ -1,4 +1,4 @@
-"""The figures of a run's report: losses, curves, similarities, projections, nearest neighbors, training images."""
+"""Figures of a run's report: losses, curves, similarities, projections, neighbors, images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with needs_extra("train", "a report"):
 
 
 def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
-    """Draw the figures that every run has: losses, curves, similarities, projections; of images, nearest neighbors."""
+    """Draw the figures that every run has."""
     few = view.recipe.evaluation.figures == "few"
     yield from _loss_figures(view, stages)
     if not few:
@@ -65,7 +65,6 @@ def _tested_images(view: View) -> str:
 
 
 def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
-    """Draw the loss and its recorded terms over the iterations, if there are records."""
     terms: list[str] = []
     for stage in stages:
         for module in stage.loss.modules():
@@ -81,7 +80,7 @@ def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
 
 
 def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
-    """Draw metrics over the epochs, if a run tests between them, and Recall@K before and after training."""
+    """Draw metrics over the epochs, and Recall@K before and after training."""
     table = view.recipe.evaluation
     tested = _tested_images(view)
     names = {VALIDATION: table.validated_on, CURVE: tested}
@@ -120,7 +119,6 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
 
 
 def _similarity_figure(view: View) -> ReportFigure:
-    """Draw the similarities of positive and negative pairs, of training and of tested images."""
     caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
     title = "Similarities of positive and negative pairs"
     if view.data.listed is not None:
@@ -138,7 +136,7 @@ def _similarity_figure(view: View) -> ReportFigure:
 
 
 def _listed_scores(view: View, split: str) -> tuple[Any, Any]:
-    """Return the cosine similarities of the positive and of the negative pairs that a split lists."""
+    """Return the similarities of a split's positive and negative listed pairs."""
     tuples = view.images(split).tuples
     assert tuples is not None
     if tuples.same is None:
@@ -149,7 +147,6 @@ def _listed_scores(view: View, split: str) -> tuple[Any, Any]:
 
 
 def _projections(view: View, is_trained: bool) -> Figure:
-    """Draw the embeddings of the tested images before and after training, if there was any, in two dimensions."""
     labels = view.true_labels(view.queries)
     if not is_trained:
         parts = {_tested_images(view): (view.embeddings(view.queries), labels)}
@@ -163,7 +160,7 @@ def _projections(view: View, is_trained: bool) -> Figure:
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
-    """Draw the figures of the run's components that have a method ``figures(run)``."""
+    """Draw the figures of components with a method ``figures(run)``."""
     for part in stages.parts():
         name = type(part).__name__
         try:
@@ -176,7 +173,7 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
 
 
 def _gallery(view: View, result: Evaluation) -> Figure:
-    """Draw eight queries, half of them failures, with the nearest images of a search and their distances."""
+    """Draw eight queries, half of them failures, with their nearest images."""
     queries = view.images(view.queries)
     searched = view.images(view.data.gallery_of(view.queries))
     rows = []
@@ -198,7 +195,7 @@ def _gallery(view: View, result: Evaluation) -> Figure:
 
 
 def _shown_queries(view: View, result: Evaluation) -> list[int]:
-    """Return eight queries at random that have a right answer, four of them with a wrong one, worst classes first."""
+    """Return eight answerable queries, four of them failures, worst classes first."""
     queries = view.images(view.queries)
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     order = order[has_answer(view)[order]]
@@ -211,7 +208,6 @@ def _shown_queries(view: View, result: Evaluation) -> list[int]:
 
 
 def _batch(view: View) -> Figure:
-    """Draw four augmented training images of each of six classes, two classes side by side."""
     images = view.data.training_images
     generator = np.random.default_rng(view.seed)
     rows = []
@@ -230,7 +226,6 @@ def _batch(view: View) -> Figure:
 
 
 def _as_bytes(image: Tensor) -> Tensor:
-    """Return a network's input as uint8, its minimum black and its maximum white."""
     low = image.min()
     high = image.max()
     return ((image - low) / (high - low).clamp(min=1e-6) * 255).to(torch.uint8)

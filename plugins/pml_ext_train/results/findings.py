@@ -1,4 +1,4 @@
-"""What a run's test has found, for its report: recall of each class, confusions, numbers of images."""
+"""Findings of a run's test: recall by class, confusions, counts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..training import View, clustered, nearest
 
 
 def queries_of_metrics(view: View) -> dict[str, Any]:
-    """Return what ``metrics.json`` says of the queries of the test.
+    """Return the part of ``metrics.json`` about queries.
 
-    ``queries``: over how many each metric is. ``without_answer``: how many queries have no other image of their class
-    in the gallery, and the classes of which no query has. ``blank``: why metrics cannot be given, by name.
+    ``queries``: the number behind each metric. ``without_answer``: unanswerable queries, and classes with only
+    such. ``blank``: why metrics are missing, by name.
     """
     found = nearest(view, view.queries)
     clusters = clustered(view, view.queries)
@@ -36,12 +36,12 @@ def queries_of_metrics(view: View) -> dict[str, Any]:
 
 
 def has_answer(view: View) -> Tensor:
-    """Return whether each query of the test has a right image in its gallery, ``[Q]``, on the CPU."""
+    """Return whether each query has a right image in the gallery, ``[Q]``, on the CPU."""
     return nearest(view, view.queries).relevant > 0
 
 
 def recall_by_class(view: View) -> dict[str, float]:
-    """Return Recall@1 of each tested class by its name, the worst first, of queries that have a right answer."""
+    """Return Recall@1 by class name over answerable queries, the worst first."""
     labels = view.true_labels(view.queries).cpu()
     names = view.images(view.queries).class_names
     right = nearest(view, view.queries).right[:, :1].any(dim=1).double()
@@ -54,9 +54,9 @@ def recall_by_class(view: View) -> dict[str, float]:
 
 
 def confusions(view: View) -> list[tuple[str, str, int]]:
-    """Return the ten most frequent confusions: class of the query, class of its nearest image, count.
+    """Return the ten most frequent confusions: query class, class found, count.
 
-    Queries without a right answer are left out.
+    Unanswerable queries are left out.
     """
     result = nearest(view, view.queries)
     queries = view.images(view.queries)
@@ -73,9 +73,10 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
-    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out.
+    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``.
 
-    Listed ``"pairs"`` or ``"triplets"`` are counted in place of classes.
+    ``"unreadable"`` appears if files were left out. Listed data have ``"pairs"`` or ``"triplets"`` instead of
+    classes.
     """
     numbers: dict[str, dict[str, int]] = {}
     for name, images in view.splits.items():

@@ -1,4 +1,4 @@
-"""The results of a run: tests of the trained network, ``metrics.json``, the report."""
+"""The end of a run: tests, ``metrics.json``, report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .verdict import better_features
 
 
 def finish(run: Run, records: Records) -> dict[str, Any]:
-    """Test the trained network, on rank 0; write ``metrics.json`` and the report, and return the metrics."""
+    """Test the trained network on rank 0; write and return ``metrics.json``, and write the report."""
     if not run.data.labeled:
         return _finish_without_test(run, records)
     run.pseudo_labels = None
@@ -56,7 +56,7 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
 
 
 def _finish_without_test(run: Run, records: Records) -> dict[str, Any]:
-    """Write the network of data without labels, of which nothing can be tested; ``after`` has no metric."""
+    """Write the network and report of unlabeled data; ``after`` has no metric."""
     Checkpointer(run).save_model()
     records.close()
     result = _about(run, run.epoch) | {"after": {}}
@@ -78,7 +78,7 @@ def _warn_of_the_end(run: Run) -> None:
 
 
 def _about(run: Run, best: int) -> dict[str, Any]:
-    """Return the content of ``metrics.json`` beside the metrics."""
+    """Return the content of ``metrics.json`` besides the metrics."""
     history = run.history
     seconds = {
         "baselines": round(history.baseline_seconds, 3),
@@ -107,14 +107,14 @@ def _about(run: Run, best: int) -> dict[str, Any]:
 
 
 def write_report(run: Run, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:
-    """Write the report and the checksums of the run's files; those of ``lost`` files stay."""
+    """Write the report, and the checksums of all but ``lost`` files."""
     run.listener.step("writing the report")
     write_run_report(run, run.stages, metrics, run.listener.warn)
     write_checksums(run.folder, lost)
 
 
 def write_again(run: Run, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
-    """Regenerate the derived files of a finished run, and warn about the ``damaged`` (missing or changed) files."""
+    """Regenerate the derived files of a finished run, and warn about ``damaged`` ones."""
     load_model(run, "model")
     run.epoch = run.epochs
     has_records = "records/logs.db" not in damaged

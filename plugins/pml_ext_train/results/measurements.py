@@ -1,6 +1,6 @@
-"""What a tool measures on a finished run: kept in ``metrics.json``, shown in the report, written by an export.
+"""Measurements of finished runs by tools: kept in ``metrics.json``, shown in report and export.
 
-The layer does not know what it is. A measurement brings its titles and its explanation with it.
+A measurement brings its own titles and explanation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECTION = re.compile(r"<!-- measured -->.*?<!-- end of measured -->", re.DOTALL
 
 
 class Measurement(BaseModel, frozen=True):
-    """Numbers of a finished run, with what they mean."""
+    """Numbers of a finished run, with their meaning."""
 
     title: str
     text: str  # how the numbers were measured, and how they are used; without private paths
@@ -35,10 +35,9 @@ class Measurement(BaseModel, frozen=True):
 
 
 def add_measurement(folder: Path, name: str, measurement: Measurement) -> None:
-    """Write a measurement into ``metrics.json`` and the report of a finished run, in place of an earlier one.
+    """Write or replace a measurement in ``metrics.json`` and in an unedited report.
 
-    A report that was changed by hand is left as it is. Raise DataError if ``metrics.json`` is missing, damaged or
-    changed, and ConfigError if the run is being written.
+    Raises DataError for a missing, damaged or changed ``metrics.json``, ConfigError if the run is being written.
     """
     taken = ConfigError(f"{folder} is being written by another run; {measurement.title!r} is not in its metrics")
     with locked_folder(folder, taken):
@@ -58,7 +57,7 @@ def add_measurement(folder: Path, name: str, measurement: Measurement) -> None:
 
 
 def measurements_of(metrics: Mapping[str, Any]) -> dict[str, Measurement]:
-    """Return the measurements in the content of ``metrics.json``, by name; DataError for a damaged one."""
+    """Return the measurements in ``metrics.json`` by name; DataError if one is damaged."""
     found = {}
     for name, values in metrics.get(KEY, {}).items():
         try:
@@ -69,7 +68,7 @@ def measurements_of(metrics: Mapping[str, Any]) -> dict[str, Measurement]:
 
 
 def tables_of(metrics: Mapping[str, Any]) -> list[ReportTable]:
-    """Return the tables of the report for what tools have measured."""
+    """Return the report's tables of measurements."""
     tables = []
     for measurement in measurements_of(metrics).values():
         rows = [*shown_values(measurement)]
@@ -78,7 +77,7 @@ def tables_of(metrics: Mapping[str, Any]) -> list[ReportTable]:
 
 
 def shown_values(measurement: Measurement) -> Iterator[tuple[str, str]]:
-    """Yield the titles and values of a measurement that a page shows."""
+    """Yield the titles and values that a page shows."""
     for name, title in measurement.titles.items():
         yield title, _shown(measurement.values.get(name))
 

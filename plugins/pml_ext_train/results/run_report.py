@@ -1,4 +1,4 @@
-"""The report of a run: its figures and tables on one page."""
+"""The report of a run on one page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 
 
 def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-    """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
+    """Write ``report.html`` and ``figures/`` of a finished run, whose tested weights are loaded."""
     if not view.data.labeled:
         _write_report_without_test(view, metrics)
         return
@@ -83,7 +83,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
 
 def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
-    """Write the report of a run of data without labels: what it has, and what to do with it."""
+    """Write the report of unlabeled data."""
     count = metrics["images"]["train"]["images"]
     text = render(
         "report",
@@ -102,7 +102,7 @@ def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
 
 
 def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a report has whether or not something was tested."""
+    """Return the parts of a report that need no test."""
     return {
         "title": Path(path_of_data(view.recipe)).name or metrics["recipe"],
         "recipe": view.recipe,
@@ -117,7 +117,7 @@ def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seconds_of_trials(folder: Path) -> dict[str, float]:
-    """Return the seconds in which a tool has chosen what to train; nothing if no tool did."""
+    """Return the seconds of a tool's trials, if there were any."""
     if not (folder / CHOICE).is_file():
         return {}
     try:
@@ -127,7 +127,7 @@ def _seconds_of_trials(folder: Path) -> dict[str, float]:
 
 
 def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None]) -> None:
-    """Write a figure's file; warn of one that could not be drawn, and delete that of an earlier report."""
+    """Write a figure's file; if it could not be drawn, warn and delete an earlier one."""
     name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
     place = view.folder / "figures" / f"{name}.png"
     if figure.problem:
@@ -138,14 +138,13 @@ def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None])
 
 
 def _images_table(view: View) -> ReportTable:
-    """Return the numbers of images and classes of each split."""
     listed = "classes" if view.data.listed is None else view.data.listed.kind
     rows = [[name, f"{numbers['images']:,}", f"{numbers[listed]:,}"] for name, numbers in counts(view).items()]
     return ReportTable(view.data.noun.capitalize(), ["split", view.data.noun, listed], rows)
 
 
 def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
-    """Return a sentence on the test of listed pairs or triplets; "" where images have labels."""
+    """Return a sentence on the test of listed tuples; empty for labeled images."""
     if view.data.listed is None:
         return ""
     name = headline_metric(metrics["after"])
@@ -162,7 +161,7 @@ def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
 
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
-    """Return one row per metric and one column per phase; the best value on the tested images is bold."""
+    """Return a row per metric and a column per phase; the best tested value is bold."""
     titles = shown_phases(metrics)
     phases = list(titles)
     rows = []
@@ -192,7 +191,6 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
 
 
 def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:
-    """Return a metric's value in each phase, the best in bold."""
     tested_phases = [phase for phase in phases if phase != "training"]  # of the same images
     values = [metrics[phase][name] for phase in tested_phases if name in metrics[phase]]
     best = min(values) if name in SMALLER_IS_BETTER else max(values)
@@ -225,7 +223,7 @@ def _metrics_caption(view: View, metrics: Mapping[str, Any]) -> str:
 
 
 def _queries_caption(metrics: Mapping[str, Any]) -> str:
-    """Return a sentence for each number of queries that metrics are over, if there is more than one."""
+    """Return how many queries each metric is over, if the numbers differ."""
     titles: dict[int, list[str]] = {}
     for name, number in metrics.get("queries", {}).items():
         titles.setdefault(number, []).append(title_of(name))
@@ -236,7 +234,7 @@ def _queries_caption(metrics: Mapping[str, Any]) -> str:
 
 
 def wrong_tuples_table(view: View) -> ReportTable:
-    """Return the test pairs, or triplets, that are farthest from what the list says."""
+    """Return the listed test tuples that are most wrong."""
     images = view.images(view.queries)
     assert images.tuples is not None
     embeddings = view.embeddings(view.queries)
@@ -260,7 +258,7 @@ def wrong_tuples_table(view: View) -> ReportTable:
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:
-    """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
+    """Return the worst classes by Recall@1 with examples, and the most frequent confusions."""
     by_class = recall_by_class(view)
     if not by_class:  # no query has a right answer
         return
@@ -276,10 +274,7 @@ def class_tables(view: View) -> Iterator[ReportTable]:
 
 
 def _confused_images(view: View, name: str) -> list[str]:
-    """Return a query of a class and the image that it was taken for, of the most frequent wrong class.
-
-    Images are pictures, vectors are ids.
-    """
+    """Return a query of a class, and what it was taken for, in the most frequent wrong class."""
     queries = view.images(view.queries)
     searched = view.images(view.data.gallery_of(view.queries))
     result = nearest(view, view.queries)
@@ -303,14 +298,13 @@ def _confused_images(view: View, name: str) -> list[str]:
 
 
 def _shown(images: LabeledImages, index: int, name: str) -> str:
-    """Return the picture of an image of a class, or the id of a vector, for a table."""
+    """Return an image's picture, or a vector's id."""
     if images.vector_size is not None:
         return short_name(images.ids[index])
     return _picture(images.image(index), name)
 
 
 def _picture(image: Tensor, name: str) -> Markup:
-    """Return a small picture of an image, uint8 ``[C, H, W]``, for a table."""
     shown = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())
     shown.thumbnail((_PICTURE, _PICTURE))
     buffer = io.BytesIO()
@@ -321,7 +315,7 @@ def _picture(image: Tensor, name: str) -> Markup:
 
 
 def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:
-    """Return the recipe's ``[paper]``, and the values of the paper's table beside the run's."""
+    """Return the recipe's ``[paper]``, and the paper's values beside the run's."""
     if recipe.paper is None:
         return
     place = None

@@ -1,4 +1,4 @@
-"""A finished run, loaded from its folder: the trained network, its learned metric, and their export."""
+"""A finished run loaded from its folder: the network, its learned metric, and export."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WEIGHTS = "checkpoints/model.pt"
 
 
 class _Description(BaseModel):
-    """The part of ``network.json`` beside the input: size of the trunk's features, labels and names of classes."""
+    """The part of ``network.json`` besides the input."""
 
     features: int = Field(ge=1)
     classes: list[int]
@@ -36,17 +36,17 @@ class _Description(BaseModel):
 
 
 class NetworkDescription(Preprocessing, _Description):
-    """The content of ``network.json`` of a network for images."""
+    """``network.json`` of a network for images."""
 
 
 class HeadDescription(VectorInput, _Description):
-    """The content of ``network.json`` of a head on vectors."""
+    """``network.json`` of a head on vectors."""
 
 
 class LoadedRun:
     """A trained network with the preprocessing of its run.
 
-    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run.
+    Raises DataError if the folder has no finished run, or a damaged or foreign file.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
@@ -68,7 +68,7 @@ class LoadedRun:
 
     @functools.cached_property
     def network(self) -> Network:
-        """The trained network, built on first use: a query of an indexed image needs none."""
+        """The trained network, built on first use; a query of an indexed image needs none."""
         with reading(self.folder / WEIGHTS):
             digest = sha256_of(self.folder / WEIGHTS)
         if digest != self._digest:
@@ -78,7 +78,6 @@ class LoadedRun:
         return self._build_network(state)
 
     def _check_files(self) -> None:
-        """Raise DataError if the folder lacks a file of a finished run."""
         for name in (RECIPE, NETWORK, WEIGHTS):
             if (self.folder / name).is_file():
                 continue
@@ -87,7 +86,7 @@ class LoadedRun:
             raise no_finished_run(self.folder, name)
 
     def _read_recipe(self) -> Recipe:
-        """Read the recipe; import plugins, which takes a second, only if a plugin provides the trunk."""
+        """Read the recipe; plugins, which take a second, are imported only for their trunks."""
         try:
             tables = read_toml(self.folder / RECIPE, "run")
         except DamagedError as error:
@@ -112,7 +111,6 @@ class LoadedRun:
             raise self._damaged(NETWORK, error) from None
 
     def _build_network(self, state: dict[str, Any]) -> Network:
-        """Return the network with the weights of a checkpoint, in evaluation mode."""
         try:
             network = build_network(self.recipe.model, self.description, self.description.features, trained=True)
         except ConfigError as error:
@@ -129,7 +127,7 @@ class LoadedRun:
 
     @functools.cached_property
     def metric(self) -> BaseDistance | None:
-        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
+        """The learned metric of the run's loss, in evaluation mode, or None."""
         from pml_ext.evaluation import learned_metric
 
         _ = self.network  # whose checkpoint has the loss's state
@@ -144,7 +142,7 @@ class LoadedRun:
         return metric
 
     def network_by(self, by: By) -> Network:
-        """Return the network whose outputs images are compared by: the whole one, or the one without its head."""
+        """Return the whole network, or without its head for ``"features"``."""
         if by == "features":
             return self.network.without_head()
         return self.network
@@ -152,9 +150,8 @@ class LoadedRun:
     def export(self, out: str | Path, onnx: bool = False, by: By = "embeddings") -> Path:
         """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
 
-        ``by="features"`` leaves out the head: the exported network gives the trunk's features. ``onnx`` adds
-        ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if its embeddings
-        differ from the network's by more than 1e-4 on 100 noise images.
+        ``by="features"`` leaves out the head. ``onnx`` adds ``model.onnx`` for batches of any size; ConfigError
+        if torch cannot write it, or embeddings of 100 noise images differ by more than 1e-4.
         """
         from .export import write_export
 

@@ -1,4 +1,4 @@
-"""What training has brought, in words: whether a network is behind what it began with, and what is better."""
+"""What training achieved, in words: compared with the start and with alternatives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WITHOUT_FINE_TUNING = "Train without its last stage (in pml-ext fit, without --
 
 
 def phase_titles(noun: str, metrics: Container[str] = ()) -> dict[str, str]:
-    """Return the titles of phases by name, for a run of ``"images"`` or ``"vectors"`` and the phases that it has."""
+    """Return titles by phase, for ``"images"`` or ``"vectors"``."""
     titles = dict(_PHASES_OF_VECTORS if noun == "vectors" else PHASES)
     if "trained_head" in metrics:
         titles["after"] += ", head fitted again"
@@ -59,10 +59,10 @@ def phase_titles(noun: str, metrics: Container[str] = ()) -> dict[str, str]:
 
 
 def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the phases that a table of a run shows, with their titles, in their order.
+    """Return the phases in a run's table, with titles, in order.
 
-    Where nothing was trained, the tested network is the untrained one, and phases with the same values are shown once.
-    Raw pixels are others than features, also where they have the same values.
+    Without training, phases with equal values are shown once. Raw pixels and features stay separate even if their
+    values agree.
     """
     noun = metrics.get("input", "images")
     shown = {phase: title for phase, title in phase_titles(noun, metrics).items() if phase in metrics}
@@ -85,7 +85,7 @@ def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
 
 
 def delivered_phase(metrics: Mapping[str, Any]) -> str:
-    """Return which of the shown phases has the embeddings that a run delivers."""
+    """Return the shown phase whose embeddings the run delivers."""
     shown = shown_phases(metrics)
     if "after" in shown:
         return "after"
@@ -99,13 +99,13 @@ def _shown_values(values: Mapping[str, float]) -> dict[str, str]:
 
 
 def is_trained(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a run has trained anything; else its embeddings are features as they are, or their components."""
+    """Return whether a run trained anything."""
     epochs: int = metrics.get("epochs", 1)
     return epochs > 0
 
 
 def path_of_data(recipe: Recipe) -> str:
-    """Return a recipe's folder of images, or its file of vectors; "" for other data."""
+    """Return a recipe's folder of images or file of vectors, or an empty string."""
     kind, _, path = recipe.data.name.partition(":")
     if kind in ("folder", "vectors"):
         return path
@@ -116,15 +116,15 @@ def path_of_data(recipe: Recipe) -> str:
 
 
 def data_of(recipe: Recipe) -> str:
-    """Return :func:`path_of_data` for a command line, or a word for it."""
+    """Return :func:`path_of_data` quoted for a command line, or ``FOLDER``."""
     return shlex.quote(path_of_data(recipe) or "FOLDER")
 
 
 def headline(metrics: Mapping[str, Any], seen: bool) -> str:
-    """Return the first sentences of a report: for how many queries the nearest image is right.
+    """Return a report's first sentences: how often the nearest image is right.
 
-    Queries without another image of their class cannot be answered; they are not counted, and named. ``seen``: whether
-    the tested classes were trained on. ``metrics`` are those of ``metrics.json``.
+    Unanswerable queries are not counted, but mentioned. ``seen``: whether the tested classes were trained.
+    ``metrics`` come from ``metrics.json``.
     """
     noun = metrics.get("input", "images")
     where = f"{noun} of its classes that it has not seen" if seen else "classes that it has never seen"
@@ -154,7 +154,7 @@ def headline(metrics: Mapping[str, Any], seen: bool) -> str:
 
 
 def _unanswerable(without_answer: Mapping[str, Any], queries: int) -> str:
-    """Return a sentence on queries without a right answer, after a space; "" if there are none."""
+    """Return a sentence on unanswerable queries, after a space, or an empty string."""
     number = without_answer["queries"]
     if not number:
         return ""
@@ -167,10 +167,10 @@ def _unanswerable(without_answer: Mapping[str, Any], queries: int) -> str:
 
 
 def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
-    """Say that the features before the head are ahead of the embeddings, by Recall@1 or MAP@R; empty if they are not.
+    """Say that features before the head beat the embeddings by Recall@1 or MAP@R, or nothing.
 
-    Features before whitening are those of the frozen trunk. ``folder`` is the run's, for the command that indexes
-    images by features; vectors are features, and are searched without a run.
+    Before whitening, these are the frozen trunk's. ``folder`` is the run's, for the suggested command. Vectors are
+    searched without a run.
     """
     phase = "frozen" if recipe.model.embedder in CLOSED_FORMS else "features"
     if phase not in metrics or recipe.model.takes_vectors:
@@ -187,10 +187,9 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say that a network is behind what it began with: untrained, its frozen trunk, raw pixels or vectors; else empty.
+    """Say that a network is behind its start: untrained, frozen, or raw input; otherwise nothing.
 
-    By the recipe's ``evaluation.select``; without one by Recall@1, then by MAP@R, since one may fall alone. It is
-    compared with features that are whitened within classes, too. ``metrics`` are by phase and metric.
+    Compared by ``evaluation.select``, else by Recall@1 and MAP@R, also with within-class whitening.
     """
     if _nothing_is_learned(recipe):
         return ""
@@ -210,12 +209,11 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _nothing_is_learned(recipe: Recipe) -> bool:
-    """Return whether the embeddings are features as they are."""
+    """Return whether the embeddings are the raw features."""
     return recipe.model.freeze == "trunk" and recipe.model.embedder == "none"
 
 
 def _phases_to_compare(recipe: Recipe, metrics: Mapping[str, Any]) -> list[str]:
-    """Return the phases that a trained network should not be behind."""
     phases = ["before", "raw", "within_class"]
     if not recipe.model.takes_vectors:
         phases.insert(1, "frozen")
@@ -245,7 +243,7 @@ def _setback_sentence(recipe: Recipe, name: str, after: float, phase: str, befor
 
 
 def not_compared(recipe: Recipe) -> str:
-    """Say that a network was not compared with the pretrained features that it began with; empty if it was."""
+    """Say that a network was not compared with its pretrained features; otherwise nothing."""
     if recipe.evaluation.baselines or _nothing_is_learned(recipe):
         return ""
     if not is_pretrained(recipe.model.trunk.settings):
@@ -257,9 +255,9 @@ def not_compared(recipe: Recipe) -> str:
 
 
 def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say what the training of the whole network has added to the head or the last blocks.
+    """Say what training the whole network added to the head or last blocks.
 
-    Empty for a run without such stages, and if there is a :func:`setback`.
+    Empty without such stages, or after a :func:`setback`.
     """
     phase = next((phase for phase in STAGES if phase in metrics), None)
     if phase is None or setback(recipe, metrics):
@@ -277,7 +275,7 @@ def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float
 
 
 def verdict(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]], folder: Path) -> str:
-    """Return sentences on what training has brought, if the metrics ask for some; ``folder`` is the run's."""
+    """Return sentences on what training achieved; ``folder`` is the run's."""
     if not metrics["after"]:  # nothing was tested
         return ""
     sentences = [

@@ -1,4 +1,4 @@
-"""Training of a cut trunk: its last blocks learn from activations of the frozen first part, which are computed once."""
+"""Training of a cut trunk on activations of its frozen first part, which are computed once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES: dict[Precision, type[np.floating[Any]]] = {"float16": np.float16, "float
 
 @dataclass(frozen=True, eq=False)
 class TrunkCut:
-    """The two parts of a trunk that is cut, and what is kept between them."""
+    """The two parts of a cut trunk, and the shape of the activations between them."""
 
     table: CutTable
     stem: nn.Module  # frozen: images [B, C, S, S] to activations [B, *shape]
@@ -32,28 +32,28 @@ class TrunkCut:
 
     @property
     def bytes_per_image(self) -> int:
-        """The size of the activations of one view of an image."""
+        """Size of the activations of one view of an image."""
         return self.bytes_in(self.table.precision)
 
     def bytes_in(self, precision: Precision) -> int:
-        """Return the size of the activations of one view of an image in a precision."""
+        """Return that size in a precision."""
         return math.prod(self.shape) * np.dtype(DTYPES[precision]).itemsize
 
 
 def cut_trunk(trunk: nn.Module, table: CutTable, preprocessing: Preprocessing, device: torch.device) -> TrunkCut:
-    """Cut a trunk as a recipe says, and freeze its first part; ConfigError for a trunk that cannot be cut there."""
+    """Cut a trunk and freeze its first part; ConfigError if it cannot be cut there."""
     parts = frozen_stem(trunk, table.until)
     shape = activation_shape(parts.stem, preprocessing.channels, preprocessing.image_size, device)
     return TrunkCut(table, parts.stem, parts.rest, shape)
 
 
 def size_of(cut: TrunkCut, images: int, views: int, others: int = 0) -> int:
-    """Return the bytes of the activations of ``images`` training images in so many views, and of ``others``."""
+    """Return the bytes of activations of ``images`` in so many views, and of ``others``."""
     return (images * views + others) * cut.bytes_per_image
 
 
 def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callable[[str], None]) -> None:
-    """Tell the size of the activations of ``images`` training images and ``others``; ConfigError above the bound."""
+    """Report the size of the activations; ConfigError above the recipe's limit."""
     size = size_of(cut, images, views, others)
     kept = f"the activations before {cut.table.until} take {in_units(size)}"
     each = f"{in_units(cut.bytes_per_image)} in {cut.table.precision}"

@@ -12,9 +12,9 @@ from pml_ext.distributed import num_processes
 
 
 class JoinedBatchNorm(nn.BatchNorm1d):
-    """Batch norm whose statistics cover the batches of all processes: equal to batch norm of the joined batch.
+    """Batch norm over the batches of all processes, equal to that of the joined batch.
 
-    torch's ``SyncBatchNorm`` needs GPUs; :func:`synchronize_batch_norm` chooses the class for the device.
+    torch's ``SyncBatchNorm`` needs GPUs; :func:`synchronize_batch_norm` chooses between them.
     """
 
     def _check_input_dim(self, x: Tensor) -> None:
@@ -22,7 +22,7 @@ class JoinedBatchNorm(nn.BatchNorm1d):
             raise ValueError(f"expected an input of two dimensions or more; got {x.ndim}")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized input, ``[B, C, ...]``, in its precision; statistics are in float32 or more."""
+        """Return the normalized input, ``[B, C, ...]``, in its precision; statistics are at least float32."""
         if not self.training or num_processes() == 1:
             return super().forward(x)
         self._check_input_dim(x)
@@ -50,7 +50,7 @@ class JoinedBatchNorm(nn.BatchNorm1d):
 
 
 class _JoinedBatchNormAct(JoinedBatchNorm):
-    """Joined batch norm in place of timm's ``BatchNormAct2d``, which holds a dropout and an activation."""
+    """Joined batch norm in place of timm's ``BatchNormAct2d``, with its dropout and activation."""
 
     drop: nn.Module
     act: nn.Module
@@ -63,10 +63,9 @@ class _JoinedBatchNormAct(JoinedBatchNorm):
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return the network with joined batch norms: torch's SyncBatchNorm on GPUs, else :class:`JoinedBatchNorm`.
+    """Return the network with torch's SyncBatchNorm on GPUs, else :class:`JoinedBatchNorm`.
 
-    timm's batch norms with an activation inside keep it. A batch norm of another class is left as it is where there is
-    no GPU, with a warning.
+    timm's activations are kept. Without a GPU, other classes of batch norm stay, with a warning.
     """
     if device.type == "cuda":
         if any(_holds_activation(part) for part in module.modules()):
@@ -86,5 +85,4 @@ def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module
 
 
 def _holds_activation(module: nn.Module) -> bool:
-    """Return whether a module is timm's ``BatchNormAct2d``."""
     return type(module).__name__ == "BatchNormAct2d" and type(module).__module__.startswith("timm.")

@@ -1,4 +1,4 @@
-"""Batches of an epoch: the part that a process trains on, the seed of each image's augmentation, and their images."""
+"""Batches of an epoch: each process's part, the augmentation seeds, and the images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Indices = tuple[Tensor, ...]  # the indices_tuple of a batch
 
 
 class Batch(NamedTuple):
-    """A batch to train on: images, features or vectors with labels, or with the indices of listed tuples."""
+    """A training batch: images, features or vectors, with labels or the indices of listed tuples."""
 
     images: Tensor
     labels: Tensor | None = None
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What a forward pass of a batch of a test has: features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``."""
+    """A forward pass in a test: features ``[B, F]``, embeddings ``[B, D]``, labels ``[B]``."""
 
     images: Tensor | None  # None where features or activations are kept
     features: Tensor
@@ -43,9 +43,9 @@ class Pass(NamedTuple):
 
 
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
-    """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own.
+    """Return the first batches of one pass of a sampler of indices or of batches.
 
-    Of listed pairs or triplets, return their numbers. TrainingError for fewer batches, or numbers that are no indices.
+    Listed tuples are returned as their numbers. Raises TrainingError for too few batches or invalid indices.
     """
     if _listed(sampler) is not None:
         return [batch.tuples for batch in islice(sampler, iterations)]
@@ -60,7 +60,7 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
 
 
 def _indices(sampler: Any, batch: Iterable[Any]) -> list[int]:
-    """Return a batch as integers; TrainingError for numbers that are no indices, which would be cut or counted back."""
+    """Return a batch as integers; TrainingError for anything but indices."""
     try:
         indices = list(map(operator.index, batch))
     except TypeError as error:
@@ -71,7 +71,7 @@ def _indices(sampler: Any, batch: Iterable[Any]) -> list[int]:
 
 
 def _listed(sampler: Any) -> ListedTuples | None:
-    """Return the tuples that a sampler of listed pairs or triplets draws; None for a sampler of images."""
+    """Return the tuples of a sampler of listed pairs or triplets, or None."""
     tuples = getattr(sampler, "tuples", None)
     return tuples if isinstance(tuples, ListedTuples) else None
 
@@ -79,9 +79,9 @@ def _listed(sampler: Any) -> ListedTuples | None:
 def draw_for_all(
     sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int, views: int = 1
 ) -> tuple[Batches, list[Indices] | None]:
-    """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks.
+    """Return the epoch's batches as drawn by rank 0; seed torch's generator differently elsewhere.
 
-    Of listed pairs or triplets, return each joined batch's ``indices_tuple`` too; else None.
+    For listed tuples, also return each joined batch's ``indices_tuple``.
     """
     drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
     if rank() > 0:
@@ -98,7 +98,7 @@ def draw_for_all(
 
 
 def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
-    """Raise TrainingError for a batch of which some process gets no image."""
+    """Raise TrainingError if a process would get no image of a batch."""
     fewest = min(map(len, joined), default=processes) * views
     if fewest < processes:
         raise TrainingError(
@@ -108,7 +108,7 @@ def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
 
 
 def with_indices(reading: Iterable[Batch], indices: Sequence[Indices] | None, device: torch.device) -> Iterator[Batch]:
-    """Yield batches as they are read, or, with ``indices``, with an ``indices_tuple`` in place of their labels."""
+    """Yield batches, with an ``indices_tuple`` in place of labels if ``indices`` are given."""
     if indices is None:
         yield from reading
         return
@@ -119,11 +119,10 @@ def with_indices(reading: Iterable[Batch], indices: Sequence[Indices] | None, de
 def epoch_batches(
     joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1, views: int = 1
 ) -> Batches:
-    """Return an epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
+    """Return one process's part of an epoch's batches: rank r gets the r-th of W consecutive parts.
 
-    Each image is there ``views`` times, one after the other. The augmentation of an image depends on the seed, the
-    epoch, the place in it and the view only, not on the number of processes or workers. The seeds of the views of an
-    image are consecutive numbers, so that of K views that a cache keeps they select different ones.
+    Each image appears ``views`` times in a row. Its augmentation depends on seed, epoch, place and view, not on
+    processes or workers. The seeds of its views are consecutive, so they select different cached views.
     """
     generator = np.random.default_rng((seed, epoch))
     seeds = generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist()
@@ -144,7 +143,7 @@ def indices_of(batch: list[Item]) -> Tensor:
 
 
 class BatchReader:
-    """Reader of the batches of epochs, by worker processes that live as long as the reader."""
+    """Reader of epochs' batches, with worker processes that persist."""
 
     def __init__(
         self,
@@ -163,10 +162,10 @@ class BatchReader:
         )
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
+        """Return an iterator over batches on the device: images ``[B, C, H, W]`` and labels ``[B]``.
 
-        ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator, as
-        a loader made for the epoch draws it. Take the batches inside of :meth:`naming_images`.
+        ``labels`` ``[N]`` replace the images' own. One number is drawn from torch's generator. Consume the
+        iterator inside :meth:`naming_images`.
         """
         self._loader.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         self._now[:] = batches
@@ -197,7 +196,7 @@ def embed_batches(
 ) -> Iterator[Pass]:
     """Yield the forward passes of all images, or of batches, on the device.
 
-    Both modules are in evaluation mode for each batch, and as they were when the pass ends.
+    Modules are in evaluation mode for each batch and restored afterwards.
     """
     dataset = WorkerDataset(images, workers)
     if batches is None:

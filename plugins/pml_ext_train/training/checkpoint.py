@@ -1,7 +1,7 @@
-"""Checkpoints of a run; reading them executes no code, and ``torch.load(path, weights_only=True)`` reads them.
+"""Checkpoints of a run, which ``torch.load(path, weights_only=True)`` reads without executing code.
 
-``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
-epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's test embeddings.
+``last.pt`` and ``previous.pt`` are from the ends of the last two epochs, ``within.pt`` from inside one. ``best.pt`` and
+``model.pt`` have weights, ``before.pt`` the test embeddings of the untrained network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; keep the old one until the new is complete."""
+    """Write ``RUN/checkpoints/NAME.pt`` and its checksum atomically."""
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:  # by its path, torch says of a full disk: unexpected pos 704 vs 598
@@ -41,14 +41,14 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def save_last(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``last.pt``; the old one becomes ``previous.pt``, unless it is damaged and would replace a good one."""
+    """Write ``last.pt``; an intact old one becomes ``previous.pt``."""
     if path.is_file():
         _keep_as_previous(path)
     save(path, state)
 
 
 def _keep_as_previous(path: Path) -> None:
-    """Copy ``last.pt`` to ``previous.pt`` if it is intact: by its checksum or, without one, if it can be loaded."""
+    """Copy ``last.pt`` to ``previous.pt`` if its checksum is right or, without one, if it loads."""
     folder = path.parent.parent
     wanted = read_sums(folder).get(f"{path.parent.name}/{path.name}")
     copy = functools.partial(shutil.copyfile, path)
@@ -61,10 +61,10 @@ def _keep_as_previous(path: Path) -> None:
 def load(
     path: Path, device: torch.device | str = "cpu", of: str | None = None, digest: str | None = None
 ) -> dict[str, Any]:
-    """Read a checkpoint without executing code that it may contain.
+    """Read a checkpoint without executing code from it.
 
-    ``of`` is the ``identity`` of the run that asks; None takes a checkpoint of any run. ``digest`` is the file's
-    SHA-256, where the caller has it. DataError for a file that is missing, damaged or of another run.
+    ``of`` is the required ``identity``, or None for any run. ``digest`` is the file's SHA-256, if known. Raises
+    DataError for a missing, damaged or foreign file.
     """
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
@@ -94,7 +94,10 @@ def load(
 
 
 def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the state of ``last.pt``, or ``previous.pt`` if damaged (None if neither exists), and a warning."""
+    """Return the state of ``last.pt``, or of ``previous.pt`` with a warning if the former is damaged.
+
+    The state is None if neither exists.
+    """
     previous = path.with_name("previous.pt")
     if not path.exists() and not previous.exists():
         return None, ""
@@ -113,7 +116,7 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
 
 @contextlib.contextmanager
 def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
-    """Add a checkpoint's path, and the versions that wrote it, to errors of loading its state into networks."""
+    """Add the path, and the versions that wrote it, to errors of loading a state."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -129,7 +132,7 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _refused(path: Path, reason: str, advice: str = "") -> DataError:
-    """Return the error of a checkpoint; ``advice`` stands before what can be done without the file."""
+    """Return the error of a checkpoint; ``advice`` precedes the remedy for its file."""
     remedies = {
         "model.pt": "train with --resume: it is made again from last.pt",
         "before.pt": "the report leaves out its figure",
@@ -140,19 +143,19 @@ def _refused(path: Path, reason: str, advice: str = "") -> DataError:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of the generators of torch, numpy and Python."""
+    """Return the states of the generators of torch, NumPy and Python."""
     return {"torch": generator_states(), "numpy": np.random.get_state(), "python": random.getstate()}
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore a state of :func:`random_state`."""
+    """Restore the states of :func:`random_state`."""
     set_generator_states(state["torch"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators of torch, numpy and Python."""
+    """Seed the generators of torch, NumPy and Python."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
@@ -160,7 +163,7 @@ def seed_all(seed: int) -> None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python, this package and the libraries that results depend on."""
+    """Return the versions of Python, this package and the libraries that affect results."""
     known = {"python": platform.python_version(), "pml-ext": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

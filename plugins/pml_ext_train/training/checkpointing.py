@@ -1,4 +1,4 @@
-"""When a run writes its checkpoints, and how it goes on from them."""
+"""When a run writes its checkpoints, and how it resumes from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Checkpointer:
     """The checkpoints of a run: ``last`` after an epoch, ``within`` an epoch, ``best`` on validation, ``model``.
 
     Attributes:
-        unfinished: the state of the epoch in which a resumed run was interrupted; None if it was between two epochs.
+        unfinished: state of the epoch that was interrupted, or None.
     """
 
     def __init__(self, run: Run) -> None:
@@ -32,7 +32,7 @@ class Checkpointer:
         self.unfinished: dict[str, Any] | None = None
 
     def resume(self) -> bool:
-        """Restore the end of the last epoch; return False where no checkpoint has it."""
+        """Restore the end of the last epoch; return False without a checkpoint."""
         state, warning = checkpoint.load_to_resume(self._last, self._run.device, self._run.identity)
         if state is None:
             return False
@@ -42,7 +42,7 @@ class Checkpointer:
         return True
 
     def find_unfinished_epoch(self) -> None:
-        """Read the checkpoint within the next epoch, if there is one; a damaged one is a warning."""
+        """Read the checkpoint within the next epoch, if any; warn if it is damaged."""
         if not self._within.exists():
             return
         try:
@@ -55,25 +55,25 @@ class Checkpointer:
             self.unfinished = state
 
     def finished_losses(self) -> list[float]:
-        """Return the losses of the iterations that the unfinished epoch has behind it."""
+        """Return the losses of the unfinished epoch's completed iterations."""
         return [] if self.unfinished is None else list(self.unfinished["losses"])
 
     def unfinished_labels(self) -> NDArray[np.int64] | None:
-        """Return the pseudo-labels of the unfinished epoch; None if there are none."""
+        """Return the pseudo-labels of the unfinished epoch, or None."""
         if self.unfinished is None:
             return None
         labels: NDArray[np.int64] | None = self.unfinished["pseudo_labels"]
         return labels
 
     def enter_epoch(self) -> None:
-        """Restore the state within an unfinished epoch, after its batches are drawn; start the clock."""
+        """Restore the state within an unfinished epoch once its batches are drawn; start the clock."""
         self._saved = time.monotonic()
         if self.unfinished is not None:
             restore(self._run, self._within, self.unfinished)
         self.unfinished = None
 
     def between_iterations(self, records: Records | None, losses: list[float]) -> None:
-        """Write a checkpoint when one is due; stop the run if one of its processes received a signal."""
+        """Write a checkpoint if one is due; stop if any process received a signal."""
         signal_number = max_over_ranks(signals.received() or 0)
         checkpoint_is_due = max_over_ranks(int(records is not None and self._is_due())) == 1
         if signal_number or checkpoint_is_due:
@@ -99,7 +99,7 @@ class Checkpointer:
         self._within.unlink(missing_ok=True)
 
     def save_best(self) -> None:
-        """Write the weights that are the best on validation so far; a frozen trunk stays as it was."""
+        """Write the best weights so far; without the trunk if it is frozen."""
         checkpoint.save(self._run.checkpoint("best"), model_state(self._run, trunk=not self._run.frozen))
 
     def save_model(self) -> None:
@@ -107,11 +107,11 @@ class Checkpointer:
         checkpoint.save(self._run.checkpoint("model"), model_state(self._run))
 
     def save_untrained(self) -> None:
-        """Write the test embeddings of the untrained network, for a figure of the report."""
+        """Write the test embeddings of the untrained network, for the report."""
         embeddings = self._run.embeddings(self._run.queries).cpu()
         checkpoint.save(self._run.checkpoint("before"), {"embeddings": embeddings, "of": self._run.identity})
 
     def forget_epoch(self) -> None:
-        """Delete the checkpoint within an epoch that is over."""
+        """Delete the checkpoint within a finished epoch."""
         if self.unfinished is None:
             self._within.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is checked before a run trains: that an epoch can be chosen, and how many images batch norms join."""
+"""Checks before training: validation images, and the batch size of batch norms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_MEASURED = 128
 
 
 def check_validation(run: Run) -> None:
-    """Raise DataError if the epoch is chosen on validation images of which none can find another of its class."""
+    """Raise DataError if no validation image has another image of its class."""
     has_labels = run.data.listed is None and run.relation is None  # a relation may join different classes
     if run.recipe.evaluation.select is None or "validation" not in run.splits or not has_labels:
         return
@@ -31,9 +31,9 @@ def check_validation(run: Run) -> None:
 
 
 def warn_of_small_batches(run: Run) -> None:
-    """Warn if the batch norms of a pretrained trunk take their statistics from small batches in some stage.
+    """Warn if batch norms of a pretrained trunk normalize small batches.
 
-    A recipe of a paper follows its paper, without a warning.
+    Recipes of papers follow their paper, without a warning.
     """
     model = run.recipe.model
     if model.freeze_batch_norm or not is_pretrained(model.trunk.settings) or run.recipe.paper is not None:
@@ -48,7 +48,7 @@ def warn_of_small_batches(run: Run) -> None:
 
 
 def _normalized_together(run: Run, stage: Stage) -> int:
-    """Return the number of images whose statistics a batch norm joins: of a batch, or of a forward pass of it."""
+    """Return the number of images that a batch norm normalizes together."""
     micro_batch = run.recipe.engine.micro_batch
     images = stage.batch_size * run.recipe.data.views
     if run.data.listed is not None:  # batch_size counts pairs or triplets
@@ -57,7 +57,6 @@ def _normalized_together(run: Run, stage: Stage) -> int:
 
 
 def _trains_batch_norms(run: Run, stage: Stage) -> bool:
-    """Return whether a stage trains a part of the trunk that has batch norms."""
     patterns = frozen_patterns(run.recipe.model.freeze) + frozen_patterns(stage.table.freeze)
     frozen: set[nn.Module] = set()
     if run.recipe.model.lora is None:

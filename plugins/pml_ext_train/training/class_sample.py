@@ -11,13 +11,11 @@ PER_CLASS = 20  # images per class that suffice for retrieval
 
 
 def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int64]:
-    """Return the indices of a sample in which classes stay large enough for retrieval.
+    """Return indices of a sample in which classes stay large enough for retrieval.
 
-    Classes are taken in random order, up to 20 images each, until there are ``most`` images: 15 classes of 90 give
-    300 as 20 of each. If 20 per class are too few, the limit per class is the smallest that suffices: 10 classes of 90
-    give 300 as 30 of each.
-
-    For labels ``[N]``, the result is ``most`` indices in ascending order, or all N if N <= ``most``.
+    Classes are added in random order with up to 20 images each, until there are ``most``. If 20 are too few, the
+    limit is the smallest that suffices: 10 classes of 90 give 300 as 30 of each. The indices ascend; all N are
+    returned if N <= ``most``.
     """
     labels = np.asarray(labels)
     if most >= len(labels):

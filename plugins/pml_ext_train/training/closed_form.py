@@ -1,4 +1,4 @@
-"""Heads in closed form: the embedder of a run that is fitted, not trained, or fitted before or after training."""
+"""Closed-form heads, fitted instead of, before or after training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ Shrinkage = float | Literal["auto"]
 
 
 def fit_embedder(view: View) -> None:
-    """Fit the embedder to the trunk's features of training images, where the recipe says so; nothing is random.
-
-    It is principal components or whitening, which is not trained, or what the training of a linear layer starts from.
-    """
+    """Fit the embedder to the trunk's features of training images, as the recipe says."""
     model = view.recipe.model
     _check_size(view)
     if model.refit == "within-class":  # told before the training, not after it
@@ -38,7 +35,7 @@ def fit_embedder(view: View) -> None:
 
 
 def _check_size(view: View) -> None:
-    """Raise ConfigError for whitening with more outputs than there are features."""
+    """Raise ConfigError for whitening with more outputs than features."""
     model = view.recipe.model
     size = model.embedding_size
     whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
@@ -50,12 +47,12 @@ def _check_size(view: View) -> None:
 
 
 def refit(view: View, features: Tensor) -> None:
-    """Replace the embedder by whitening within the training classes, of the features of the training images."""
+    """Replace the embedder by within-class whitening of the training images' features."""
     _replace_embedder(view, _whitened_within_classes(view, features, view.recipe.model.embedding_size))
 
 
 def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> nn.Linear:
-    """Return the layer of the recipe's shrinkage; ConfigError for data that have no two items of a class."""
+    """Return the whitening layer; ConfigError without two items of a class."""
     model = view.recipe.model
     shrinkage: Shrinkage = SHRINKAGE if model.shrinkage is None else model.shrinkage
     try:
@@ -65,9 +62,9 @@ def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> 
 
 
 def fit_within_classes(view: View, features: Tensor, shrinkage: Shrinkage, size: int | None = None) -> nn.Linear:
-    """Return whitening within the classes, the positive pairs or the relation of the training images.
+    """Return whitening within the classes, positive pairs or relation of the training images.
 
-    ValueError for data without any, and for images that are classes of their own or of clusters.
+    Raises ValueError for data without any, and for clusters or instances as labels.
     """
     if view.recipe.data.labels != "given":
         found = view.recipe.data.labels
@@ -80,7 +77,7 @@ def fit_within_classes(view: View, features: Tensor, shrinkage: Shrinkage, size:
 
 
 def whitened(view: View, features: Mapping[str, Tensor], training: Tensor) -> dict[str, Tensor] | None:
-    """Return the features of splits, whitened within the training classes; None without such classes."""
+    """Return splits' features whitened within the training classes; None without such classes."""
     try:
         layer = fit_within_classes(view, training, SHRINKAGE)
     except ValueError:  # the baseline does not exist for these data

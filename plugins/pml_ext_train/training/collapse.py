@@ -20,7 +20,7 @@ QUERIES_FOR_COLLAPSE = 256
 
 
 def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
-    """Warn if the ``embeddings`` of an epoch's last batch have collapsed, and those of the epoch before had not."""
+    """Warn if the embeddings of an epoch's last batch have collapsed since the epoch before."""
     run = epoch.run
     indices = indices_of(epoch.batches[-1])
     images = run.data.training_images
@@ -38,12 +38,10 @@ def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
 
 
 def collapse(embeddings: Tensor, labels: Any) -> float | None:
-    """Return the mean cosine similarity of different images if embeddings ``[N, D]`` have collapsed to one point.
+    """Return the mean cosine similarity of embeddings ``[N, D]`` that collapsed to one point, or None.
 
-    It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
-    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse. ``labels``
-    may be listed pairs or triplets: chance is half of the triplets in the right order, or of all two pairs of both
-    kinds.
+    The similarity is then above :data:`COLLAPSED`, and the nearest image has the same class less often than halfway
+    from chance to always. ``labels`` may be listed pairs or triplets, whose chance is one half.
     """
     points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
     similarity = _mean_similarity(points)
@@ -64,7 +62,7 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
 
 
 def _is_near_chance(points: Tensor, tuples: ListedTuples) -> bool:
-    """Return whether listed pairs or triplets are right less often than halfway from chance to always."""
+    """Return whether listed tuples are right less often than halfway from chance to always."""
     has_order = tuples.same is None or 0 < int(tuples.same.sum()) < len(tuples)
     if not len(tuples) or not has_order:
         return True
@@ -73,7 +71,7 @@ def _is_near_chance(points: Tensor, tuples: ListedTuples) -> bool:
 
 
 def _mean_similarity(points: Tensor) -> float:
-    """Return the mean cosine similarity of different points of length 1; NaN for fewer than two."""
+    """Return the mean cosine similarity of distinct unit vectors; NaN for fewer than two."""
     count = len(points)
     if count < 2:
         return math.nan

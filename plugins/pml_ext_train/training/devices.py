@@ -1,4 +1,4 @@
-"""Names of devices for reports, deterministic operators, and numbers read off a device."""
+"""Device names, deterministic operators, and numbers read from a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device for reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
+    """Return the name of a device: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
     name = getattr(getattr(torch, device.type), "get_device_name", None)
     if name is not None:
         return f"{device.type} ({name(device)})"
@@ -21,10 +21,10 @@ def device_name(device: torch.device) -> str:
 
 @contextmanager
 def deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """Use torch's deterministic operators inside the block, if ``wanted``; RuntimeError of torch for one that has none.
+    """Use torch's deterministic operators inside the block, if ``wanted``.
 
-    On a GPU others add in an order that differs from run to run. Begin the block before the first product on the GPU,
-    since cuBLAS reads its setting then.
+    Enter before the first product on a GPU, when cuBLAS reads its setting. torch raises RuntimeError for operators
+    without a deterministic version.
     """
     if not wanted:
         yield
@@ -39,7 +39,7 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
-    """Return numbers and one-element tensors as numbers; tensors on an accelerator are read in one transfer."""
+    """Return numbers and one-element tensors as numbers, with one transfer from an accelerator."""
     on_device = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
     transferred: list[float] = []
     if on_device:

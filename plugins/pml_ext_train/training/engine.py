@@ -1,7 +1,7 @@
 """A training step and an epoch of steps, in plain PyTorch.
 
-A step does what a step of PML 2.9's ``MetricLossOnly`` does, in its order and to the last digit. It adds precision,
-compilation, clipping, a check of the loss and every gradient before anything changes, and waits for the device once.
+A step repeats a step of PML 2.9's ``MetricLossOnly`` to the last digit. It adds precision, compilation, clipping, and a
+check of the loss and all gradients. It waits for the device once.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class NonFinite(NamedTuple):
 
 
 class Engine:
-    """Trainer of a network of a trunk and an embedder, whose gradients are averaged over the processes.
+    """Trainer of a trunk and an embedder; gradients are averaged over the processes.
 
-    The modules that are passed are those to save, test and load: compiled or wrapped ones share their parameters. With
-    ``freeze_batch_norm`` the trunk's batch norms keep their statistics. With ``skip_nonfinite`` a step whose loss,
-    embeddings or gradients are NaN or infinite is left out, rather than an error; at most 30 one after the other.
+    Save and load the modules that were passed in: compiled or wrapped ones share their parameters.
+    ``freeze_batch_norm`` keeps the statistics of the trunk's batch norms. ``skip_nonfinite`` skips non-finite
+    steps, at most 30 in a row.
     """
 
     def __init__(
@@ -96,7 +96,6 @@ class Engine:
         self._overflows = 0  # consecutive skipped steps
 
     def _trained_parts(self) -> list[nn.Module]:
-        """Return the modules that a step calls, compiled and wrapped as the settings say."""
         parts: list[Any] = list(self.networks.values())
         if self.settings.compile:
             parts = [torch.compile(part) for part in parts]
@@ -105,10 +104,10 @@ class Engine:
         return [data_parallel(module) for module in parts]
 
     def use_trunk(self, trunk: nn.Module) -> None:
-        """Train a module in place of the trunk from now on: the trunk itself, or the rest of one that is cut.
+        """Train this module in place of the trunk: the trunk itself, or the rest after a cut.
 
-        Several processes wait for the gradients of all parameters that were trainable when the trunk was wrapped, so it
-        is wrapped again after others were frozen.
+        It is wrapped again if other parameters are frozen, because processes wait for the gradients of those
+        that were trainable.
         """
         trainable = _trainable(trunk)
         if trunk is not self.networks["trunk"] or trainable != self._trainable:
@@ -117,10 +116,10 @@ class Engine:
             self._trainable = trainable
 
     def epoch(self, batches: Iterable[Batch], objective: Objective) -> Iterator[Step]:
-        """Train on batches and yield every step after it was taken; the epoch ends with the last step.
+        """Train on batches and yield each step after it was taken.
 
-        NotFiniteError if the loss, an embedding or a gradient is NaN or infinite, TrainingError for a loss that is not
-        one value, or depends on no parameter.
+        Raises NotFiniteError for a non-finite loss, embedding or gradient, and TrainingError for a loss that is
+        not one value or depends on no parameter.
         """
         for module in (*self._parts, objective.loss):
             module.train()
@@ -176,7 +175,7 @@ class Engine:
         return loss.detach(), embeddings.detach()
 
     def _check_that_the_trunk_learns(self) -> None:
-        """Raise TrainingError if the trunk has parameters to train, and none of them got a gradient."""
+        """Raise TrainingError if no trainable parameter of the trunk has a gradient."""
         trunk = self.networks["trunk"]
         is_trained = False
         for parameter in trunk.parameters():
@@ -194,7 +193,7 @@ class Engine:
     def _update(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
-        """Take the step of a loss, whose gradients are there, or skip it where a value is not finite."""
+        """Take a step with the computed gradients, or skip it if a value is not finite."""
         optimizers = objective.optimizers.values()
         if self._scaler is not None:
             for optimizer in optimizers:
@@ -222,7 +221,6 @@ class Engine:
         return Step(value, embeddings, recorded, skipped=nonfinite is not None)
 
     def _step(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Clip the gradients, if asked, and change the parameters."""
         self._overflows = 0
         if self.settings.clip_gradient is not None:
             trained = nn.ModuleDict(self.networks).parameters()
@@ -231,7 +229,7 @@ class Engine:
             optimizer.step()
 
     def _skip(self, nonfinite: NonFinite) -> None:
-        """Skip a non-finite step if float16 gradients overflowed or ``skip_nonfinite`` is set; else raise."""
+        """Skip the step after an overflow in float16 or with ``skip_nonfinite``; otherwise raise."""
         name, value = nonfinite
         self._overflows += 1
         if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
@@ -244,7 +242,7 @@ class Engine:
         self._undo()
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
-        """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
+        """Return a function that undoes a step's changes to buffers and memory queues."""
         buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
         for network in self.networks.values():
             buffers.extend((buffer, buffer.clone()) for buffer in network.buffers())
@@ -283,14 +281,16 @@ class Engine:
 
 
 def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
-    """Return a module with gradients averaged over the processes; unchanged for one process or no parameters."""
+    """Return a module whose gradients are averaged over the processes.
+
+    It is unchanged for one process, or without trainable parameters.
+    """
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return nn.parallel.DistributedDataParallel(module, **settings)
 
 
 def _trainable(module: nn.Module) -> list[bool]:
-    """Return whether each parameter of a module gets a gradient."""
     return [parameter.requires_grad for parameter in module.parameters()]
 
 
@@ -300,9 +300,9 @@ def _nothing() -> None: ...
 def _nonfinite_of_step(
     loss: float, sum_of_norms: float, embeddings: Tensor, gradients: dict[str, Tensor]
 ) -> NonFinite | None:
-    """Return what is not finite in a step: its embeddings, the loss, or the first such gradient; None if all are.
+    """Return the first non-finite part of a step, or None.
 
-    A norm overflows above 1e19, where every value may still be finite: the values decide.
+    A norm above 1e19 overflows although every value is finite, so the values decide.
     """
     if not math.isfinite(loss):
         return first_nonfinite({"embeddings": embeddings}) or NonFinite("loss", loss)
@@ -312,7 +312,7 @@ def _nonfinite_of_step(
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
-    """Return name and value of the first tensor, of any layout on one device, that is not finite; None if all are."""
+    """Return name and value of the first tensor that is not finite, or None."""
     filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
         return None
@@ -325,15 +325,15 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
 
 
 def stored_values(tensor: Tensor) -> Tensor:
-    """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
+    """Return the detached values of a tensor, or the entries of a sparse one."""
     tensor = tensor.detach()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> NonFinite | None:
-    """Return name and value of the first parameter that is not finite, or buffer that makes NaN of every image.
+    """Return the first parameter that is not finite, or buffer that turns every image into NaN.
 
-    A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
+    A running variance may be infinite (it divides), and other buffers may be by design, for example masks.
     """
     parameters = dict[str, Tensor]()
     buffers = dict[str, Tensor]()

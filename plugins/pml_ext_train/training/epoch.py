@@ -1,4 +1,4 @@
-"""An epoch that trains: its stage, its batches and its objective, and what its steps have given so far."""
+"""An epoch in training: its stage, batches, objective, and losses so far."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Epoch:
         return len(self.losses) == len(self.batches)
 
     def steps(self) -> Iterator[Step]:
-        """Read the batches that are left, take a step with each, and yield it."""
+        """Train on the remaining batches and yield each step."""
         for step in self.run.engine.epoch(self.reading, self.objective):
             self._finish(step)
             yield step
 
     def _finish(self, step: Step) -> None:
-        """Let components see a step that was taken, and count it."""
+        """Pass a step to the components, and count it."""
         self.run.changed()
         if self.watching and not step.skipped:
             self.run.call_after_step(self.watching, indices_of(self.batches[len(self.losses)]), step.embeddings)
@@ -57,7 +57,7 @@ class Epoch:
 
 
 def begin_epoch(run: Run, checkpointer: Checkpointer, recorded: bool) -> Epoch:
-    """Draw the batches of the epoch that the run is in; a resumed run goes on after its last checkpoint.
+    """Draw the batches of the current epoch; a resumed run continues after its checkpoint.
 
     ``recorded`` says whether the steps have values to record.
     """

@@ -1,4 +1,4 @@
-"""Evaluation of a run: metrics of its splits, and the nearest images of queries."""
+"""Metrics of a run's splits, and the nearest images of queries."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Metrics = dict[str, float]
 
 
 def metrics_before(view: View) -> dict[str, Metrics]:
-    """Return the metrics of raw pixels or vectors and of the untrained network, from one pass over the tested images.
+    """Return the metrics of raw pixels or vectors and of the untrained network, in one pass.
 
-    A pretrained or frozen trunk adds those of its features, of their whitened principal components, and of the features
-    whitened within the training classes; vectors are features.
+    A pretrained or frozen trunk adds its features, their whitened components, and the features whitened within
+    training classes.
     """
     parts = _compared_splits(view, view.queries)
     if view.data.has_vectors:
@@ -56,7 +56,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
 
 
 def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Metrics]:
-    """Return the metrics of points of the tested splits, by phase, and those of the untrained network."""
+    """Return the metrics of points by phase, and those of the untrained network."""
     split = view.queries
     metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
     metrics["before"] = evaluate_split(view, split)
@@ -64,7 +64,7 @@ def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) ->
 
 
 def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:
-    """Return metrics of retrieval and of clusters of points ``[N, D]`` of each split, by cosine similarity."""
+    """Return retrieval and clustering metrics of points ``[N, D]`` by cosine similarity."""
     normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
     if view.data.listed is not None:
         return _of_listed(view, split, normalized)
@@ -73,9 +73,9 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
 
 
 def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return the features of splits by phase: whitened principal components, and whitened within classes.
+    """Return features by phase: whitened components, and whitened within classes if there are classes.
 
-    Both are fitted on the training images; data without classes or positive pairs have the first alone.
+    Both are fitted on the training images.
     """
     training = view.untrained_features("train")
     layer = whitened_components(training, view.recipe.model.embedding_size)
@@ -87,17 +87,16 @@ def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dic
 
 
 def tested_features(view: View) -> dict[str, Tensor]:
-    """Return the features of the splits that a test compares, in one pass with their embeddings, which are kept."""
+    """Return the features of the compared splits; the same pass keeps their embeddings."""
     return {
         part: view.embedded(part, features=True)["features"].float() for part in _compared_splits(view, view.queries)
     }
 
 
 def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | None = None) -> dict[str, Metrics]:
-    """Return the metrics of the trained network on test and training images, and those of a learned metric.
+    """Return the metrics of the trained network on test and training images, and of a learned metric.
 
-    A pretrained trunk that was trained, and a head that was fitted again, add those of the features before the head,
-    :func:`tested_features`, unless they are given.
+    A trained pretrained trunk, or a refitted head, adds the features before the head (:func:`tested_features`).
     """
     split = view.queries
     if features is None and trains_pretrained_trunk(view.recipe):
@@ -126,9 +125,9 @@ def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | N
 
 
 def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
-    """Return the metrics of a split by cosine similarity, with ``clustering`` those of clusters and protocols too.
+    """Return the metrics of a split by cosine similarity.
 
-    TrainingError for embeddings that are not finite.
+    ``clustering`` adds those of clusters and protocols. Raises TrainingError for non-finite embeddings.
     """
     if view.data.listed is not None:
         points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
@@ -141,7 +140,7 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
 
 def _compared_splits(view: View, split: str) -> list[str]:
-    """Return the splits that a test of one compares: its gallery, or training pairs, which give the threshold."""
+    """Return a split, its gallery, and the training pairs that set its threshold."""
     parts = [split, view.data.gallery_of(split)]
     if view.data.listed is not None and view.data.listed.kind == "pairs" and view.data.tested_training is not None:
         parts.append(view.data.tested_training)
@@ -149,7 +148,7 @@ def _compared_splits(view: View, split: str) -> list[str]:
 
 
 def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: BaseDistance | None = None) -> Metrics:
-    """Return the metrics of the listed pairs or triplets of a split; the threshold is that of training pairs."""
+    """Return the metrics of listed pairs or triplets; the threshold comes from training pairs."""
     tuples = view.images(split).tuples
     assert tuples is not None
     threshold = None
@@ -166,7 +165,7 @@ def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: B
 
 
 def nearest(view: View, split: str) -> Evaluation:
-    """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
+    """Return retrieval metrics and the 8 nearest images of each query; computed once."""
     points = {split: view.normalized_embeddings(split)}
     gallery = view.data.gallery_of(split)
     if gallery != split:
@@ -175,7 +174,7 @@ def nearest(view: View, split: str) -> Evaluation:
 
 
 def clustered(view: View, split: str) -> Evaluation:
-    """Return metrics of clusters; computed once."""
+    """Return clustering metrics; computed once."""
     points = view.normalized_embeddings(split)
     return view.once(("clusters", split), lambda: _clustering(view, split, points))
 
@@ -187,7 +186,7 @@ def _retrieval(
     search: NearestNeighbors | None = None,
     keep: int = NEIGHBORS,
 ) -> Evaluation:
-    """Return metrics of retrieval by their names in ``metrics.json``, those of plugins last."""
+    """Return retrieval metrics by their names in ``metrics.json``."""
     names = _names_by_accuracy(view, of_clusters=False)
     calculator = _calculator(view, names, view.relation, search)
     gallery = None
@@ -210,7 +209,7 @@ def _retrieval(
 
 
 def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
-    """Return metrics of clusters of points ``[N, D]`` by their names in ``metrics.json``, those of plugins last."""
+    """Return clustering metrics of points ``[N, D]`` by their names in ``metrics.json``."""
     names = _names_by_accuracy(view, of_clusters=True)
     calculator = _calculator(view, names)  # by classes, which a relation's labels may not be
     result = calculator.evaluate(points, view.true_labels(split), on_failure=view.warn)
@@ -218,7 +217,7 @@ def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
 
 
 def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
-    """Return the metrics of a run, those of clusters or the others: ``{name in the calculator: in metrics.json}``."""
+    """Return ``{name in the calculator: name in metrics.json}`` for clusters or retrieval."""
     table = view.recipe.evaluation
     levels = () if view.relation is None else view.relation.levels
     known = metrics_of(
@@ -239,7 +238,6 @@ def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
 def _calculator(
     view: View, names: Iterable[str], relation: Relation | None = None, search: NearestNeighbors | None = None
 ) -> RetrievalAccuracyCalculator:
-    """Return a calculator of metrics as the recipe sets it."""
     table = view.recipe.evaluation
     return RetrievalAccuracyCalculator(
         names,
@@ -257,7 +255,7 @@ def _calculator(
 
 
 def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str]) -> Evaluation:
-    """Return an evaluation by other names, without metrics of plugins that failed; warn of those that are blank."""
+    """Rename the metrics of an evaluation, and warn of blank ones."""
     accuracies = {names[key]: float(result.accuracies[key]) for key in names if key in result.accuracies}
     counted = {names[key]: result.counted[key] for key in names if key in result.counted}
     blank = {names[key]: result.blank[key] for key in names if key in result.blank}
@@ -267,7 +265,7 @@ def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str])
 
 
 def _groups(view: View, split: str) -> dict[str, Any]:
-    """Return the groups of a split's queries, and of their gallery, as the calculator takes them; none without."""
+    """Return the groups of queries and gallery as arguments of the calculator."""
     queries = view.images(split)
     searched = view.images(view.data.gallery_of(split))
     if queries.groups is None or searched.groups is None:

@@ -1,4 +1,4 @@
-"""What features depend on: the digest that names a store, and the keys of images, files, boxes and views in it."""
+"""What features depend on: the digest that names a store, and the keys in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACT_BEFORE_DROP = re.compile(r"( *\(act\): .*\n)( *\(drop\): .*\n)")
 
 
 def trunk_digest(trunk: nn.Module, about: Any) -> str:
-    """Return the digest of all that features depend on: modules, their settings, weights, steps, augmentation."""
+    """Return the digest of a trunk's modules and weights, and of everything in ``about``."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     modules = _BATCH_NORM.sub("BatchNorm(", _ADDRESS.sub("", str(trunk)))
     digest.update(_ACT_BEFORE_DROP.sub(r"\2\1", modules).encode())
@@ -33,7 +33,7 @@ def trunk_digest(trunk: nn.Module, about: Any) -> str:
 
 
 def keys_of(images: LabeledImages, view: int) -> list[bytes]:
-    """Return the key of each image in a view: of its file, or the digest of its pixels, and of its box."""
+    """Return the key of each image in a view: its file or pixels, and its box."""
     if images.paths is None:
         pixels: Any = images.images
         sources = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
@@ -44,17 +44,17 @@ def keys_of(images: LabeledImages, view: int) -> list[bytes]:
 
 
 def key_of(source: bytes, box: bytes = b"", view: int = 0) -> bytes:
-    """Return the key of an image's features in the store; by default of the whole image, not augmented."""
+    """Return the key of an image's features; by default of the whole, unaugmented image."""
     return b"%s\0%s\0%d" % (source, box, view)
 
 
 def file_bytes(path: str | Path) -> bytes:
-    """Return the path of a file, as keys have it."""
+    """Return a file's resolved path as bytes."""
     return path_bytes(os.path.realpath(path))
 
 
 def stat_of(path: Path | None) -> FileStat:
-    """Return size and time of a file, which is embedded, or refused, if it is missing; of pixels always the same."""
+    """Return size and time of a file, constant for pixels or a missing file."""
     if path is None:
         return (0, 0)
     return file_stat(Path(path)) or MISSING

@@ -1,4 +1,4 @@
-"""Batches and passes from kept features or activations, in place of images."""
+"""Batches and passes from kept features or activations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def with_features(
     rest: nn.Module,
     embedder: nn.Module,
 ) -> Iterator[Pass]:
-    """Yield the passes of :func:`~.batches.embed_batches` from cached features, or from cached activations.
+    """Yield the passes of :func:`~.batches.embed_batches` from kept features or activations.
 
-    ``batches`` have images, or None, and labels. ``rest`` is the part of the trunk from what is cached to the features.
+    ``batches`` have images or None, and labels. ``rest`` leads from what is kept to the features.
     """
     start = 0
     with preserved_modes(rest, embedder):
@@ -38,7 +38,7 @@ def with_features(
 
 
 class FeatureReader:
-    """Reader of batches of features, or activations, instead of images; see :class:`~.batches.BatchReader`."""
+    """Reader of batches of features or activations; see :class:`~.batches.BatchReader`."""
 
     def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
         self.views = views
@@ -46,10 +46,7 @@ class FeatureReader:
         self._device = device
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Return an iterator over features ``[B, F]``, or activations, and labels ``[B]``.
-
-        An image's view follows from the seed of its augmentation.
-        """
+        """Return an iterator over features or activations, and labels ``[B]``; the seed selects the view."""
         # At once, as a reader of images does: a resumed epoch restores the random numbers of its checkpoint after it.
         torch.empty((), dtype=torch.int64).random_()
         return self._batches(batches, labels)

@@ -1,4 +1,4 @@
-"""Vectors on the disk: a file of float32 or float16 rows, and a table of the keys that they belong to."""
+"""Vectors on disk: a file of float32 or float16 rows, and a table of their keys."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _WAIT = 600.0  # seconds for another process's transaction
 
 
 class FeatureStore:
-    """Vectors of one size, ``[N, F]``, in a folder, by key; a key has the size and time of a file.
+    """Vectors of one size, ``[N, F]``, in a folder, by key; keys have a file's size and time.
 
-    Rows are appended and never changed, so that readers may map the file. Several processes may append.
+    Rows are only appended, so readers may map the file. Several processes may append.
     """
 
     def __init__(self, folder: Path, size: int, dtype: type[np.floating[Any]] = np.float32) -> None:
@@ -41,12 +41,12 @@ class FeatureStore:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs from computing the same vectors inside the block; they wait."""
+        """Make other runs wait, so that they do not compute the same vectors."""
         with locked_folder(self.folder):
             yield
 
     def find(self, stats: Mapping[bytes, FileStat]) -> tuple[dict[bytes, int], int]:
-        """Return the row of each key whose size and time are unchanged, and the number of damaged rows left out."""
+        """Return the row of each unchanged key, and the number of damaged rows."""
         rows: dict[bytes, int] = {}
         damaged = 0
         if not self._database.exists():
@@ -67,7 +67,7 @@ class FeatureStore:
         return rows, damaged
 
     def append(self, keys: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
-        """Write vectors ``[N, F]``, and return the row of each key; overwrite what a killed process has left."""
+        """Write vectors ``[N, F]`` over what a killed process left; return the row of each key."""
         self.folder.mkdir(parents=True, exist_ok=True)
         vectors = np.ascontiguousarray(vectors, dtype=self.dtype)
         with self._transaction() as connection:
@@ -89,7 +89,7 @@ class FeatureStore:
             os.fsync(file.fileno())
 
     def vectors(self) -> Vectors:
-        """Map the whole rows of the file, ``[M, F]``; M is 0 without a file."""
+        """Map the complete rows of the file, ``[M, F]``; M is 0 without a file."""
         count = self._file.stat().st_size // (self.dtype.itemsize * self._size) if self._file.exists() else 0
         if count == 0:
             return np.empty((0, self._size), dtype=self.dtype)
@@ -103,9 +103,9 @@ class FeatureStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a block in one transaction that writes.
+        """Run a block in a write transaction.
 
-        DataError for a damaged database; UnwritableError for an intact one that is locked, read-only or on a full disk.
+        Raises DataError for a damaged database, UnwritableError for a locked, read-only or full one.
         """
         try:
             with contextlib.closing(sqlite3.connect(self._database, timeout=_WAIT, isolation_level=None)) as connection:

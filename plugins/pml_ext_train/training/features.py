@@ -1,8 +1,8 @@
-"""Features of a frozen trunk, or activations of its first part: computed once for each image, and shared by runs.
+"""Features of a frozen trunk, or activations before a cut: computed once and shared by runs.
 
-A store belongs to one trunk with its weights, one preprocessing and one augmentation, whose digest is the name of
-its folder, ``features/DIGEST`` in the user's cache. A feature belongs to a file, with its size and time of change, or
-to the pixels of an image in memory; to its box; and to a view, each of which is augmented by random numbers of its own.
+A store belongs to a trunk with its weights, a preprocessing and an augmentation; their digest names its folder,
+``features/DIGEST`` in the user's cache. A feature belongs to a file with size and time, or to pixels; to a box; and to
+a view, with random numbers of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
 
 
 class Features:
-    """Features of a split, ``[N, F]``, or activations, ``[N, *shape]``, mapped from a file: indexing reads rows."""
+    """Features ``[N, F]`` of a split, or activations ``[N, *shape]``, mapped from a file."""
 
     def __init__(self, vectors: Tensor, numbers: Tensor, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
@@ -46,7 +46,7 @@ class Features:
 
     @classmethod
     def of_vectors(cls, vectors: Tensor) -> Features:
-        """Return vectors ``[N, F]`` of a data set, which no trunk computes."""
+        """Return the vectors ``[N, F]`` of a data set as features."""
         return cls(vectors, torch.arange(len(vectors)), vectors.shape[1:])
 
     def __len__(self) -> int:
@@ -59,17 +59,17 @@ class Features:
 
 @dataclass(frozen=True)
 class Remainder:
-    """The rest of a trunk, from kept activations to features, and the cache that keeps these."""
+    """The rest of a trunk, from activations to features, and the cache of these."""
 
     module: nn.Module
     cache: FeatureCache
 
 
 class FeatureCache:
-    """The features ``[F]`` of images under a frozen trunk, or activations of any shape, on the disk.
+    """Features ``[F]`` of images under a frozen trunk, or activations of any shape, on disk.
 
-    ``about`` is all else that features depend on, as JSON has it. A process that is killed loses the features of one
-    batch. ``tell`` is called with a line before images go through the trunk.
+    ``about`` is everything else that they depend on, as JSON. A killed process loses at most one batch. ``tell``
+    receives a line before images pass through the trunk.
     """
 
     def __init__(
@@ -98,10 +98,9 @@ class FeatureCache:
     def of(self, images: LabeledImages, view: int = 0, remainder: Remainder | None = None) -> Features:
         """Return the features of transformed images; compute those that the store lacks.
 
-        With a ``remainder``, what is computed passes through it, too, and its cache keeps the results.
-        Several processes compute a part each; another run waits and takes what the first has computed. Where the store
-        cannot be written, one process computes all of them into a temporary one, with a warning. DataError for a
-        feature that is NaN or infinite.
+        Results also pass through a ``remainder``, if given. Each process computes a part; other runs wait and
+        reuse it. If the store cannot be written, a single process uses a temporary one, with a warning. Raises
+        DataError for NaN or infinity.
         """
         self._share_store()
         keys = keys_of(images, view)
@@ -118,9 +117,9 @@ class FeatureCache:
             return self._features_of(images, keys)
 
     def _share_store(self) -> None:
-        """Take the store of rank 0 in every process, since they exchange the numbers of its rows.
+        """Use the store of rank 0 in every process, because they exchange row numbers.
 
-        ConfigError if one of them cannot see it: a folder of the same name may be on another machine.
+        Raises ConfigError if a process does not see it; it may be on another machine.
         """
         if num_processes() == 1:
             return
@@ -141,14 +140,13 @@ class FeatureCache:
     def _features_of(
         self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None = None
     ) -> Features:
-        """Return the features of images with these keys."""
         with self.store.locked() if rank() == 0 else contextlib.nullcontext():
             numbers = self._numbers(images, keys, remainder)
             vectors = torch.from_numpy(self.store.vectors())
         return Features(vectors, torch.tensor([numbers[key] for key in keys]), self._shape)
 
     def _numbers(self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None) -> dict[bytes, int]:
-        """Return the row in the store of each key, once those that it lacks are computed, by each process a part."""
+        """Return the row of each key, after each process computed its part of the missing ones."""
         paths = images.paths or itertools.repeat(None)
         stats = dict(zip(keys, map(stat_of, paths), strict=False))
         found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
@@ -161,7 +159,7 @@ class FeatureCache:
         return found
 
     def _found(self, stats: dict[bytes, FileStat]) -> dict[bytes, int]:
-        """Return the rows of the features that the store has; begin a damaged store anew."""
+        """Return the rows in the store; clear a damaged store."""
         try:
             rows, damaged = self.store.find(stats)
         except DataError as error:
@@ -173,7 +171,7 @@ class FeatureCache:
         return rows
 
     def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
-        """Return the features of the unchanged files in the store, by index in the list."""
+        """Return the stored features of unchanged files, by index in the list."""
         keys = [key_of(file_bytes(path)) for path in paths]
         stats = {key: stat_of(path) for key, path in zip(keys, paths, strict=True)}
         found, _ = self.store.find(stats)
@@ -181,9 +179,9 @@ class FeatureCache:
         return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
 
     def keep(self, paths: Sequence[Path], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write the features of files, ``[N, F]``, without those that are NaN or infinite.
+        """Write the finite features of files, ``[N, F]``.
 
-        ``stats`` are sizes and times from before the files were read: one that is replaced in between is read again.
+        Take ``stats`` before reading the files, so that a file replaced meanwhile is read again.
         """
         rows = features.float().cpu().numpy()
         finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
@@ -192,17 +190,13 @@ class FeatureCache:
             self.store.append(keys, [stats[place] for place in finite], rows[finite])
 
     def add(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write features that were computed with something else, ``[B, F]``, unless one is NaN or infinite.
-
-        Where the store cannot be written, they are computed again when they are asked for.
-        """
+        """Write features ``[B, F]`` from another pass, if all are finite and the store is writable."""
         rows = self._rows(features)
         if np.isfinite(rows).all():
             with contextlib.suppress(UnwritableError):
                 self.store.append(keys, stats, rows)
 
     def _rows(self, features: Tensor) -> Vectors:
-        """Return the rows to write, ``[B, F]``, in the precision of the store."""
         rows: Vectors = features.float().flatten(1).cpu().numpy()
         with np.errstate(over="ignore"):  # becomes infinite, which is an error
             return rows.astype(self.store.dtype, copy=False)
@@ -215,7 +209,7 @@ class FeatureCache:
         files: dict[bytes, FileStat],
         remainder: Remainder | None,
     ) -> dict[bytes, int]:
-        """Compute features and write them batch by batch; return the numbers of their vectors."""
+        """Compute and write features batch by batch; return their row numbers."""
         numbers: dict[bytes, int] = {}
         if not indices:
             return numbers
@@ -241,7 +235,7 @@ class FeatureCache:
 
 
 def _writable_folder(name: str) -> Path:
-    """Return a folder of the user's cache; with a warning a temporary one of this process if that cannot be written."""
+    """Return a folder of the user's cache, or a temporary one with a warning."""
     try:
         folder = cache_folder("features") / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,7 +257,7 @@ def _warn_not_kept(error: OSError) -> None:
 
 @functools.cache
 def _temporary_folder(name: str) -> Path:
-    """Return a temporary folder that ends with this process."""
+    """Return a folder that is deleted with this process."""
     parent = tempfile.TemporaryDirectory(prefix="pml-ext-features-")
     atexit.register(parent.cleanup)
     folder = Path(parent.name) / name
@@ -272,7 +266,7 @@ def _temporary_folder(name: str) -> Path:
 
 
 def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int]:
-    """Return the first place of each key that is not found: equal images share one feature vector."""
+    """Return the first place of each missing key: equal images share a feature."""
     seen = set(found)
     places = []
     for place, key in enumerate(keys):

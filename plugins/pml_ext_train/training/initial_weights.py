@@ -1,4 +1,4 @@
-"""The weights that a run begins with: of another run, or of an embedder in closed form."""
+"""Initial weights: of another run, or an embedder in closed form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .run import Run
 
 
 def initialize_weights(run: Run) -> None:
-    """Load the weights of another run, and fit an embedder in closed form, where the recipe says so."""
+    """Load the weights of another run, and fit an embedder in closed form, as the recipe says."""
     model = run.recipe.model
     if model.init is not None:
         start_from(run, Path(model.init))
@@ -24,7 +24,7 @@ def initialize_weights(run: Run) -> None:
 
 
 def start_from(run: Run, folder: Path) -> None:
-    """Load the weights of another run: the trunk's, and the embedder's if its shapes match."""
+    """Load another run's trunk, and its embedder if the shapes match."""
     path = folder / "checkpoints" / "model.pt"
     if not path.is_file():
         raise ConfigError(f"model.init: {folder} is no finished run (no {path}); wanted the folder of one")

@@ -1,4 +1,4 @@
-"""What a run trains on: images, features of a frozen trunk, or activations of its first part."""
+"""The training input: images, features of a frozen trunk, or activations before a cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .view import View
 
 
 class Inputs:
-    """The readers of the batches of stages, and what is computed once for them: features and activations."""
+    """The readers of the stages' batches, with features and activations that are computed once."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -24,14 +24,14 @@ class Inputs:
         self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
 
     def trained_trunk(self, stage: Stage) -> torch.nn.Module:
-        """Return the module that a stage trains from what its reader gives: images, features or activations."""
+        """Return the module that a stage trains on its reader's output."""
         if self._view.frozen:
             return torch.nn.Identity()
         cut = self.cut_of(stage)
         return self._view.trunk if cut is None else cut.rest
 
     def cut_of(self, stage: Stage) -> TrunkCut | None:
-        """Return the cut of the trunk in a stage, if it has one."""
+        """Return the cut of the trunk in a stage, or None."""
         table = cut_of(self._view.recipe.model.freeze) or cut_of(stage.table.freeze)
         if table is None:
             return None
@@ -42,7 +42,7 @@ class Inputs:
         return self._cuts[key]
 
     def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
-        """Return the reader of a stage's batches: of images, of features, or of activations before a cut."""
+        """Return the reader of a stage's images, features or activations."""
         cut = self.cut_of(stage)
         if cut not in self._readers:
             self._readers[cut] = self._new_reader(cut)
@@ -60,14 +60,14 @@ class Inputs:
         return FeatureReader(kept, images.labels, self._view.device)
 
     def _views(self) -> range:
-        """Return the numbers of the views of training images that are kept; 0 is the image without augmentation."""
+        """Return the numbers of the kept views; 0 is the unaugmented image."""
         count = self._view.recipe.model.views
         return range(1, count + 1) if count > 1 else range(1)
 
     def features(self, split: str, stage: Stage) -> torch.Tensor:
-        """Return a split's features ``[N, F]`` under the trunk as it is now, in a quarter of the time after a cut.
+        """Return a split's features ``[N, F]`` under the current trunk.
 
-        They are computed from the activations before the stage's cut, if it has one, which are kept.
+        After a cut they come from the kept activations, in a quarter of the time.
         """
         view = self._view
         cut = self.cut_of(stage)
@@ -84,7 +84,7 @@ class Inputs:
         self._readers.clear()
 
     def compute(self, stages: Iterable[Stage]) -> None:
-        """Compute the features of a frozen trunk, or the activations before cuts; each process computes a part.
+        """Compute frozen features, or activations before cuts; each process computes a part.
 
         A single process leaves the features of tested images to the tests.
         """
@@ -97,13 +97,13 @@ class Inputs:
                 self._compute_activations(cut)
 
     def compute_views(self) -> None:
-        """Compute the features of all views of the training images, of a frozen trunk."""
+        """Compute the frozen features of all views of the training images."""
         if self._view.frozen:
             for view in self._views():
                 self._view.kept.features("train", view)
 
     def _compute_activations(self, cut: TrunkCut) -> None:
-        """Compute all activations before a cut that the run needs; ConfigError if they take too much space."""
+        """Compute the activations before a cut; ConfigError if they need too much space."""
         validated = len(self._view.images("validation")) if "validation" in self._view.splits else 0
         tell = self._view.tell if self._view.rank == 0 else _no_line
         check_size(cut, len(self._view.data.training_images), len(self._views()), validated, tell)

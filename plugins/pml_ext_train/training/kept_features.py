@@ -1,4 +1,4 @@
-"""Features of the splits of a run, and activations before a cut, each computed once."""
+"""Features and activations of a run's splits, each computed once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from .run_context import Built
 
 
 class _Key(NamedTuple):
-    """What kept features are of."""
-
     cut: TrunkCut | None
     split: str
     view: int
@@ -23,9 +21,9 @@ class _Key(NamedTuple):
 
 
 class KeptFeatures:
-    """The features of a run's splits under its trunk, and the activations of its first part.
+    """The features of a run's splits, and the activations before its cuts.
 
-    ``batch_size`` is the number of images in a forward pass; ``tell`` gets a line before images go through the trunk.
+    ``batch_size`` counts images per forward pass; ``tell`` receives a line before a pass.
     """
 
     def __init__(self, built: Built, batch_size: int, tell: Callable[[str], None]) -> None:
@@ -37,7 +35,7 @@ class KeptFeatures:
         self._caches: dict[tuple[TrunkCut | None, Precision | None, bool], FeatureCache] = {}
 
     def features(self, split: str, view: int = 0) -> Features:
-        """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images.
+        """Return the frozen trunk's features of a split; views above 0 are augmented.
 
         Vectors are features already.
         """
@@ -47,20 +45,17 @@ class KeptFeatures:
         return self._cached(None, split, view)
 
     def activations(self, cut: TrunkCut, split: str, view: int = 0, precision: Precision | None = None) -> Features:
-        """Return the activations of a split before a cut, ``[N, *shape]``, as :meth:`features`.
-
-        They have the ``precision`` of the cut, unless another is wanted.
-        """
+        """Return the activations of a split before a cut, ``[N, *shape]``, in the cut's precision by default."""
         return self._cached(cut, split, view, precision or cut.table.precision)
 
     def features_now(self, split: str) -> Features:
-        """Return a split's features under a trunk that is to be trained, as it is now; they are kept for other runs."""
+        """Return a split's features under a trunk before its training; other runs share them."""
         return self._new_cache(None, None, "").of(self._built.data.images(split))
 
     def compute_both(self, cut: TrunkCut, split: str) -> None:
-        """Compute the activations of a split, and in the same pass its features under the trunk as it is now.
+        """Compute the activations of a split, and in the same pass its present features.
 
-        A single process does so; several leave the features to :meth:`features_now`.
+        Several processes leave the features to :meth:`features_now`.
         """
         remainder = Remainder(cut.rest, self._new_cache(None, None, "")) if num_processes() == 1 else None
         self._cached(cut, split, 0, cut.table.precision, remainder)
@@ -84,7 +79,6 @@ class KeptFeatures:
     def _cache_for(
         self, cut: TrunkCut | None, precision: Precision | None, images: LabeledImages, is_augmented: bool
     ) -> FeatureCache:
-        """Return the cache of features, or of activations before a cut, of plain or of augmented images."""
         key = (cut, precision, is_augmented)
         if key not in self._caches:
             self._caches[key] = self._new_cache(cut, precision, repr(images.transform) if is_augmented else "")

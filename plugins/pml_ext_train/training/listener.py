@@ -1,4 +1,4 @@
-"""Listeners: observers of a run, such as the progress bar of the command line."""
+"""Listeners: observers of a run, for example a progress bar."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Listener(Protocol):
     """The observer of a run."""
 
     def step(self, text: str) -> None:
-        """Receive a line about a step that begins, for example ``"testing"``, or an epoch that has ended."""
+        """Receive a line about a step that begins, or an epoch that has ended."""
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
-        """Receive the number of finished iterations of an epoch, and the loss of the last one."""
+        """Receive the number of finished iterations of an epoch, and the last loss."""
 
     def warn(self, text: str) -> None:
         """Receive a warning; the run continues."""
@@ -34,7 +34,7 @@ class Silence:
 
 @contextlib.contextmanager
 def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
-    """Pass the texts of :class:`TrainingWarning` to ``warn`` inside the block; show other warnings as always."""
+    """Pass each :class:`TrainingWarning` to ``warn``; show other warnings as usual."""
     with warnings.catch_warnings():
         shown = warnings.showwarning
 

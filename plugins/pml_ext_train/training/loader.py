@@ -1,4 +1,4 @@
-"""The reading of images by worker processes, which pass on the number of the image that they read."""
+"""Image reading by worker processes, which report the image that they are reading."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Item = tuple[int, int]  # the index of an image, and the seed of its augmentatio
 
 
 def data_loader(images: WorkerDataset, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
-    """Return a loader whose workers leave signals to their run, and which draws nothing from torch's generator."""
+    """Return a loader that draws nothing from torch's generator; its workers ignore signals."""
     settings |= {"worker_init_fn": init_worker, "generator": torch.Generator()}
     if workers > 0:
         settings["multiprocessing_context"] = worker_context()
@@ -39,7 +39,7 @@ def data_loader(images: WorkerDataset, workers: int, device: torch.device, **set
 
 
 class _Loader(DataLoader[Any]):
-    """A data loader that says what to do about images which cannot be passed to workers."""
+    """A data loader with a remedy for images that cannot be passed to workers."""
 
     def __iter__(self) -> Any:
         if self.num_workers == 0:
@@ -68,7 +68,7 @@ class _Loader(DataLoader[Any]):
 
 
 def init_worker(worker: int) -> None:
-    """Start a worker that ignores a scheduler's signals, since its run ends it; a second SIGTERM ends it too."""
+    """Start a worker that ignores a scheduler's signals; a second SIGTERM ends it."""
     get_worker_info().dataset.reading[worker, 0] = os.getpid()  # type: ignore[union-attr]
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
@@ -80,8 +80,8 @@ def init_worker(worker: int) -> None:
 class WorkerDataset(Dataset[tuple[Tensor, int]]):
     """Images ``(image, label)`` with a table of the image that each worker reads.
 
-    An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Of
-    :class:`LabeledImages`, the steps on one image are read here, and :attr:`finish` does the rest to a batch.
+    An item is an index, or an index and the seed of its random transforms; torch's generator is restored.
+    :attr:`finish` applies the batch steps of :class:`LabeledImages`.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
@@ -120,7 +120,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
             torch.set_rng_state(state)
 
     def _read(self, index: int) -> tuple[Tensor, int]:
-        """Return an image and its label; DataError, with the image's number, if the data set's own code fails."""
+        """Return an image and its label; DataError if the data set's code fails."""
         try:
             return self._images[index]
         except PmlExtError:
@@ -131,13 +131,13 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
             raise DataError(f"{self._name(index)} cannot be read: {one_line(error)}{where}") from error
 
     def _name(self, index: int) -> str:
-        """Return the path of an image, or its number where it has none."""
+        """Return the path of an image, or its number."""
         paths = getattr(self._images, "paths", None)
         return f"image {index}" if paths is None or index >= len(paths) else str(paths[index])
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:
-        """Turn torch's error about a worker that died into a DataError with the image that it read."""
+        """Translate torch's error about a dead worker into a DataError that names its image."""
         try:
             yield
         except (EOFError, ConnectionError) as error:  # a batch of a worker that is ending
@@ -152,7 +152,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
             raise self._worker_died(processes, error) from error
 
     def _ended_workers(self) -> set[int]:
-        """Return the process ids of the workers that have ended, or end within five seconds."""
+        """Return the ids of workers that have ended, waiting up to five seconds."""
         started = {process for process, _ in self.reading.tolist() if process >= 0}
         ended = set[int]()
         for _ in range(50):
@@ -163,7 +163,6 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         return ended
 
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
-        """Return the error that names the images of dead workers."""
         images = [self._name(image) for process, image in self.reading.tolist() if process in dead and image >= 0]
         if images:
             text = f"while it read {', '.join(images)}"

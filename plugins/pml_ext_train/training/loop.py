@@ -40,12 +40,11 @@ def train_run(
 ) -> Metrics:
     """Train, test and write everything; return the contents of ``metrics.json``.
 
-    ``after_validation`` gets each validated epoch and the best value so far. ``finish`` tests the trained network and
-    writes the results.
+    ``after_validation`` receives each validated epoch and the best value so far. ``finish`` tests the trained
+    network and writes the results.
 
-    Raise TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
-    checkpoint that is damaged or does not match the run, MissingExtraError for a tracker that is not installed, and
-    StoppedError if a signal ends the run.
+    Raises TrainingError for NaN or infinite values, DataError for a damaged or foreign checkpoint,
+    MissingExtraError for a missing tracker, and StoppedError after a signal.
     """
     for table in run.recipe.track:
         import_tracker(table.name)
@@ -65,7 +64,7 @@ def train_epochs(
     after_validation: Callable[[int, float], None] | None,
     finish: Callable[[Run, Records], Metrics],
 ) -> Metrics:
-    """Train the epochs that are left, and test; return the contents of ``metrics.json``, on all ranks."""
+    """Train the remaining epochs and test; return the contents of ``metrics.json`` on all ranks."""
     status = "failed"
     metrics: Metrics = {}
     try:
@@ -94,10 +93,7 @@ def train_epochs(
 
 
 def prepare(run: Run, resume: bool) -> Checkpointer:
-    """Restore the state of a resumed run, or begin a new one; return what writes its checkpoints.
-
-    A new run tests the untrained network, and prepares the components.
-    """
+    """Restore a resumed run, or test the untrained network and prepare the components."""
     _ = run.engine  # raises its errors before the tests
     checkpointer = Checkpointer(run)
     restored = resume and checkpointer.resume()
@@ -142,9 +138,9 @@ def train_and_validate(
 
 
 def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -> list[float]:
-    """Train one epoch and return its losses, those before an interruption included.
+    """Train one epoch; return its losses, including those before an interruption.
 
-    TrainingError for values that are NaN or infinite, and for losses that stay 0.
+    Raises TrainingError for non-finite values, and for losses that stay 0.
     """
     epoch = begin_epoch(run, checkpointer, recorded=records is not None)
     with stopping_for_nonfinite(epoch), forward_warnings(run.warn), epoch.reader.naming_images():
@@ -162,10 +158,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
 
 
 def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:
-    """Report the mean loss of an epoch, images per second, and the time that is left of its stage.
-
-    Steps of the next stage may take another time, for example where more of the trunk is trained.
-    """
+    """Report the mean loss of an epoch, images per second, and the time left in its stage."""
     stage = run.stages.of(run.epoch)
     left = run.stages.iterations_until(min(stage.last, run.epochs)) - run.stages.iterations_until(run.epoch)
     time_left = f"{timedelta(seconds=round(left / iterations * seconds_with_tests))} left"

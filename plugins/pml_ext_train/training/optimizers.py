@@ -1,4 +1,4 @@
-"""The optimizers of a run's networks and losses, and the schedules of their learning rates."""
+"""Optimizers of networks and losses, and their learning rate schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..recipe import LossTable, Recipe, ScheduleTable, build_optimizer, own_opti
 def build_loss_optimizer(
     recipe: Recipe, prefix: str, table: LossTable, loss: nn.Module, first: int
 ) -> tuple[torch.optim.Optimizer | None, Any]:
-    """Return the optimizer of a loss's own parameters and its schedule; None for what the loss does not need."""
+    """Return the optimizer of a loss's own parameters and its schedule, or None for each."""
     parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     optimizer_table = own_optimizer(recipe.optimizer, table)
     if not parameters:
@@ -28,7 +28,7 @@ def build_loss_optimizer(
 def build_optimizers(
     recipe: Recipe, trunk: nn.Module, embedder: nn.Module
 ) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
-    """Return the optimizers of trunk and embedder, if they have parameters to train, and their schedules, if any."""
+    """Return the optimizers of trunk and embedder, if trained, and their schedules."""
     table = recipe.optimizer
     lr_factors = {"trunk": 1.0, "embedder": table.head_lr_factor}
     optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -46,7 +46,7 @@ def build_optimizers(
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
-    """Return the schedule of a learning rate from an epoch of the run on; None for a constant one."""
+    """Return the schedule of a learning rate from epoch ``first`` on; None if constant."""
     before = first - 1
     if schedule.name == "multi-step":
         milestones = [epoch - before for epoch in schedule.milestones if epoch > before]
@@ -57,9 +57,9 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
 
 
 def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
-    """Let a cosine schedule end after another number of epochs, and set its present learning rate accordingly.
+    """Let a cosine schedule end after other ``epochs``, and update its learning rate.
 
-    ``factor`` is that of the stage's learning rates.
+    ``factor`` is the stage's learning rate factor.
     """
     schedule.T_max = epochs
     share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2

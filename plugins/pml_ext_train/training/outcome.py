@@ -1,4 +1,4 @@
-"""What ends a run: values that are not finite, and the errors that say so."""
+"""What ends a run: non-finite values, and their errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .run import Run
 
 
 def stopped(run: Run, problem: object, when: str) -> TrainingError:
-    """Return the error of a run that cannot go on; the problem may have a remedy after a semicolon."""
+    """Return the error that ends a run; a remedy may follow the problem after a semicolon."""
     what, _, remedy = str(problem).partition("; ")
     if run.checkpoint("last").exists():
         kept = f"the checkpoint of epoch {run.epoch - 1} is kept"
@@ -25,7 +25,7 @@ def stopped(run: Run, problem: object, when: str) -> TrainingError:
 
 @contextlib.contextmanager
 def stopping_for_nonfinite(epoch: Epoch) -> Iterator[None]:
-    """Raise a TrainingError that says in which iteration a value became NaN or infinite, inside the block."""
+    """Raise TrainingError with the iteration in which a value became NaN or infinite."""
     try:
         yield
     except NotFiniteError as error:

@@ -1,4 +1,4 @@
-"""Protocols of classification: accuracies by the means of classes."""
+"""Classification protocols: accuracies by class means."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def classified(view: View, split: str) -> Metrics:
 
 
 def _nearest_class_mean(view: View, split: str) -> Metrics:
-    """Return accuracies by the means of the gallery's classes, or of half of the tested images."""
+    """Return accuracies by the class means of the gallery, or of half of the tested images."""
     points = view.normalized_embeddings(split)
     labels = view.true_labels(split)
     searched = view.data.gallery_of(split)
@@ -41,7 +41,7 @@ def _nearest_class_mean(view: View, split: str) -> Metrics:
 
 
 def _zero_shot(view: View, split: str) -> Metrics:
-    """Return accuracies by means that classes never seen get from related training classes."""
+    """Return accuracies by the means that unseen classes get from related training classes."""
     assert view.data.parents is not None
     seen, means = class_means(view.normalized_embeddings("train"), view.true_labels("train"))
     train_names = view.images("train").class_names
@@ -55,7 +55,7 @@ def _zero_shot(view: View, split: str) -> Metrics:
 
 
 def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Return a mask ``[N]`` of half of the images of every class, rounded up, drawn at random."""
+    """Return a mask ``[N]`` of a random half of each class, rounded up."""
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.default_rng(seed)
     for label in np.unique(labels):

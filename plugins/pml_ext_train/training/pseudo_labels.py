@@ -1,4 +1,4 @@
-"""Labels of training images without those of the data: clusters (Kan et al., 2022, Sec. 4.6), or their numbers."""
+"""Pseudo-labels of training images: clusters (Kan et al., 2022, Sec. 4.6), or image numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ Labels = NDArray[np.int64]
 
 
 def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
-    """Cluster the training images before an epoch, if clusters are the labels, and draw its batches from them.
+    """Cluster the training images before an epoch, if the recipe says so, and renew its sampler.
 
-    ``kept`` are the labels of an epoch that a resumed run goes on with. Epoch 1 has the labels from before training.
-    With ``labels = "instance"`` an image's number is its label.
+    ``kept`` are the labels of an unfinished epoch. Epoch 1 reuses the labels from before training.
     """
     if run.recipe.data.labels == "instance":
         run.pseudo_labels = np.arange(len(run.data.training_images))
@@ -43,7 +42,7 @@ def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
 
 
 def clusters_of(run: Run, table: PseudoTable) -> Labels:
-    """Return the cluster of every training image, ``[N]``, the same in every process."""
+    """Return the cluster of every training image, ``[N]``, equal in every process."""
     labels = None
     if run.rank == 0:
         points = nn.functional.normalize(run.embeddings("train", table.features))
@@ -52,7 +51,7 @@ def clusters_of(run: Run, table: PseudoTable) -> Labels:
 
 
 def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
-    """Give a stage the sampler of an epoch for images with clusters as labels, and a randomly drawn batch size."""
+    """Give a stage the sampler of an epoch with clusters as labels, and a random batch size."""
     generator = np.random.default_rng((seed, epoch))
     table = stage.table.sampler
     assert table is not None

@@ -14,9 +14,10 @@ from .engine import Step
 
 
 class RecordedValues:
-    """The attributes that PML's hooks record of a loss, its miner and the optimizers.
+    """The attributes of a loss, its miner and the optimizers that PML's hooks record.
 
-    Classes list them in ``_record_these`` and ``_record_these_stats``; parameters and buffers of one element follow.
+    They are listed in ``_record_these`` and ``_record_these_stats``. One-element parameters and buffers are
+    recorded too.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class RecordedValues:
 
     @staticmethod
     def _modules_by_table(loss: nn.Module, miner: nn.Module | None) -> dict[str, nn.Module]:
-        """Return the modules of a loss and the miner by the names of their tables, which are those of PML's hooks."""
+        """Return the modules by PML's names of their tables."""
         root = f"metric_loss_{type(loss).__name__}"
         modules: dict[str, nn.Module] = {}
         for path, module in loss.named_modules():
@@ -50,13 +51,13 @@ class RecordedValues:
         return modules
 
     def values(self) -> list[Any]:
-        """Return each value now: a number, a tensor of one element, or None for anything else."""
+        """Return the current values: numbers, one-element tensors, or None for anything else."""
         values = [_number(getattr(holder, name, None)) for (_, name), holder in self._holders.items()]
         values.extend(optimizer.param_groups[0]["lr"] for optimizer in self._optimizers)
         return values
 
     def rows(self, step: Step) -> Rows:
-        """Return the loss of a step, and the values that it recorded, by table and column."""
+        """Return the loss and the recorded values of a step, by table and column."""
         rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
         for (table, column), value in zip(self._places, step.recorded, strict=True):
             if value is not None:

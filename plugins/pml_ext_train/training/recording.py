@@ -1,4 +1,4 @@
-"""What a run records, and where: record-keeper's tables and the recipe's trackers."""
+"""The records of a run: record-keeper's tables and the recipe's trackers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .run import Run
 
 
 def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
-    """Return the records of a run and its trackers, which go on after the last checkpoint; None but on rank 0.
+    """Return the records and trackers of a run, continued after the last checkpoint; None unless rank 0.
 
-    ``finished_iterations`` are those of an unfinished epoch.
+    ``finished_iterations`` counts the completed iterations of an unfinished epoch.
     """
     if run.rank > 0:
         return None
@@ -28,7 +28,7 @@ def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
 
 
 def _title(name: str) -> str:
-    """Return the name of a tracker with its plugin, if that is not of this distribution."""
+    """Return a tracker's name, with its plugin unless this distribution ships it."""
     plugin, _ = registry.find("tracker", name)
     record = registry.record_of(plugin)
     if record is None or record.shipped:

@@ -1,4 +1,4 @@
-"""A run: a network on its data, with what trains it: stages, losses, optimizers, and a history."""
+"""A run: a network on its data, with stages, losses, optimizers, and a history."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, emb
 
 
 class Run(View):
-    """A run: its data and network (:class:`View`), its stages and optimizers, and its history.
+    """A run: data and network (:class:`View`), stages, optimizers, and history.
 
-    :func:`pml_ext_train.training.loop.train_run` trains it. The methods ``prepare(run)``, ``start_epoch(run)``,
-    ``after_step(run, indices, embeddings)`` and ``figures(run)`` of components are called with the run. With several
-    processes (``torchrun``), each has its own synchronized run; rank 0 tests and writes. ``on_nonfinite="skip"`` leaves
-    out iterations whose loss, embeddings or gradients are NaN or infinite. ``splits`` are taken in place of those of
-    the recipe's data set, for example parts of them.
+    :func:`pml_ext_train.training.loop.train_run` trains it. It calls the methods ``prepare(run)``,
+    ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` and ``figures(run)`` of components. Under
+    ``torchrun`` each process has its own synchronized run; rank 0 tests and writes. ``on_nonfinite="skip"`` skips
+    iterations with a non-finite loss, embedding or gradient. ``splits`` replace the splits of the recipe's data
+    set.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Run(View):
 
     @functools.cached_property
     def epochs(self) -> int:
-        """The number of epochs; 0 if there are no parameters to train in the trunk, the embedder and the losses."""
+        """The number of epochs; 0 without parameters to train."""
         trains_losses = any(stage.optimizer is not None for stage in self.stages)
         return self.recipe.schedule.epochs if self.optimizers or trains_losses else 0
 
     def objective(self, stage: Stage, recorded: bool, finished: int = 0) -> tuple[Objective, RecordedValues]:
-        """Return the objective of a stage and its recorded values; its steps record them only if ``recorded``.
+        """Return the objective of a stage, and its values, which steps record if ``recorded``.
 
-        ``finished`` is the number of the epoch's iterations that a resumed run has behind it.
+        ``finished`` counts the iterations of the epoch before a run was resumed.
         """
         optimizers = dict(self.optimizers)
         schedulers = list(self.schedules.values())
@@ -111,14 +111,14 @@ class Run(View):
         return objective, values
 
     def _warm_up(self, stage: Stage, finished: int) -> WarmUp:
-        """Return the warm-up of an epoch, for the networks and for parameters of a loss that are scheduled."""
+        """Return the warm-up of the networks and of scheduled loss parameters."""
         warmed = list(self.optimizers.values())
         if stage.optimizer is not None and own_optimizer(self.recipe.optimizer, stage.table.loss).scheduled:
             warmed.append(stage.optimizer)
         return WarmUp(self.recipe.schedule.warmup, self.epoch, stage.iterations, finished, warmed)
 
     def enter_stage(self, stage: Stage) -> None:
-        """Train as a stage says: its learning rates, its frozen parts, and the part of the trunk that it trains."""
+        """Set the learning rates, frozen parts and trained part of the trunk for a stage."""
         if self.epoch == stage.first:
             self._set_learning_rates(stage)
         self._freeze_parts(stage)
@@ -127,30 +127,29 @@ class Run(View):
             self.engine.use_trunk(self.inputs.trained_trunk(stage))
 
     def _set_learning_rates(self, stage: Stage) -> None:
-        """Multiply the learning rates by the factor of a stage, in place of the one before."""
         before = self.stages.of(self.epoch - 1).table.lr_factor if stage is not self.stages[0] else 1.0
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] *= stage.table.lr_factor / before
 
     def _freeze_parts(self, stage: Stage) -> None:
-        """Freeze the parts of the trunk that the recipe and a stage name; with LoRA, peft has frozen it."""
+        """Freeze the parts of the trunk that recipe and stage name; with LoRA, peft has frozen it."""
         model = self.recipe.model
         if model.lora is None:
             patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
             self.engine.frozen = freeze(self.trunk, patterns)
 
     def _cut_trunk(self, stage: Stage) -> None:
-        """Freeze the part of the trunk before a stage's cut, and look at validation images through the other part."""
+        """Freeze the trunk before a stage's cut; validation images pass through the rest."""
         self.cut = self.inputs.cut_of(stage)
         if self.cut is not None:
             self.cut.stem.requires_grad_(False)
             self.engine.frozen = [*self.engine.frozen, self.cut.stem]
 
     def call_after_step(self, parts: Iterable[Any], indices: torch.Tensor, embeddings: torch.Tensor) -> None:
-        """Call ``after_step`` of components with the indices and embeddings of a batch, of all processes.
+        """Call ``after_step`` with the indices and embeddings of a batch over all processes.
 
-        Of several views of an image, they get the first.
+        With several views of an image, only the first is passed.
         """
         seen = {"indices": indices, "embeddings": embeddings}
         if self.processes > 1:
@@ -162,12 +161,12 @@ class Run(View):
             self.call(part, "after_step", seen["indices"], seen["embeddings"])
 
     def call_parts(self, method: str) -> None:
-        """Call a method, with the run as the argument, on every component that has the method."""
+        """Call a method of every component that has it, with the run as argument."""
         for part in self.stages.parts():
             self.call(part, method)
 
     def warn(self, text: str) -> None:
-        """Show a warning once (also across resumes), and keep it for ``metrics.json``; ignore an empty text."""
+        """Show a warning once, even across resumes, and keep it for ``metrics.json``."""
         if text and text not in self.history.warnings:
             self.history.warnings.append(text)
             self.listener.warn(text)

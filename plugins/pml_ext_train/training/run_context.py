@@ -1,4 +1,4 @@
-"""What a recipe describes, built: its data, the relation of their labels, and the network on its device."""
+"""Data, label relation and network of a recipe, built on a device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .run_data import RunData, load_run_data
 
 @dataclass(frozen=True)
 class Built:
-    """A recipe's data and network, on a device; :func:`build` returns them."""
+    """The data and the network of a recipe on a device, returned by :func:`build`."""
 
     recipe: Recipe
     seed: int
@@ -35,7 +35,7 @@ class Built:
 
     @property
     def identity(self) -> str:
-        """A digest of the recipe and the seed, in all checkpoints; a run may get more epochs, and other trackers."""
+        """Digest of recipe and seed for checkpoints; excludes epochs and trackers, which may change."""
         tables = self.recipe.as_dict()
         del tables["schedule"]["epochs"]
         del tables["track"]
@@ -53,8 +53,8 @@ def build(
 ) -> Built:
     """Seed all generators, load the data, and build the network.
 
-    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step.
-    ``splits`` are taken in place of the data set's, for example parts of them.
+    ``root`` is the data folder. ``tell`` receives a line before a long step. ``splits`` replace those of the data
+    set.
     """
     place = torch.device(device)
     checkpoint.seed_all(seed)
@@ -77,7 +77,7 @@ def build(
 
 
 def _choose_memory_format(recipe: Recipe, data: RunData, network: Network, device: torch.device) -> torch.memory_format:
-    """Return the memory format of images; convert the trunk to the same."""
+    """Return the memory format of images, after converting the trunk to it."""
     wanted = recipe.engine.channels_last
     preprocessing = data.preprocessing
     if isinstance(preprocessing, VectorInput):

@@ -1,4 +1,4 @@
-"""The images or vectors of a run: its splits with their transforms, what was left out, and a digest for checkpoints."""
+"""The data of a run: splits with transforms, what was left out, and a digest for checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Listing = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunData:
-    """The images, or vectors, of a run; :func:`load_run_data` returns them."""
+    """The images or vectors of a run, returned by :func:`load_run_data`."""
 
     name: str  # of the data set
     splits: dict[str, LabeledImages]  # without augmentation
@@ -52,46 +52,46 @@ class RunData:
 
     @property
     def queries(self) -> str:
-        """The split whose images are searched for in a test, ``"query"`` or ``"test"``."""
+        """The split that is searched for in a test, ``"query"`` or ``"test"``."""
         return "query" if "query" in self.splits else "test"
 
     @property
     def has_vectors(self) -> bool:
-        """Whether the data set has vectors, not images."""
+        """Whether the data are vectors."""
         return isinstance(self.preprocessing, VectorInput)
 
     @property
     def listed(self) -> ListedTuples | None:
-        """The listed pairs or triplets that train, in place of labels; None where images have labels."""
+        """The listed pairs or triplets that train, or None for labeled images."""
         return self.splits["train"].tuples
 
     @property
     def noun(self) -> str:
-        """What the data set has, ``"images"`` or ``"vectors"``, for texts."""
+        """``"images"`` or ``"vectors"``, for texts."""
         return "vectors" if self.has_vectors else "images"
 
     @property
     def unit(self) -> str:
-        """What a batch has, ``"images"``, ``"vectors"``, ``"pairs"`` or ``"triplets"``, for texts."""
+        """What a batch holds: ``"images"``, ``"vectors"``, ``"pairs"`` or ``"triplets"``."""
         return self.noun if self.listed is None else self.listed.kind
 
     @property
     def unreadable_text(self) -> str:
-        """A warning that names the files that were left out; "" without any."""
+        """A warning that names the files left out, or an empty string."""
         return left_out_text(self.unreadable)
 
     def images(self, split: str) -> LabeledImages:
-        """Return the images of a split, without augmentation; ValueError if the run has no such split."""
+        """Return a split's images without augmentation; ValueError for an unknown split."""
         if split not in self.splits:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
     def gallery_of(self, split: str) -> str:
-        """Return the split that a split's images search: ``"gallery"`` for queries, else the split itself."""
+        """Return the split that a split's images search: ``"gallery"`` for queries, else itself."""
         return "gallery" if split == "query" else split
 
     def network_json(self, features: int) -> dict[str, Any]:
-        """Return the content of ``network.json``: preprocessing, length of the features, and training classes."""
+        """Return the content of ``network.json``: preprocessing, feature size, training classes."""
         has_classes = self.labeled and self.listed is None
         classes = np.unique(self.training_images.labels).tolist() if has_classes else []
         names = self.training_images.class_names
@@ -103,7 +103,7 @@ class RunData:
         }
 
     def check_listing(self, folder: Path, before: Listing) -> None:
-        """Raise DataError if the images differ from those of a folder's run, by the ``listing`` of a checkpoint."""
+        """Raise DataError if the images differ from the ``listing`` of a checkpoint."""
         if before == self.listing:
             return
         changes = []
@@ -126,10 +126,10 @@ class RunData:
 
 
 def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, given: DataSplits | None = None) -> RunData:
-    """Build the data set of a recipe and its splits; rank 0 goes first, since it may download the data.
+    """Build the data set and splits of a recipe; rank 0 goes first, because it may download.
 
-    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step. ``given``
-    splits are taken in place of those of the data set.
+    ``root`` is the data folder. ``tell`` receives a line before a long step. ``given`` splits replace the data
+    set's.
     """
     with rank_0_first():
         if given is None:
@@ -174,7 +174,7 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
 
 
 def _preprocessing(recipe: Recipe, given: DataSplits) -> tuple[Preprocessing | VectorInput, Pipeline | None]:
-    """Return the preprocessing of images, and how training images are cut; vectors have no pipeline."""
+    """Return the preprocessing, and the pipeline of training images (None for vectors)."""
     if recipe.model.takes_vectors:
         return vector_input_of(recipe, given), None
     return preprocessing_of(recipe, given)
@@ -188,9 +188,9 @@ def _transform(
     unreadable: dict[str, dict[str, str]],
     tell: Tell,
 ) -> Transform:
-    """Give the images of all splits their transform, cached as the recipe says; return that of training images.
+    """Set and cache the transform of all splits; return that of training images.
 
-    Images that cannot be read are left out of their split, and noted in ``unreadable``.
+    Unreadable images are left out of their split and noted in ``unreadable``.
     """
     table = recipe.data
     augmented, plain = preprocessing.transforms(pipeline, **augmentation_of(table, preprocessing))
@@ -205,12 +205,11 @@ def _transform(
 
 
 def _naming(split: str, tell: Tell) -> Tell:
-    """Return ``tell`` with the name of a split before each text."""
     return lambda text: tell(f"{split}: {text}")
 
 
 def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], seed: int) -> str | None:
-    """Make the splits of training, validation, and tested training images; return the name of the last."""
+    """Make the training, validation and sample splits; return the name of the tested training split."""
     train = splits.pop("train")  # then the tested splits stay in front
     evaluation = recipe.evaluation
     if evaluation.select_on == "split" and "validation" not in splits:
@@ -237,7 +236,7 @@ def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], se
 
 
 def _check_class_means(data: RunData) -> None:
-    """Raise DataError unless tested images have others of their classes, whose means they are compared with."""
+    """Raise DataError if a tested image has no other image of its class to compare with."""
     labels = data.splits[data.queries].labels
     gallery = data.splits[data.gallery_of(data.queries)]
     if data.queries == "query":
@@ -255,10 +254,9 @@ def _check_class_means(data: RunData) -> None:
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:
-    """Return the number of images and of classes, and a digest of labels, class names, boxes, groups and the data.
+    """Return the numbers of images and classes, and a digest of labels, names, boxes, groups and data.
 
-    The digest is of all vectors, and of the paths of image files, which are not read. Paths are relative to the deepest
-    folder that has all of them, so that data may move.
+    It covers vectors, and paths relative to their common folder, so data may move; image files are not read.
     """
     digest = hashlib.sha256(json.dumps(images.class_names, default=str).encode())
     digest.update(images.labels.tobytes())

@@ -1,4 +1,4 @@
-"""The samplers of a run's stages: from images, from listed tuples, and from clusters that are not known yet."""
+"""Samplers of stages: of images, listed tuples, or clusters that are not yet known."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Labels = NDArray[np.int64]
 
 
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relation: Any = None) -> tuple[Any, int]:
-    """Return a sampler and the number of batches per epoch; ConfigError if the images are too few for them.
+    """Return a sampler and its number of batches per epoch; ConfigError for too few images.
 
-    Listed pairs or triplets are drawn whole, and ``batch_size`` is the number of them.
+    For listed pairs or triplets, ``batch_size`` counts tuples.
     """
     if images.tuples is not None:
         return _sampler_of_tuples(table, images.tuples, seed)
@@ -62,7 +62,7 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
 
 
 def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
-    """Return ``[sampler]`` with a batch of all classes where they are too few for a larger one, and warn of it."""
+    """Return ``[sampler]`` with a smaller batch, and a warning, if there are too few classes."""
     if images.tuples is not None or table.name == SHUFFLE:
         return table
     classes = len(np.unique(images.labels))
@@ -79,7 +79,6 @@ def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
 
 
 def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:
-    """Return a sampler of all images in random order; ConfigError if they are too few."""
     if iterations * table.batch_size > len(images):
         raise ConfigError(
             f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training images; "
@@ -89,7 +88,6 @@ def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> An
 
 
 def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> tuple[TupleSampler, int]:
-    """Return a sampler of listed pairs or triplets; ConfigError if they are too few."""
     iterations = table.iterations or max(1, len(tuples) // table.batch_size)
     if iterations * table.batch_size > len(tuples):
         raise ConfigError(
@@ -100,12 +98,12 @@ def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> 
 
 
 def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:
-    """Return images with clusters as labels."""
+    """Return images labeled by clusters."""
     return images.replace(labels=labels, class_names=[f"cluster {number}" for number in range(table.clusters)])
 
 
 def with_instances(images: LabeledImages) -> LabeledImages:
-    """Return images each of which is a class of its own."""
+    """Return images with a class for each image."""
     names = [f"image {number}" for number in range(len(images))]
     return images.replace(labels=np.arange(len(images)), class_names=names)
 
@@ -113,9 +111,9 @@ def with_instances(images: LabeledImages) -> LabeledImages:
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
-    """Return :func:`build_sampler` for clusters of equal size, before training has computed any.
+    """Return :func:`build_sampler` for clusters of equal size, before any are known.
 
-    Of several batch sizes, every one is tried, so that one that does not fit is an error at once; the last is returned.
+    Each batch size is tried, so a misfit is an error at once; the last sampler is returned.
     """
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
@@ -128,7 +126,7 @@ def sampler_before_clusters(
 
 
 def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
-    """Return ``[sampler]`` with another batch size, a multiple of the images per class where that is a setting."""
+    """Return ``[sampler]`` with another batch size, rounded to a multiple of ``m``."""
     per_class = table.settings.get("m", 1)
     if isinstance(per_class, int) and per_class > 0:
         classes = max(1, size // per_class)

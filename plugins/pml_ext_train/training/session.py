@@ -1,4 +1,4 @@
-"""A finished run, opened: its trained network on its data."""
+"""A finished run, opened with its data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from .view import View
 def open_run(folder: Path, seed: int, device: str, root: Path | None = None) -> View:
     """Return the data and the trained network of a finished run.
 
-    Raise DataError for data or a checkpoint that is missing, damaged or of another run. ``seed`` is that of the run,
-    ``root`` the folder of the data.
+    ``root`` is the data folder. Raises DataError for missing, damaged or foreign files.
     """
     recipe = load_recipe(str(folder / RECIPE))
     view = View(build(recipe, seed, device, root), folder)

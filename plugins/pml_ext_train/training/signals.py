@@ -1,6 +1,6 @@
-"""Signals that end a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP, which schedulers and terminals send.
+"""Signals that end a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
-Where work would be lost, the first one ends the run once a checkpoint is written; a second one ends it at once.
+The first one ends the run once a checkpoint is written; a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _SignalState:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Let signals end a run, as this module says, inside the block; in other threads than the main one, do nothing."""
+    """Let signals end a run inside the block; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread() or _SignalState.process == os.getpid():
         yield
         return
@@ -83,7 +83,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
 
 
 def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -> None:
-    """Send a signal again whose StoppedError Python has dropped, as in a callback; ``report`` all other errors."""
+    """Resend a signal whose StoppedError Python dropped, as in a callback."""
     error = dropped.exc_value
     if not isinstance(error, StoppedError):
         report(dropped)
@@ -93,7 +93,6 @@ def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -
 
 
 def _send(number: int) -> None:
-    """Send a signal to this process."""
     if os.name == "posix":
         os.kill(os.getpid(), number)  # interrupts the main thread, where signal.raise_signal would not
     else:
@@ -107,7 +106,7 @@ def deferred() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """Let a signal end the run at once inside the block; one that was recorded before ends it now."""
+    """Let a signal end the run at once; one that was recorded before ends it now."""
     check()
     with _handling(is_deferred=False):
         yield
@@ -125,9 +124,9 @@ def _handling(is_deferred: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
-    """Handle signals inside the block, and yield the function :func:`received`.
+    """Handle signals inside the block, and yield :func:`received`.
 
-    The first signal ends the work at once by a StoppedError; with ``wait``, it is only recorded.
+    The first signal raises StoppedError; with ``wait``, it is only recorded.
     """
     handling = deferred() if wait else at_once()
     with listening(), handling:
@@ -135,18 +134,18 @@ def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
 
 
 def received() -> int | None:
-    """Return the recorded signal; None if there was no signal, or outside a listening block."""
+    """Return the recorded signal; None without one, or outside a listening block."""
     return _SignalState.received if _SignalState.process == os.getpid() else None
 
 
 def check(where: str = "") -> None:
-    """End the run by a :class:`StoppedError` if a signal was noted; ``where`` the run is, for the text."""
+    """Raise :class:`StoppedError` if a signal was recorded; ``where`` completes its text."""
     if (number := received()) is not None:
         raise stopped(number, where)
 
 
 def stopped(number: int, where: str = "") -> StoppedError:
-    """Return the error that ends a run for a signal; ``where`` the run is, for the text."""
+    """Return the error that ends a run for a signal."""
     text = f"stopped by {signal.Signals(number).name}"
     if where:
         text += f" {where}"

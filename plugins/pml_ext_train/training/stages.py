@@ -46,7 +46,7 @@ class Stage:
     mining: nn.Module | None  # the miner over all processes
 
     def parts(self) -> list[Any]:
-        """Return all modules of the loss and the miner, and the sampler, whose hooks the run calls."""
+        """Return the modules of the loss and the miner, and the sampler, whose hooks the run calls."""
         parts: list[Any] = list(self.loss.modules())
         if self.miner is not None:
             parts.extend(self.miner.modules())
@@ -57,7 +57,7 @@ class Stage:
         return parts
 
     def parts_with(self, method: str) -> list[Any]:
-        """Return those of :meth:`parts` that have a method."""
+        """Return the :meth:`parts` that have a method."""
         return [part for part in self.parts() if callable(getattr(part, method, None))]
 
 
@@ -86,7 +86,7 @@ class Stages(list[Stage]):
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
-    """Return the stages of a recipe, the recipe's own loss in the last; ConfigError as of :func:`build_sampler`."""
+    """Return the stages of a recipe; the last has the recipe's own loss."""
     if images.tuples is not None:
         check_listed(recipe, images.tuples.kind)
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
@@ -108,7 +108,7 @@ def _build_stage(
     seed: int,
     first: int,
 ) -> Stage:
-    """Return a stage that begins with the epoch ``first``; ``prefix`` is that of its keys, for errors."""
+    """Return a stage that begins with epoch ``first``; ``prefix`` begins its keys in errors."""
     drawn = table.sampler
     assert drawn is not None
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")

@@ -1,4 +1,4 @@
-"""What checkpoints hold of a run: the weights of its networks and losses, and all else that training changes."""
+"""The contents of checkpoints: weights, and everything else that training changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .view import View
 
 
 def model_state(run: Run, trunk: bool = True) -> dict[str, Any]:
-    """Return the weights of the networks and of all stages' losses (for example a learned metric)."""
+    """Return the weights of the networks and of all stages' losses."""
     losses = [stage.loss.state_dict() for stage in run.stages]
     state: dict[str, Any] = {}
     if trunk:
@@ -30,7 +30,7 @@ def model_state(run: Run, trunk: bool = True) -> dict[str, Any]:
 
 
 def load_networks(view: View, name: str) -> dict[str, Any]:
-    """Load the weights of trunk and embedder from a checkpoint of :func:`model_state`, and return the checkpoint."""
+    """Load trunk and embedder from a checkpoint of :func:`model_state`; return the checkpoint."""
     path = view.checkpoint(name)
     state = checkpoint.load(path, view.device, view.identity)
     view.data.check_listing(view.folder, state["listing"])
@@ -43,7 +43,7 @@ def load_networks(view: View, name: str) -> dict[str, Any]:
 
 
 def load_model(run: Run, name: str) -> dict[str, Any]:
-    """Load the weights of networks and losses from a checkpoint of :func:`model_state`, and return the checkpoint."""
+    """Load networks and losses from a checkpoint of :func:`model_state`; return the checkpoint."""
     state = load_networks(run, name)
     losses = [*state["earlier_losses"], state["loss"]]
     with checkpoint.errors_with_path(run.checkpoint(name), state):
@@ -53,7 +53,7 @@ def load_model(run: Run, name: str) -> dict[str, Any]:
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """Return all that training has changed, for a checkpoint."""
+    """Return everything that training has changed."""
     parts = {name: part.state_dict() for name, part in _parts(run).items()}
     return {
         "epoch": run.epoch,
@@ -67,7 +67,7 @@ def state_of(run: Run) -> dict[str, Any]:
 
 
 def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
-    """Load a :func:`state_of`; ``path`` is the checkpoint's, for errors."""
+    """Load the result of :func:`state_of`; ``path`` is named in errors."""
     before = state["processes"]
     if before != run.processes:
         raise ConfigError(
@@ -88,7 +88,7 @@ def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
 
 
 def _restore_part(run: Run, name: str, part: Any, state: Mapping[str, Any]) -> None:
-    """Load the state of one object; a cosine schedule keeps the number of epochs that it has now."""
+    """Load the state of one object; a cosine schedule keeps its present number of epochs."""
     epochs = getattr(part, "T_max", None)
     part.load_state_dict(state["parts"][name])
     if epochs is None or epochs == part.T_max:
@@ -100,7 +100,7 @@ def _restore_part(run: Run, name: str, part: Any, state: Mapping[str, Any]) -> N
 
 
 def _parts(run: Run) -> dict[str, Any]:
-    """Return all objects whose state training changes, by name; samplers are saved separately."""
+    """Return all objects whose state training changes, by name, without the samplers."""
     parts: dict[str, Any] = {} if run.frozen else {"trunk": run.trunk}
     parts["embedder"] = run.embedder
     parts["engine"] = run.engine
@@ -116,5 +116,5 @@ def _parts(run: Run) -> dict[str, Any]:
 
 
 def _origin(run: Run) -> dict[str, Any]:
-    """Return what a checkpoint of this run must have in common with the run that reads it."""
+    """Return what a checkpoint must share with the run that reads it."""
     return {"of": run.identity, "listing": run.data.listing}

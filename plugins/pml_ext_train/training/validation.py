@@ -1,4 +1,4 @@
-"""Tests beside training: of the untrained network, and between epochs."""
+"""Tests of the untrained network, and between epochs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_before(run: Run, checkpointer: Checkpointer) -> None:
 
 
 def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
-    """Run the recipe's tests between epochs, record their metrics, and save the best weights so far."""
+    """Run and record the tests between epochs; save the best weights so far."""
     started = time.perf_counter()
     table = run.recipe.evaluation
     is_last = run.epoch == run.recipe.schedule.epochs

@@ -1,4 +1,4 @@
-"""A run's network on its data, as components may use it: labels, and embeddings that are computed once."""
+"""A run's network on its data: labels, and embeddings that are computed once."""
 
 from __future__ import annotations
 
@@ -35,14 +35,11 @@ Layer = Literal["embedder", "trunk"]
 
 
 class NoLabelsError(DataError):
-    """The data are listed pairs or triplets, whose images have no labels."""
+    """Listed pairs and triplets have no labels."""
 
 
 class View:
-    """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings.
-
-    It looks at what :func:`~.built.build` has built. ``tell`` gets a line before a long step.
-    """
+    """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings."""
 
     def __init__(self, built: Built, folder: Path, tell: Callable[[str], None] = lambda text: None) -> None:
         self.recipe = built.recipe
@@ -70,7 +67,7 @@ class View:
 
     @property
     def _batch_size(self) -> int:
-        """Images in a forward pass of a test: few on a CPU, where larger batches take memory and save no time."""
+        """Images per forward pass of a test; larger batches on a CPU need memory and save no time."""
         most = self.recipe.evaluation.batch_size
         if self.device.type != "cpu":
             return most
@@ -78,10 +75,7 @@ class View:
         return min(most, max(_CPU_BATCH, _CPU_VALUES // values))
 
     def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[Pass]:
-        """Yield a split's passes as :func:`embed_batches`; without images where the features are kept.
-
-        With ``pixels`` there are always images.
-        """
+        """Yield a split's passes; they have images only with ``pixels`` or without kept features."""
         kept, rest = self._kept_inputs(split)
         if kept is None:
             return self._passes_of_images(split, self.trunk, self.embedder)
@@ -93,9 +87,9 @@ class View:
         return with_features(labels, kept, rest, self.embedder)
 
     def _kept_inputs(self, split: str) -> tuple[Features | None, nn.Module]:
-        """Return a split's features, or its activations before a cut, and what makes features of them; None without.
+        """Return a split's kept features or activations, or None, and the rest of the trunk.
 
-        Activations of tested images are in float32, so that their tests are those of the images.
+        Activations of tested images are float32, so their metrics equal those of the images.
         """
         if self.frozen:
             return self.kept.features(split), nn.Identity()
@@ -106,7 +100,7 @@ class View:
         return None, self.trunk
 
     def _kept_tests(self, cut: TrunkCut) -> set[str]:
-        """Return the splits that are tested more than once, and whose activations may be kept beside the others'."""
+        """Return the splits that are tested repeatedly and whose activations fit into the limit."""
         table = self.recipe.evaluation
         if not (table.baselines or table.test_every):
             return set()
@@ -117,16 +111,13 @@ class View:
         return tested if size <= cut.table.gigabytes * GIGABYTE else set()
 
     def untrained_features(self, split: str) -> Tensor:
-        """Return a split's features ``[N, F]`` under the trunk as it is before the training.
-
-        They are kept for other runs where activations are kept.
-        """
+        """Return a split's features ``[N, F]`` before training; kept for other runs under a cut."""
         if self.cut is None:
             return self.embeddings(split, "trunk")
         return self.kept.features_now(split)[:].float().to(self.device)
 
     def batches_of_labels(self, split: str, batch_size: int | None = None) -> Iterator[tuple[None, Tensor]]:
-        """Yield batches of a split without images, for what is computed from the cache; by default as in tests."""
+        """Yield label batches without images, for passes from the cache."""
         labels = torch.as_tensor(self.images(split).labels, device=self.device)
         return ((None, part) for part in torch.split(labels, batch_size or self._batch_size))
 
@@ -135,13 +126,13 @@ class View:
         return embed_batches(trunk, embedder, images, self.device, self._batch_size, self.recipe.data.workers)
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
-        """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
+        """Return the network's unnormalized output for a split, ``[N, D]`` float32; the embedder's is kept."""
         if layer == "embedder":
             return self.once(("embeddings", split), lambda: self.embedded(split)["embeddings"])
         return torch.cat([features for features, _ in self._batches(split, layer)])
 
     def normalized_embeddings(self, split: str) -> Tensor:
-        """Return :meth:`embeddings`, normalized; TrainingError if one is NaN or infinite."""
+        """Return normalized :meth:`embeddings`; TrainingError if any is not finite."""
         embeddings = self.embeddings(split)
         bad = first_nonfinite({"": embeddings})
         if bad is not None:
@@ -150,7 +141,7 @@ class View:
         return nn.functional.normalize(embeddings)
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``, to spare memory."""
+        """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``."""
         self.labels(split)  # DataError for data without labels
         return self._batches(split, layer)
 
@@ -162,28 +153,28 @@ class View:
             yield rows.float(), each.labels
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64, on the run's device; which may be clusters for ``"train"``."""
+        """Return the labels of a split, ``[N]``, int64; ``"train"`` may have clusters."""
         if split == "train" and self.pseudo_labels is not None:
             return torch.as_tensor(self.pseudo_labels, device=self.device)
         return self.true_labels(split)
 
     def true_labels(self, split: str) -> Tensor:
-        """Return the labels that the data have, which tests use; DataError for listed pairs or triplets."""
+        """Return the labels of the data; DataError for listed pairs or triplets."""
         listed = self.data.listed
         if listed is not None:
             raise NoLabelsError(f"{self.data.name} lists {listed.kind}, whose {self.data.noun} have no labels")
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabeledImages:
-        """Return the images of a split, without augmentation; ValueError if the run has no such split."""
+        """Return a split's images without augmentation; ValueError for an unknown split."""
         return self.data.images(split)
 
     def embedded(
         self, split: str, also: Callable[[Tensor], Tensor] | None = None, features: bool = False
     ) -> dict[str, Tensor]:
-        """Compute a split's embeddings, which :meth:`embeddings` keeps, and ``also`` of its images, in one pass.
+        """Compute a split's embeddings, which are kept, and ``also`` of its images, in one pass.
 
-        With ``features``, those of the trunk too.
+        ``features`` adds those of the trunk.
         """
         images = self.images(split)
         held: dict[str, Tensor] = {}
@@ -204,7 +195,7 @@ class View:
 
     @torch.no_grad()
     def embed_features(self, split: str, features: Tensor) -> None:
-        """Compute a split's embeddings, which :meth:`embeddings` keeps, from its features ``[N, F]``."""
+        """Compute and keep a split's embeddings from its features ``[N, F]``."""
         with preserved_modes(self.embedder):
             self.embedder.eval()
             parts = [self.embedder(part) for part in torch.split(features, _FEATURES_BATCH)]
@@ -217,7 +208,7 @@ class View:
         return self._results[key]  # type: ignore[no-any-return]
 
     def changed(self) -> None:
-        """Clear the results computed with the network's old weights."""
+        """Clear results of the network's old weights."""
         self._results.clear()
 
     def warn(self, text: str) -> None:
@@ -225,11 +216,11 @@ class View:
         warnings.warn(text, PluginWarning, stacklevel=2)
 
     def checkpoint(self, name: str) -> Path:
-        """Return the path of a checkpoint: ``"last"``, ``"within"``, ``"best"``, ``"model"`` or ``"before"``."""
+        """Return the path of the checkpoint ``"last"``, ``"within"``, ``"best"``, ``"model"`` or ``"before"``."""
         return self.folder / "checkpoints" / f"{name}.pt"
 
     def call(self, part: Any, method: str, *more: Any) -> Any:
-        """Call a component's method with the run and more arguments; return None if it has no such method."""
+        """Call a component's method with the run; return None if it has no such method."""
         view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
         return function(view, *more) if callable(function) else None

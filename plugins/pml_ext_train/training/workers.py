@@ -1,7 +1,7 @@
-"""Start and end of data-loader workers. They start by a fork server on Linux, else by spawn.
+"""Start and end of data-loader workers: by a fork server on Linux, elsewhere by spawn.
 
-A fork of the run itself would copy its threads' locks. The fork server has one thread, imports torch once and forks
-each worker in milliseconds. What a worker reads must be picklable.
+Forking the run would copy its threads' locks. The fork server imports torch once and forks each worker in milliseconds.
+What a worker reads must be picklable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STARTED: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # workers that this p
 
 
 def worker_context() -> BaseContext:
-    """Return the context that starts data-loader workers, and start its fork server."""
+    """Start the fork server, if needed, and return the context of workers."""
     if sys.platform == "linux":
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
@@ -39,7 +39,7 @@ def worker_context() -> BaseContext:
 
 @atexit.register
 def _end_workers() -> None:
-    """Kill workers before multiprocessing sends them a single SIGTERM, which they ignore, and waits forever."""
+    """Kill workers at exit: multiprocessing would send one SIGTERM, which they ignore, and wait forever."""
     left = [child for child in multiprocessing.active_children() if child in STARTED]
     if left and hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises errors about workers that end
@@ -48,7 +48,7 @@ def _end_workers() -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignore the signals that a scheduler sends to every process of a job: the run ends its workers and the server."""
+    """Ignore signals that a scheduler sends to every process; the run ends its workers."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
 
     def restore(_: object) -> None:

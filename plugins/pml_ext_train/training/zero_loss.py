@@ -1,4 +1,4 @@
-"""A loss that is 0 in all iterations: what it is told as, and which pairs the batches lack."""
+"""A loss that stays 0: the warning, the error, and the pairs that the batches lack."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reporte
 
 
 def warn_of_zero_loss(epoch: Epoch) -> None:
-    """Warn if the loss was 0 in all of a stage's first iterations, and say which pairs their batches lack.
+    """Warn if the loss was 0 in a stage's first ten iterations, and name the missing pairs.
 
-    Does nothing but after the tenth iteration of a stage, or the last one of an epoch with fewer.
+    A shorter epoch is checked at its end.
     """
     run = epoch.run
     stage = epoch.stage
@@ -40,11 +40,10 @@ def warn_of_zero_loss(epoch: Epoch) -> None:
 
 
 def check_zero_loss(epoch: Epoch) -> None:
-    """Raise TrainingError at the end of an epoch if the loss of every iteration of the run so far was 0.
+    """Raise TrainingError if the loss of every iteration of the run so far was 0.
 
-    It is a NothingToLearnError where the batches lack no pairs, so that the embeddings satisfy the loss as they are.
-    A run that has learned something, or goes on from another run's weights, may have a loss of 0. A memory has the
-    time to fill once.
+    It is a NothingToLearnError if no pairs are missing. Runs that have learned something, start from other weights,
+    or fill a memory are exempt.
     """
     run = epoch.run
     stage = epoch.stage
@@ -69,7 +68,7 @@ def check_zero_loss(epoch: Epoch) -> None:
 
 
 def _memory_fills(run: Run, stage: Stage) -> bool:
-    """Return whether a stage has a memory that is not in use yet, or not full."""
+    """Return whether the memory of a stage is not yet in use or not full."""
     memory = stage.table.loss.memory
     if memory is None:
         return False
@@ -78,7 +77,7 @@ def _memory_fills(run: Run, stage: Stage) -> bool:
 
 
 def _none_adds(run: Run, stage: Stage) -> str:
-    """Return why a loss may be 0 for batches that lack no pairs."""
+    """Return why the loss may be 0 although no pairs are missing."""
     if run.data.listed is not None:
         return f"no listed {run.data.listed.kind[:-1]} adds to it, as when all satisfy its margin"
     unused = "none adds to the loss, as when all satisfy its margin"
@@ -88,10 +87,7 @@ def _none_adds(run: Run, stage: Stage) -> str:
 
 
 def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
-    """Return which pairs or triplets none of the batches of all processes has; empty if nothing is missing.
-
-    Listed pairs and triplets are all there are.
-    """
+    """Return which pairs or triplets are missing from the batches of all processes, or an empty string."""
     if run.data.listed is not None:
         return ""
     drawn = [indices_of(batch) for batch in batches]
@@ -105,7 +101,7 @@ def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
 
 
 def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
-    """Say which pairs, or triplets, none of the batches has; labels are ``[B]`` each. Empty if nothing is missing."""
+    """Say which pairs or triplets no batch has, or return an empty string; labels are ``[B]`` each."""
     positive_pairs = negative_pairs = triplets = False
     for labels in batches:
         positive, negative = _pairs_of(labels, relation)
@@ -124,9 +120,9 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
 
 
 def _pairs_of(labels: Tensor, relation: Relation | None) -> tuple[Tensor, Tensor]:
-    """Return which pairs of labels, ``[B]``, are positive and which are negative, ``[B, B]`` each.
+    """Return the masks of positive and negative pairs of labels ``[B]``, each ``[B, B]``.
 
-    Each label is positive with itself. A pair may be neither under a relation.
+    Under a relation, a pair may be neither.
     """
     if relation is None:
         positive = labels[:, None] == labels[None]
