@@ -128,20 +128,18 @@ def bench(
     """Measure losses.
 
     Args:
-        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss). A
-            second loss of one class is named ``CBMLLoss 2``. None: :func:`default_losses`.
+        losses: losses or names; regularizers join PML's contrastive loss. None: :func:`default_losses`.
         shapes: shapes of the batches.
-        repeats: number of rounds; each runs every function once. Slow functions may stop after three rounds.
-        device: as in :func:`pml_ext.distributed.devices.choose_device`.
-        threads: number of torch's CPU threads while measuring; None keeps the current number.
-        tiled: whether the floor is :func:`tiled_floor`, for large batches.
-        most_traffic: a loss with a larger memory traffic, in matrices, is left out of the shapes that follow. None
-            leaves out none.
-        progress: called with a line before each shape.
+        repeats: rounds, each with every function; slow ones stop after three.
+        device: as for :func:`pml_ext.distributed.devices.choose_device`.
+        threads: torch's CPU threads while measuring.
+        tiled: use :func:`tiled_floor`, for large batches.
+        most_traffic: losses with more traffic, in matrices, are left out of later shapes.
+        progress: receives a line before each shape.
 
     Returns:
-        For each shape: the floor, then the losses. A loss that fails at a shape, or would exceed :data:`LIMIT` or
-        :data:`MEMORY` at twice the batch, or has more than ``most_traffic``, is not run at later shapes.
+        For each shape the floor, then the losses. A loss that fails, or would exceed :data:`LIMIT` or
+        :data:`MEMORY` at twice the batch, is left out of later shapes.
     """
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
@@ -285,10 +283,9 @@ _FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without 
 
 
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Number of operators, total bytes of their inputs and outputs, and peak bytes of live tensors.
+    """Operators, bytes of their inputs and outputs, and peak bytes of live tensors.
 
-    Caches are not counted: every input and output of an operator counts in full, even if a gather reads only a part.
-    Views are left out.
+    Inputs and outputs count in full; caches and views do not.
     """
 
     @classmethod

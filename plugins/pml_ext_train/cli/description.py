@@ -31,12 +31,10 @@ _FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data set
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
-    """Describe all entries of a name, which components of several kinds, recipes and tables may share.
+    """Describe all entries of a name, which several kinds may share.
 
-    Data sets, transforms and trunks are looked up last, because they import torch. ``kind`` limits the search to one
-    kind: one of :data:`KINDS`, ``"recipe"``, ``"table"``, ``"data set"``, ``"transform"`` or ``"trunk"``.
-    An entry has ``name``, ``kind``, ``class``, ``text`` (the docstring), ``settings`` (``name``, ``default``; of a
-    recipe ``origin`` too), ``capabilities``, ``paper`` and ``recipes``.
+    Factories are looked up last, because they import torch. ``kind`` limits the search. Entries have ``name``,
+    ``kind``, ``class``, ``text``, ``settings``, ``capabilities``, ``paper`` and ``recipes``.
     """
     if kind not in (None, *KINDS, *_OTHER_KINDS):
         raise UnknownNameError(unknown("kind", str(kind), (*KINDS, *_OTHER_KINDS)))
@@ -61,7 +59,6 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def _components(name: str, kind: str | None) -> list[dict[str, Any]]:
-    """Describe the components of a name; UnknownNameError if there are none of the kind, if one is given."""
     found = registry.candidates(name, kind)
     if kind is not None and not found:
         found = [registry.get(name, kind)]  # raises an error that names similar ones
@@ -78,7 +75,6 @@ def _components(name: str, kind: str | None) -> list[dict[str, Any]]:
 
 
 def _factories() -> dict[str, dict[str, Any]]:
-    """Return the factories of data sets, transforms and trunks by kind and name."""
     from ..data import PATH_FACTORIES
 
     data_sets = registry.values("data set")
@@ -103,7 +99,6 @@ def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
 
 
 def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, Any]]) -> UnknownNameError:
-    """Return an error that names similar names, of one kind or of all kinds."""
     known = {
         "recipe": list(registry.recipes()),
         "table": names_of_tables(),
@@ -131,7 +126,7 @@ def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
 
 
 def _documentation(documented: Any) -> str:
-    """Return the docstring of a class, not that of its base class, or of a function."""
+    """Return an object's own docstring, without a base class's."""
     text = vars(documented).get("__doc__") if isinstance(documented, type) else documented.__doc__
     return inspect.cleandoc(text) if isinstance(text, str) else ""
 
@@ -177,7 +172,6 @@ def _texts_of_paper(paper: dict[str, Any]) -> list[str]:
 
 
 def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
-    """Return the lines with the values that recipes quote, each once."""
     lines: dict[str, None] = {}
     for recipe in recipes:
         values = quoted(recipe.paper, recipe.data.name)

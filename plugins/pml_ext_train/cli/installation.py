@@ -69,14 +69,14 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What is known of an installation.
+    """What is known about an installation.
 
     Args:
-        versions: of Python, the system, this package and those that it requires, ``{name: version}``.
-        devices: the accelerators that torch finds, a text each.
-        threads: how many threads torch has, the processors of this process, and what the environment sets.
-        missing: the packages that each extra lacks, ``{extra: [requirement]}``; none if it can be used.
-        folders: whether files can be written, ``{folder: "writable", or the reason}``.
+        versions: by package, with Python and the system.
+        devices: torch's accelerators.
+        threads: torch's threads, processors, and environment variables.
+        missing: requirements that each extra lacks.
+        folders: ``"writable"`` or the reason, by folder.
         checks: the self test.
     """
 
@@ -108,7 +108,6 @@ def diagnose() -> Diagnosis:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what runs, and of the installed packages that this one names."""
     versions = {"Python": platform.python_version(), "system": platform.platform(), "executable": sys.executable}
     names = {PACKAGE} | {_name(requirement) for requirement in importlib.metadata.requires(PACKAGE) or ()}
     for name in sorted(names):
@@ -118,7 +117,6 @@ def _versions() -> dict[str, str]:
 
 
 def _devices() -> list[str]:
-    """Return a text about each accelerator, and the versions of its libraries."""
     devices = []
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
@@ -129,7 +127,6 @@ def _devices() -> list[str]:
 
 
 def _threads() -> dict[str, str]:
-    """Return the numbers of threads and processors, and the variables that change them."""
     threads = {"torch": str(torch.get_num_threads()), "torch, between operators": str(torch.get_num_interop_threads())}
     if hasattr(os, "sched_getaffinity"):
         threads["processors of this process"] = str(len(os.sched_getaffinity(0)))
@@ -158,12 +155,10 @@ def missing_by_extra() -> dict[str, list[str]]:
 
 
 def _name(requirement: str) -> str:
-    """Return the name of the distribution that a requirement asks for."""
     return re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]
 
 
 def _version(distribution: str) -> str:
-    """Return the version of an installed distribution; "" if there is none."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -194,7 +189,6 @@ def _check(name: str, test: Callable[[], str]) -> Check:
 
 
 def _points() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return 24 embeddings and their labels, four of each class."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(24, 8, generator=generator, dtype=torch.float64), torch.arange(24) // 4
 
@@ -228,7 +222,6 @@ def _test_neighbors() -> str:
 
 
 def _test_saving() -> str:
-    """Write a tensor into a file, and read it."""
     points, _ = _points()
     with tempfile.TemporaryDirectory(prefix="pml-ext-doctor-") as folder:
         path = Path(folder) / "points.pt"
@@ -248,7 +241,6 @@ def _test_accelerator() -> str:
 
 
 def _self_tests() -> dict[str, Callable[[], str]]:
-    """Return the tests by their names; what is not there is not tested."""
     tests = {
         "a loss against PML's own": _test_loss,
         "nearest neighbors against all distances": _test_neighbors,

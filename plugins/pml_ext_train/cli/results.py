@@ -70,7 +70,7 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
-    """Write a row for each metric and a column for each phase: titles of phases may be wrapped, as 80 columns want."""
+    """Write a row per metric and a column per phase."""
     from ..results.verdict import shown_phases
 
     if not metrics["after"]:  # of data without labels
@@ -101,7 +101,7 @@ def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> No
 
 
 def _print_phases(title: str, phases: dict[str, str], names: Iterable[str], cell: Callable[[str, str], str]) -> None:
-    """Write a table of metrics by phase; where its columns do not fit side by side, several below each other."""
+    """Write a table of metrics by phase, split if it is too wide."""
     from pml_ext.evaluation.metrics import title_of
 
     rows = [[title_of(name), *(cell(phase, name) for phase in phases)] for name in names]

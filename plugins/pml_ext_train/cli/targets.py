@@ -19,10 +19,10 @@ from .named_values import CONTRACTS
 
 
 def find_components(what: str) -> list[tuple[str, Any]]:
-    """Return components by name; raise ConfigError if there are none.
+    """Return components by name; ConfigError without any.
 
-    ``what`` is an importable package, whose registered components are meant (all of its classes of a component's kind
-    if it registers none); ``package.Class``; an entry point's name; a component's name; ``pml`` for PML's losses.
+    ``what`` is a package, ``package.Class``, an entry point, a component, or ``pml`` for PML's losses. A package
+    without registered components gives all its fitting classes.
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
@@ -54,7 +54,6 @@ def find_components(what: str) -> list[tuple[str, Any]]:
 
 
 def _with_titles(components: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Return components with their names; of those that share a name, with the kind behind it."""
     counts = Counter(component.name for component in components)
     titled = []
     for component in components:
@@ -87,7 +86,6 @@ def broken_plugins(what: str) -> list[CheckResult]:
 
 
 def _records_of(what: str) -> list[PluginRecord]:
-    """Return the records of an entry point, or of those of a package."""
     return [record for record in registry.plugins() if what in (record.name, record.package)]
 
 

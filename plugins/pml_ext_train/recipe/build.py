@@ -1,4 +1,4 @@
-"""Builders of data sets, preprocessing, trunks and networks from a recipe's tables."""
+"""Builders of data sets, preprocessing, trunks and networks from a recipe."""
 
 from __future__ import annotations
 
@@ -56,10 +56,7 @@ def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
-    """Build a trunk from ``[model] trunk``.
-
-    ``trained`` leaves out pretrained weights, for a network that gets the weights of a run.
-    """
+    """Build a trunk from ``[model] trunk``; ``trained`` leaves out pretrained weights."""
     import torch
 
     factory = trunk_factory(table.name)
@@ -85,7 +82,7 @@ def build_network(
     features: int | None = None,
     trained: bool = False,
 ) -> networks.Network:
-    """Build a network from ``[model]``; see :func:`build_trunk` and :class:`pml_ext_train.networks.network.Network`."""
+    """Build a network from ``[model]``; see :func:`build_trunk`."""
     import torch
 
     if isinstance(preprocessing, networks.VectorInput):
@@ -108,7 +105,7 @@ def build_network(
 
 
 def vector_input_of(recipe: Recipe, splits: DataSplits) -> networks.VectorInput:
-    """Return the input of a head on vectors; ConfigError for a recipe or a data set of images."""
+    """Return the input of a head on vectors; ConfigError for images."""
     if splits.vector_size is None:
         raise ConfigError(
             f"{IDENTITY} is for vectors, and {recipe.data.name} has images; "
@@ -120,7 +117,7 @@ def vector_input_of(recipe: Recipe, splits: DataSplits) -> networks.VectorInput:
 
 
 def check_vectors(recipe: Recipe) -> None:
-    """Refuse settings of images in a recipe whose data set has vectors."""
+    """Refuse settings of images for a data set of vectors."""
     model = recipe.model
     data = recipe.data
     if not model.takes_vectors:
@@ -143,7 +140,7 @@ def check_vectors(recipe: Recipe) -> None:
 
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[networks.Preprocessing, Pipeline]:
-    """Return the preprocessing of all images, and the random crops and flips of training images."""
+    """Return the preprocessing of images, and the random crops and flips of training."""
     from ..data import Pipeline
 
     if splits.vector_size is not None:
@@ -192,7 +189,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[networks.Prepr
 
 
 def _check_normalization_is_known(trunk: NamedTable) -> None:
-    """Refuse weights of transformers that do not say what their images are like; others have a library that knows."""
+    """Refuse weights of transformers that do not state their normalization."""
     if trunk.name.startswith(networks.HF) and networks.is_pretrained(trunk.settings):
         raise ConfigError(
             f"{trunk.name}: found no preprocessor_config.json, so that mean and standard deviation of its images are "
@@ -205,7 +202,7 @@ def _check_normalization_is_known(trunk: NamedTable) -> None:
 def _normalization(
     images: ImagesTable, pretrained: networks.PretrainedImages | None, channels: int, bgr: bool
 ) -> networks.Normalization | None:
-    """Return mean and standard deviation: the recipe's, else those of pretrained weights, else None."""
+    """Return mean and standard deviation: the recipe's, the pretrained weights', or None."""
     if images.mean is not None and images.std is not None:
         times = channels // len(images.mean)  # a single number stands for all channels
         return networks.Normalization(mean=images.mean * times, std=images.std * times)
@@ -220,9 +217,9 @@ def _normalization(
 
 
 def augmentation_of(table: DataTable, preprocessing: networks.Preprocessing) -> dict[str, Any]:
-    """Return the settings of ``build_transforms`` in ``[data.augment]``, with its transforms built.
+    """Return the settings of ``build_transforms`` in ``[data.augment]``, with transforms built.
 
-    ConfigError for a transform that does not fit the images.
+    Raises ConfigError for a transform that does not fit the images.
     """
     settings = dict(table.augment)
     tables = settings.pop("transforms", [])
@@ -234,7 +231,7 @@ def augmentation_of(table: DataTable, preprocessing: networks.Preprocessing) -> 
 
 
 def image_transforms(key: str, tables: Any) -> ImageTransforms:
-    """Build transforms of images from a list of tables; ``key`` is the list's."""
+    """Build transforms from a list of tables; ``key`` is the list's."""
     from ..data import ImageTransforms, NamedTransform
 
     built = []
@@ -250,7 +247,7 @@ def image_transforms(key: str, tables: Any) -> ImageTransforms:
 
 
 def _build_transform(key: str, table: NamedTable) -> Callable[[Any], Any]:
-    """Build a transform of images, with those in its own ``transforms``, as of ``RandomApply``."""
+    """Build a transform, including the inner ``transforms`` of one such as ``RandomApply``."""
     with located(f"{key}.name"):
         factory = registry.factory("transform", table.name)
     settings = table.settings
@@ -264,7 +261,6 @@ def _build_transform(key: str, table: NamedTable) -> Callable[[Any], Any]:
 
 
 def _check_images(recipe: Recipe, channels: int, size: int) -> None:
-    """Refuse settings of ``[data.images]`` that do not fit the data set's channels or the size of the crop."""
     images = recipe.data.images
     has_color_means = images.mean is not None and len(images.mean) != 1
     if channels == 1 and (images.bgr or has_color_means):
@@ -278,7 +274,7 @@ def _check_images(recipe: Recipe, channels: int, size: int) -> None:
 
 
 def dataset_factory(name: str) -> Callable[..., Any]:
-    """Return the factory of a data set; fill in the path of ``folder:PATH`` and others with a path."""
+    """Return a data set's factory, with the path of ``folder:PATH`` filled in."""
     from ..data import PATH_FACTORIES, is_vector_file
 
     prefix, _, path = name.partition(":")
@@ -309,7 +305,7 @@ def trunk_factory(name: str) -> Callable[..., Any]:
 
 
 def trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
-    """Return the settings for a trunk's factory, without ``weights`` unless it loads them from its library."""
+    """Return the settings for a trunk's factory, with ``weights`` only if its library loads them."""
     settings = dict(table.settings)
     if trained or networks.is_file(settings.get("weights")) or not networks.is_pretrained(settings):
         settings.pop("weights", None)

@@ -51,8 +51,7 @@ _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fil
 def check_names(recipe: Recipe, build: bool = True) -> None:
     """Look up every name of a recipe and check every setting.
 
-    With ``build``, build the losses and optimizers too, since only their constructors know the ranges of values. A run
-    that begins at once builds its own.
+    ``build`` also builds losses and optimizers, whose constructors know the ranges of values.
     """
     _check_data(recipe.data)
     with located("model.trunk.name"):
@@ -134,7 +133,7 @@ def _check_sampler(key: str, table: SamplerTable | None, recipe: Recipe) -> None
 
 
 def _check_loss(key: str, table: LossTable, recipe: Recipe) -> bool:
-    """Build a loss before its data are available; return whether it has a learned metric."""
+    """Build a loss without data; return whether it has a learned metric."""
     from pml_ext.evaluation import learned_metric
 
     context = loss_context(recipe, [0, 1], placeholder_classes(recipe.data))
@@ -145,7 +144,7 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> bool:
 
 
 def _check_loss_settings(key: str, table: LossTable, recipe: Recipe) -> None:
-    """Check the names and settings of a loss, its miner and its regularizer, without building them."""
+    """Check a loss, its miner and regularizer without building them."""
     context = loss_context(recipe, [0, 1], placeholder_classes(recipe.data))
     checked_component(key, "loss", table, context)
     if table.miner is not None:
@@ -169,9 +168,9 @@ def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
 
 
 def check_weights(recipe: Recipe) -> None:
-    """Refuse a trunk that is frozen, or trained by adapters alone, at random weights that the recipe does not mention.
+    """Refuse a trunk that stays at random weights, unless the recipe asks for them.
 
-    Trunks of plugins may have weights of their own. MissingExtraError for weights whose package is not installed.
+    Trunks of plugins may have their own weights. Raises MissingExtraError if a package is missing.
     """
     table = recipe.model
     name = table.trunk.name
@@ -192,7 +191,6 @@ def check_weights(recipe: Recipe) -> None:
 
 
 def _keeps_trunk_weights(recipe: Recipe) -> bool:
-    """Return whether a run leaves the weights of its trunk, or of a part of it, as they are at its start."""
     table = recipe.model
     if table.lora is not None or frozen_patterns(table.freeze):
         return True

@@ -1,4 +1,4 @@
-"""Conversion of a recipe's settings by the annotations of what gets them, and errors that name the setting."""
+"""Conversion of settings by annotations, and errors that name the setting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipelin
 def options_of(
     key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of a table, converted by the factory's annotations: for example text to a path."""
+    """Return a table's options, converted by the factory's annotations."""
     taken = set(filled)
     if isinstance(factory, functools.partial):
         taken.update(factory.keywords)
@@ -40,7 +40,7 @@ def options_of(
 
 @contextlib.contextmanager
 def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
-    """Raise errors as ConfigError with the key in front; name the table's settings if the error is not ours."""
+    """Raise errors as ConfigError with the key; foreign errors also name the table's settings."""
     try:
         yield
     except (DataError, OSError):
@@ -53,7 +53,7 @@ def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
 
 
 def _refusal(table: NamedTable, error: BaseException) -> str:
-    """Return what a factory, or a constructor, that failed was given, and where and why it failed."""
+    """Return what failed, with which settings, where and why."""
     settings = [f"{name} = {value!r}" for name, value in table.settings.items()]
     refuses = f"refuses {', '.join(settings)}" if settings else "fails"
     says_why = isinstance(error, (ValueError, TypeError, AssertionError)) and str(error).strip()
@@ -71,9 +71,9 @@ def checked_settings(
     given: Mapping[str, Any],
     filled: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return settings converted by their annotations; raise ConfigError for unknown and missing ones.
+    """Return converted settings; ConfigError for unknown or missing ones.
 
-    ``accepted`` are the settings of ``owner``. Those that are ``filled`` have values from elsewhere.
+    ``accepted`` are the settings of ``owner``; ``filled`` ones have values from elsewhere.
     """
     for name in given:
         if name not in accepted:
@@ -85,10 +85,7 @@ def checked_settings(
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Return a value converted by strict rules.
-
-    Those for JSON let a text stand for a path. A type that JSON lacks is checked by the rules for Python objects.
-    """
+    """Return a value converted by pydantic's strict JSON rules, or by its Python rules if JSON lacks the type."""
     try:
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
@@ -104,8 +101,7 @@ _TYPES_OF_DEFAULTS = {bool: bool, str: str, int: float, float: float}  # a defau
 def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
     """Return a value converted strictly (16.0 is not an integer) by its annotation.
 
-    Without an annotation, or with one that could not be resolved, check the value by the default's type, and return it
-    unchanged.
+    Without a usable annotation, the default's type checks the value, which is returned unchanged.
     """
     kind = parameter.name.rsplit("_", 1)[-1]
     default = parameter.default

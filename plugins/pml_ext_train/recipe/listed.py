@@ -1,4 +1,4 @@
-"""Recipes of listed pairs and triplets: the settings, losses and metrics that go without labels."""
+"""Recipes of listed pairs and triplets: what works without labels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BY_CLASS = (  # settings of [evaluation] for searches, classes and clusters
 
 
 def check_listed(recipe: Recipe, kind: Kind) -> None:
-    """Refuse settings of a recipe that need labels, where the data are listed pairs or triplets."""
+    """Refuse settings that need labels."""
     data = recipe.data
     by_label = [
         ("data.labels", data.labels != "given", f"{data.labels} are labels"),
@@ -54,7 +54,7 @@ def check_listed(recipe: Recipe, kind: Kind) -> None:
 
 
 def _settings_by_label(prefix: str, stage: StageTable, kind: Kind) -> Iterator[tuple[str, bool, str]]:
-    """Yield the keys of a stage that may need labels, whether they do here, and what for."""
+    """Yield a stage's keys that may need labels, whether they do, and why."""
     sampler = stage.sampler or SamplerTable()
     draws = f"{sampler.name} with its settings draws images by labels (batch_size alone is the number of {kind})"
     yield f"{prefix}sampler", bool(sampler.name != SHUFFLE or sampler.settings), draws
@@ -78,7 +78,7 @@ def check_listed_loss(key: str, loss_name: str, loss: torch.nn.Module, recipe: R
 
 
 def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Recipe, tuples: ListedTuples) -> None:
-    """Refuse a loss that cannot use triplets in which an item is both positive and negative of an anchor."""
+    """Refuse a loss that cannot use an item as both positive and negative of an anchor."""
     from pml_ext.losses import takes_conflicts
 
     if tuples.conflict() is None or takes_conflicts(loss, recipe.model.embedding_size):

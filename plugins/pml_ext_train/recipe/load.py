@@ -1,4 +1,4 @@
-"""Recipes that are read, overridden, expanded to the variants of ``[sweep]``, and checked."""
+"""Loading of recipes: read, overridden, expanded by ``[sweep]``, and checked."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ with needs_extra("train", "a recipe"):
 def load_recipes(
     name: str, overrides: Overrides = (), check: bool = True, begins_first: bool = False
 ) -> dict[str, Recipe]:
-    """Read and validate a recipe; return it by its name, or one entry for each variant of its ``[sweep]``.
+    """Return a validated recipe by name, with an entry per variant of its ``[sweep]``.
 
-    The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
-    the path of a ``.toml`` file; ``overrides`` are values by dotted key, ``{"loss.margin": 0.1}``.
-    Without ``check``, names and settings of components are not looked up, since that imports torch. With
-    ``begins_first``, a run of the first recipe begins at once: its losses and optimizers are not built here.
-    ConfigError names the file, the key, the value found and the value wanted; PluginError a plugin that is not in use.
+    ``name`` is a registered recipe (``"cbml/digits"``), a variant (``"cbml/sweep@0.1"``) or a ``.toml`` file;
+    ``overrides`` are values by dotted key. Without ``check``, components are not looked up, which would import
+    torch. ``begins_first`` skips building the first recipe's losses. Raises ConfigError with file, key and value,
+    or PluginError for a missing plugin.
     """
     overrides = overrides_of(overrides)
     try:
@@ -48,7 +47,7 @@ def load_recipes(
 def _load(
     name: str, overrides: list[Override], check: bool = True, begins_first: bool = False
 ) -> tuple[dict[str, Recipe], list[str]]:
-    """Return the recipes of :func:`load_recipes`, and lines about settings that overrides drop."""
+    """Return the recipes, and lines about settings that overrides drop."""
     variants = read_variants(name, overrides)
     run = variants.run
     named = [override for override in overrides if not override.sets_unnamed_key]
@@ -81,18 +80,14 @@ def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
 
 
 def ranges_of(name: str, overrides: Overrides = ()) -> dict[str, dict[str, TuneTable]]:
-    """Return the ranges of ``[tune]`` for each variant of a recipe.
-
-    A key that an override sets, or the choice of ``[sweep]`` that makes the variant, has no range.
-    """
+    """Return the ranges of ``[tune]`` for each variant, without keys fixed by overrides or ``[sweep]``."""
     return {full_name: recipe.tune for full_name, recipe in load_recipes(name, overrides, check=False).items()}
 
 
 def validate(tables: Mapping[str, Any], source: str) -> Recipe:
-    """Return the recipe of plain tables, which was loaded before, with every name and setting checked.
+    """Return the checked recipe of plain tables that were loaded before.
 
-    ``source`` is for errors. The recipe may be that of a run that exists, so that rows of papers and weights are not
-    looked for again.
+    ``source`` is for errors. Weights and papers' rows are not looked up again.
     """
     with _naming(source):
         recipe = Recipe.model_validate(tables)
@@ -102,7 +97,7 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
 
 @contextlib.contextmanager
 def naming_settings(name: str, overrides: Iterable[Override]) -> Iterator[None]:
-    """Name the file of a recipe, or the option, in errors of what a run builds from its settings."""
+    """Name the recipe file, or the option, in errors of what a run builds."""
     try:
         yield
     except ConfigError as error:
@@ -115,7 +110,7 @@ def naming_settings(name: str, overrides: Iterable[Override]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _naming(source: str, run: Tables | None = None) -> Iterator[None]:
-    """Name the file of a recipe in errors of its tables, and the plugins of a run that are missing."""
+    """Name the recipe file and missing plugins in errors of its tables."""
     try:
         yield
     except (ValidationError, ConfigError, UnknownNameError) as error:

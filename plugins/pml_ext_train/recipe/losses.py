@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
 
 
 def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | None:
-    """Build the relation of ``[data] relation`` between the named classes; return None if the recipe sets none."""
+    """Build the relation of ``[data] relation`` between named classes, or return None."""
     if table.relation is None:
         return None
     from pml_ext.relations import RELATIONS
@@ -37,7 +37,7 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
 
 
 def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
-    """Return the loss settings that a run fills in; without number and labels of classes if labels are clusters."""
+    """Return the loss settings that a run fills in; clusters have no number of classes."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
     relation = build_relation(recipe.data, class_names)
     if relation is not None:
@@ -50,7 +50,7 @@ def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] =
 def build_loss(
     table: LossTable, context: Mapping[str, Any], key: str = "loss"
 ) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-    """Build a loss with its regularizer and memory, and its miner (None if the memory holds the miner)."""
+    """Build a loss with regularizer and memory, and its miner (None if the memory holds it)."""
     from pml_ext.losses import CrossBatchMemory, RegularizedLoss
 
     if table.relation == "none":
@@ -80,7 +80,6 @@ def build_loss(
 
 
 def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module) -> None:
-    """Raise ConfigError for the weight of a regularizer that a loss does not have."""
     for name in table.settings:
         part = name.removesuffix("_reg_weight")
         if part != name and getattr(loss, f"{part}_regularizer", None) is None:
@@ -94,7 +93,7 @@ def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module
 def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.Module) -> None:
     """Raise ConfigError for ``[loss.optimizer]`` of a loss without parameters.
 
-    Beside a regularizer it stays, since a sweep may compare one that has parameters with others that have none.
+    It is allowed beside a regularizer, because a sweep may compare several.
     """
     if table.optimizer and table.regularizer is None and next(loss.parameters(), None) is None:
         setting = next(iter(table.optimizer))
@@ -105,7 +104,7 @@ def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.M
 
 
 def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, Any]) -> torch.nn.Module:
-    """Build the miner of a loss; ConfigError if the loss takes none, or if nothing would train the miner."""
+    """Build a loss's miner; ConfigError if the loss cannot use it or nothing trains it."""
     miner = _related(key, _component(key, "miner", table, context), context)
     if "indices_tuple" not in registry.capabilities(registry.get(loss, "loss").cls):
         raise ConfigError(f"{loss} takes no miner's indices_tuple", key=key)
@@ -119,7 +118,7 @@ def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, A
 
 
 def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> torch.nn.Module:
-    """Return a loss or miner that uses the context's relation, if any; wrap one that does not support relations."""
+    """Return a module that uses the context's relation, wrapped if needed."""
     from pml_ext.losses import WithRelation, relation_of
 
     relation = context.get("relation")
@@ -130,7 +129,7 @@ def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> t
 
 
 def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
-    """Return the optimizer of a loss's own parameters: ``[loss.optimizer]`` over ``[optimizer]``."""
+    """Return ``[loss.optimizer]`` merged over ``[optimizer]``."""
     try:
         return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
     except ValidationError as error:
@@ -140,7 +139,7 @@ def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
 def build_optimizer(
     table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0, key: str = "optimizer"
 ) -> torch.optim.Optimizer:
-    """Build the torch optimizer of a table over some parameters; ``key`` is the table's, for errors."""
+    """Build the torch optimizer of a table; ``key`` is for errors."""
     with located(key, table):
         optimizer: torch.optim.Optimizer = table.optimizer(
             parameters, lr=table.lr * lr_factor, weight_decay=table.weight_decay, **table.settings
@@ -149,7 +148,7 @@ def build_optimizer(
 
 
 def placeholder_classes(table: DataTable) -> list[str]:
-    """Return names of classes with which a relation can be built, to check a recipe before its data are available."""
+    """Return class names that can build the relation, to check a recipe without data."""
     settings: dict[str, Any] = {}
     if table.relation is not None:
         if table.relation.name == "near":
@@ -162,11 +161,7 @@ def placeholder_classes(table: DataTable) -> list[str]:
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
-    """Build the component of a table.
-
-    A loss that wants labels from 0 to ``num_classes`` - 1 gets them, whatever the labels of the data are, and so do the
-    parts that are built with it.
-    """
+    """Build a table's component; losses that need labels 0 to ``num_classes`` - 1 get them."""
     component = checked_component(key, kind, table, context)
     classes = context.get("class_labels", [])
     numbers = list(range(len(classes)))
@@ -192,7 +187,7 @@ def check_class_weights(loss: Any, accepted: Collection[int], classes: int) -> N
 
 
 def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Component:
-    """Return the component of a table; ConfigError for a name or setting that is not known."""
+    """Return a table's component; ConfigError for an unknown name or setting."""
     with located(f"{key}.name"):
         component = registry.get(table.name, kind)
     if kind != "sampler" and _settings_by_class(component) and "num_classes" not in context:
@@ -208,12 +203,11 @@ def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[s
 
 
 def _settings_by_class(component: Component) -> set[str]:
-    """Return a component's settings that stand for the training classes: their number, their labels, or both."""
     return component.settings.keys() & {"num_classes", "class_labels"}
 
 
 def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Replace labels by their indices in the sorted ``classes``, for a loss that needs 0 to ``num_classes`` - 1."""
+    """Replace labels by their indices in the sorted ``classes``."""
     import torch
 
     def numbered(labels: torch.Tensor | None) -> torch.Tensor | None:

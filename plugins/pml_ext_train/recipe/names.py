@@ -1,4 +1,4 @@
-"""What recipes name: losses, miners, data sets, trunks, and the plugins that have them."""
+"""Names in recipes, and the plugins that own them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS_OF_TABLES = {"data": "data set", "track": "tracker", "transforms": "trans
 
 
 def names_in(recipe: str) -> set[tuple[str, str]]:
-    """Return kind and name, ``("loss", "cbml")``, of everything that a registered recipe names; empty if unreadable."""
+    """Return kind and name, ``("loss", "cbml")``, of everything a recipe names; empty if unreadable."""
     with contextlib.suppress(ConfigError, UnknownNameError):
         return set(_names(read_tables(recipe)))
     return set()
@@ -36,7 +36,7 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a line that says which of a recipe's :func:`plugins_in` are missing, and how to install them."""
+    """Say which of :func:`plugins_in` are missing, and how to install them."""
     records = {record.name: record for record in registry.plugins()}
     texts = []
     for plugin, about in wanted.items():
@@ -54,7 +54,7 @@ def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield kind and name of everything named in the value of a key; keys of ``[sweep]`` have dots."""
+    """Yield kind and name of everything named in a key's value."""
     values = value if isinstance(value, list) else [value]
     last = key.rpartition(".")[2]
     for each in values:
@@ -71,7 +71,7 @@ def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _kind_named_by(key: str) -> str:
-    """Return the kind of the thing that a key names, ``"loss"`` for ``loss.name``; "" for other keys."""
+    """Return the kind that a key names, ``"loss"`` for ``loss.name``, or an empty string."""
     owner, dot, last = key.rpartition(".")
     if last in NAMES_ALONE:
         return last

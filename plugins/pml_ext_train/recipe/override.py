@@ -1,4 +1,4 @@
-"""Overrides: settings that go over a recipe's own, with the option that was typed for errors."""
+"""Overrides of a recipe's settings, with the option that was typed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
 
 @dataclass(frozen=True)
 class Override:
-    """A value that goes over a recipe's own.
+    """A value that replaces a recipe's own.
 
     Args:
         key: dotted, for example ``"loss.margin"``.
-        value: a table is a mapping; it goes over the recipe's table, key by key.
-        option: what was typed, such as ``"--set loss.margin=0.1"``, which errors quote; "" if nothing was.
+        value: a mapping is merged over the recipe's table.
+        option: what was typed, for errors; may be empty.
     """
 
     key: str
@@ -56,7 +56,7 @@ Overrides: TypeAlias = Mapping[str, Any] | Iterable[Override]
 
 
 def parse_override(text: str, option: str = "--set") -> Override:
-    """Return the override of ``KEY=VALUE``; the value is TOML, or else taken as text."""
+    """Return the override ``KEY=VALUE``; the value is TOML, or else text."""
     key, separator, value = text.partition("=")
     key = key.strip()
     if not separator or not key:
@@ -84,7 +84,7 @@ def tables_of(given: Overrides) -> dict[str, Any]:
 
 
 def dropped_by(overrides: Iterable[Override], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a line for each override that was typed and, by another name, drops settings of the recipe."""
+    """Return a line for each typed override that drops settings by another name."""
     left = flat(after)
     lost = []
     for key in flat(before):
@@ -101,9 +101,9 @@ def dropped_by(overrides: Iterable[Override], before: Mapping[str, Any], after: 
 
 
 def culprit(error: PmlExtError, overrides: Iterable[Override], load: Callable[[list[Override]], Any]) -> str:
-    """Return the override that an error comes from, as it was typed; "" if the recipe itself is wrong.
+    """Return the typed override that causes an error; empty if the recipe itself is wrong.
 
-    It sets the key of the error, or is the first with which ``load`` raises an error of this key.
+    It sets the error's key, or is the first with which ``load`` raises the error.
     """
     by_key = {each.key: each for each in overrides}  # of several for a key, the last holds
     given = [*by_key.values()]

@@ -16,7 +16,7 @@ _VariantsByTable = dict[str, dict[str, dict[str, Tables]]]  # by table ("cbml/7"
 
 
 def tables_of_papers() -> list[dict[str, Any]]:
-    """Return every table and figure of every paper, with the recipes of its rows by scale, or why there are none."""
+    """Return all papers' tables with recipes by scale, or why there are none."""
     variants = _variants_by_paper_table()
     entries: list[dict[str, Any]] = []
     for name, paper in papers().items():
@@ -25,7 +25,6 @@ def tables_of_papers() -> list[dict[str, Any]]:
 
 
 def _variants_by_paper_table() -> _VariantsByTable:
-    """Return the tables of all variants of registered recipes by the table of a paper that they name."""
     by_table: _VariantsByTable = {}
     for recipe in registry.recipes():
         with contextlib.suppress(ConfigError, UnknownNameError):  # reported when the recipe is loaded
@@ -64,7 +63,7 @@ def _paper_table_entry(paper_name: str, paper: Printed, number: str, variants: _
 
 
 def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
-    """Return each row of a table with the variants that are trained for it, or why there are none."""
+    """Return a table's rows with their variants, or why there are none."""
     trained: dict[str, list[str]] = {row: [] for row in table.row_names()}
     for variants in recipes.values():
         for variant, tables in variants.items():
@@ -80,7 +79,7 @@ def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[di
 
 
 def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, list[str]]:
-    """Return the names of recipes on the paper's data (``full``) and on other data (``small``)."""
+    """Return the recipes on the paper's data (``full``) and on other data (``small``)."""
     by_scale: dict[str, list[str]] = {"full": [], "small": []}
     for recipe, variants in recipes.items():
         first = next(iter(variants.values()))

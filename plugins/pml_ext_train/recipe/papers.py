@@ -1,4 +1,4 @@
-"""Papers: their tables as printed, one TOML file per paper, and the values that a recipe quotes."""
+"""Papers' tables as printed, and the values that a recipe quotes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PrintedTable(Table):
         return [", ".join(map(str, row[: len(self.heads)])) for row in self.rows]
 
     def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
-        """Return the names of the rows of ``[paper] row``: a name, several, or texts of heads; else ValueError."""
+        """Return the row names of ``[paper] row``; ValueError for an unknown one."""
         if isinstance(row, dict):
             return self._rows_with_heads(row)
         wanted = [row] if isinstance(row, str) else row
@@ -70,7 +70,6 @@ class PrintedTable(Table):
         return list(wanted)
 
     def _rows_with_heads(self, texts: dict[str, str]) -> list[str]:
-        """Return the names of the rows that have all of these texts in their heads; none for no text."""
         for head in texts:
             if head not in self.heads:
                 raise ValueError(unknown("head of rows", head, self.heads))
@@ -87,7 +86,7 @@ class PrintedTable(Table):
         return fitting
 
     def values(self, row: str) -> list[tuple[str, str, Cell]]:
-        """Return the values of a row, each after its heading and its column."""
+        """Return a row's values, each with heading and column."""
         number = self.row_names().index(row)
         cells = iter(self.rows[number][len(self.heads) :])
         values: list[tuple[str, str, Cell]] = []
@@ -96,7 +95,7 @@ class PrintedTable(Table):
         return values
 
     def reason(self, row: str = "") -> str:
-        """Return why a row, or the whole table, has no recipe; "" where the file gives no reason."""
+        """Return why a row, or the table, has no recipe, if the file says so."""
         if isinstance(self.without, str):
             return self.without
         if row:
@@ -106,7 +105,7 @@ class PrintedTable(Table):
         return ""
 
     def text(self, cell: Cell) -> str:
-        """Format a cell as printed: 94.8 as 94.80 in a table whose numbers have two decimals."""
+        """Format a cell as printed, with the table's number of decimals."""
         if not isinstance(cell, float):
             return str(cell)
         numbers = [str(each) for each in itertools.chain.from_iterable(self.rows) if isinstance(each, float)]
@@ -114,7 +113,7 @@ class PrintedTable(Table):
         return f"{cell:.{decimals}f}"
 
     def metric(self, row: str, column: str) -> str:
-        """Return a run's name of a column's metric; "" where a run has none."""
+        """Return the run's metric of a column, or an empty string."""
         name = self.metrics.get(column) or _usual_metric(column)
         if not name:
             return ""
@@ -153,7 +152,7 @@ class Quoted(NamedTuple):
 
 
 def papers() -> dict[str, Printed]:
-    """Return the papers of the hook ``pml_ext_papers`` by name, warning of unreadable files."""
+    """Return the papers of plugins by name; warn about unreadable files."""
     read = {}
     for name, file in registry.values("paper").items():
         try:
@@ -164,7 +163,7 @@ def papers() -> dict[str, Printed]:
 
 
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
-    """Return a table, ``"cbml/7"``, and its paper; None if no paper has the name, for example ``"Table 7"``."""
+    """Return paper and table of ``"cbml/7"``; None for the name of no paper."""
     paper, _, number = name.partition("/")
     files = registry.values("paper")
     if paper not in files or not number:
@@ -176,7 +175,7 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
 
 
 def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
-    """Return the values that a recipe with this ``[paper]`` and data set quotes; none without a table or a row."""
+    """Return the values quoted by ``[paper]`` for a data set."""
     if paper is None:
         return []
     with located("paper.table"):
@@ -211,7 +210,7 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
 
 
 def _quoted_headings(paper: PaperTable, read: Printed, table: PrintedTable, data: str) -> list[str]:
-    """Return the headings of the columns to quote: the one that is named, those of the data set, or else all."""
+    """Return the headings to quote: the named one, the data set's, or all."""
     if paper.column:
         if paper.column not in table.columns:
             raise ConfigError(f"{unknown(f'column of {paper.table}', paper.column, table.columns)}", key="paper.column")
@@ -232,7 +231,7 @@ def names_of_tables() -> list[str]:
 
 
 def is_full(name: str, data: str) -> bool:
-    """Return whether a data set is one of the paper's whose table has this name."""
+    """Return whether the paper of a table used a data set."""
     found = printed(name)
     if found is None:
         return False
@@ -241,7 +240,7 @@ def is_full(name: str, data: str) -> bool:
 
 
 def paper_values(paper: Mapping[str, Any], data: str) -> tuple[list[Quoted], bool]:
-    """Return the values that a run's ``[paper]`` and data set quote, and whether that is the paper's own data."""
+    """Return the quoted values, and whether the data are the paper's own."""
     table = PaperTable.model_validate(paper)
     return quoted(table, data), is_full(table.table, data)
 

@@ -8,16 +8,16 @@ from .schema import Recipe, cut_of
 
 
 def trains_pretrained_trunk(recipe: Recipe) -> bool:
-    """Return whether a run trains a pretrained trunk and an embedder, so that it tests the features between them."""
+    """Return whether a run trains a pretrained trunk and an embedder."""
     model = recipe.model
     trains = model.freeze != "trunk" and model.embedder != "none"
     return trains and networks.is_pretrained(model.trunk.settings)
 
 
 def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
-    """Return the phase and the last epoch of the stages after which the whole trunk trains; None without such stages.
+    """Return phase and last epoch of the stages before the whole trunk trains, or None.
 
-    The phase is ``"head"`` where the trunk is frozen until then, or ``"blocks"`` where its last blocks are trained.
+    The phase is ``"head"`` for a frozen trunk, ``"blocks"`` if its last blocks train.
     """
     if not trains_pretrained_trunk(recipe) or recipe.model.freeze != "none":
         return None
@@ -36,12 +36,11 @@ def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
 
 
 def _in_closed_form(recipe: Recipe) -> list[str]:
-    """Return the phases of features that are whitened without training."""
     return ["pca", "within_class"] if recipe.data.labels == "given" else ["pca"]
 
 
 def reported_phases(recipe: Recipe) -> list[str]:
-    """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
+    """Return the phases that a recipe's run reports: ``"after"``, ``"raw"`` ..."""
     from pml_ext.evaluation import learned_metric
 
     table = recipe.evaluation

@@ -38,7 +38,7 @@ class Variants(NamedTuple):
 
 
 def read_tables(name: str) -> Tables:
-    """Return the tables of a registered recipe or a ``.toml`` file, merged with what it extends, not validated."""
+    """Return a recipe's tables merged over what it extends, not validated."""
     return read_recipe(name).tables
 
 
@@ -99,7 +99,6 @@ def _parsed(file: Traversable) -> Tables:
 
 
 def _extend_choices(choices: Tables, origins: Any, file: Traversable, children: tuple[str, ...]) -> None:
-    """Merge choices of ``[sweep]`` in place over what they extend, each something of its own."""
     for label, choice in choices.items():
         if isinstance(choice, dict) and "extends" in choice:
             # The file's origins of its own settings go before those of what the choice extends.
@@ -144,7 +143,6 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
 
 
 def _tables_of_parent(name: str, children: tuple[str, ...]) -> Tables:
-    """Return what a recipe inherits from another one, or from one of its variants."""
     is_variant = without_variant(name) != name
     tables = variant_tables(name)[name] if is_variant else read_recipe(name, children).tables
     tables.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them

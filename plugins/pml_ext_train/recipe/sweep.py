@@ -1,4 +1,4 @@
-"""The variants of ``[sweep]``: each combination of its choices, under the overrides."""
+"""The variants of ``[sweep]``, with overrides."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ Tables = dict[str, Any]
 
 
 class _Choice(NamedTuple):
-    """One value of a key of ``[sweep]``, or one of its named tables."""
-
     label: str  # its part of the variant's name
     key: str  # dotted; "" if the value is tables
     value: Any
     inherited: frozenset[str] = frozenset()  # dotted keys of the tables that they extend, and do not set themselves
 
     def fixed_keys(self) -> set[str]:
-        """Return the dotted keys that this choice itself sets, except those for which it gives a range."""
+        """Return the keys that this choice sets, without those that get a range."""
         keys = flat(nested(self.key, self.value)).keys() - self.inherited
         return {key for key in keys if not any(inside(each, [f"tune.{key}"]) for each in keys)}
 
@@ -40,11 +38,7 @@ class Expanded(NamedTuple):
 
 
 def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: str) -> Expanded:
-    """Return the tables of all variants of a recipe.
-
-    ``name`` may have a variant behind its ``@``; ``tables`` have ``[sweep]``, and overrides go over the settings of a
-    variant. ``source`` is the recipe's file, for errors.
-    """
+    """Return the tables of all variants, overridden; ``source`` is for errors."""
     overrides = list(overrides)
     base = without_variant(name)
     sweep = tables.get("sweep", {})
@@ -99,10 +93,9 @@ def without_variant(name: str) -> str:
 
 
 def _is_fixed(key: str, values: Any, tables: Tables, settings: Sequence[tuple[str, Any]], all_variants: bool) -> bool:
-    """Return whether overrides fix a key that the sweep varies, so that its list goes.
+    """Return whether overrides fix a swept key: by naming it, or replacing its table.
 
-    They name the key itself, or begin its table anew. One variant alone, which the user names, keeps its value as long
-    as nothing overrides the key itself.
+    A single named variant keeps its value unless the key itself is overridden.
     """
     if not isinstance(values, list):
         return False
@@ -120,7 +113,7 @@ def _is_fixed(key: str, values: Any, tables: Tables, settings: Sequence[tuple[st
 
 
 def _check_still_differ(swept: Mapping[str, Tables], overridden_variants: Mapping[str, Tables]) -> None:
-    """Raise ConfigError if overrides make two variants of a sweep equal, which would train one thing twice."""
+    """Raise ConfigError if overrides make two variants equal."""
     first_of: dict[str, str] = {}
     for name, tables in overridden_variants.items():
         other = first_of.setdefault(_settings_as_text(tables), name)
@@ -132,13 +125,11 @@ def _check_still_differ(swept: Mapping[str, Tables], overridden_variants: Mappin
 
 
 def _settings_as_text(tables: Tables) -> str:
-    """Return a text that is equal for tables that train the same."""
     settings = {key: value for key, value in tables.items() if key not in NO_SETTINGS}
     return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _without_ranges(tables: Tables, keys: Collection[str]) -> Tables:
-    """Return tables whose ``[tune]`` has no ranges of the keys."""
     ranges = tables.get("tune")
     if not isinstance(ranges, dict):
         return tables
@@ -146,7 +137,7 @@ def _without_ranges(tables: Tables, keys: Collection[str]) -> Tables:
 
 
 def _with_row_of_variant(tables: Tables, label: str) -> Tables:
-    """Return tables whose ``[paper]`` has the row of a variant, which ``[paper.variants]`` says by label."""
+    """Set ``[paper] row`` from ``[paper.variants]``."""
     paper = tables.get("paper")
     if not isinstance(paper, dict) or not isinstance(paper.get("variants"), dict):
         return tables
@@ -158,7 +149,7 @@ def _with_row_of_variant(tables: Tables, label: str) -> Tables:
 
 
 def _combinations(sweep: Any, source: str) -> dict[str, tuple[_Choice, ...]]:
-    """Return the choices of each variant by its label, ``"sqrt,36"``."""
+    """Return each variant's choices by label, ``"sqrt,36"``."""
     if not isinstance(sweep, dict):
         raise _wrong_sweep("", sweep, source)
     choices = [_choices(key, values, source) for key, values in sweep.items()]
@@ -179,7 +170,6 @@ def _combinations(sweep: Any, source: str) -> dict[str, tuple[_Choice, ...]]:
 
 
 def _choices(key: str, values: Any, source: str) -> list[_Choice]:
-    """Return the choices of one key of ``[sweep]``: a list of values, or tables by label."""
     choices = []
     if key and isinstance(values, list):
         for value in values:

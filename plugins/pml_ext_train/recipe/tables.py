@@ -1,4 +1,4 @@
-"""Tables of recipes: merged, flattened to dotted keys, and the origins of their settings."""
+"""Tables of recipes: merging, dotted keys, and origins."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ NO_EFFECT = "without effect here"  # origin of settings that others make useless
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
+    """Merge tables key by key; a table with another ``name`` replaces the old one.
 
-    ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has. It keeps
-    all if only the place of a folder or a table differs, as in ``folder:a`` and ``folder:b``, and from a folder of
-    images to a table how images are cut.
-    In ``[tune]``, the entry of a group replaces the entries of its keys. A child recipe overrides the origin of the
-    settings that it sets; inherited settings keep theirs. Ranges of ``[tune]`` in a replaced table are dropped.
+    ``[data]`` keeps the settings in :data:`KEPT_FOR_ANY_DATA`, and for another place of the same kind all settings.
+    A group in ``[tune]`` replaces the ranges of its keys; ranges of replaced tables are dropped. Settings that a
+    child sets lose inherited origins.
     """
     result, _ = _merged(base, over)
     return result
@@ -33,8 +31,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return tables with other values of dotted keys.
 
-    Names of components and data sets go first, whatever the order, since another name begins its table anew: a loss's
-    before its miner's. All other values, those in tables as well, follow in their order, so that the last one holds.
+    Names go first, outermost first, because a new name replaces its table. Other values follow in order; the last
+    wins.
     """
     settings = list(settings)
     result = dict(tables)
@@ -52,7 +50,6 @@ def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -
 
 
 def _names_inside(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and the values of all names in the value of a key."""
     if isinstance(value, Mapping):
         if key in ABOUT_KEYS:
             return
@@ -63,7 +60,7 @@ def _names_inside(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _depth_of_name(setting: tuple[str, Any]) -> int:
-    """Return how deep the thing lies that a setting names: ``loss.name`` and ``loss`` at 0, ``loss.miner`` at 1."""
+    """Return the depth of a named thing: 0 for ``loss.name`` and ``loss``, 1 for ``loss.miner``."""
     key, _ = setting
     return key.removesuffix(".name").count(".")
 
@@ -74,7 +71,7 @@ def _is_name(key: str) -> bool:
 
 
 def _without_names(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the table of a key without names, and without settings that go with another name than ``tables`` have."""
+    """Return a table without names, and without settings of other names."""
     if key in ABOUT_KEYS:
         return table
     if "name" in table and table["name"] != name_or_value(key, tables):
@@ -100,7 +97,7 @@ def name_or_value(key: str, tables: Mapping[str, Any]) -> Any:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the merged tables, and the dotted keys of tables that were replaced, at any depth."""
+    """Return the merged tables, and the dotted keys of replaced tables."""
     result = dict(base)
     replaced: list[str] = []
     for key, value in over.items():
@@ -130,7 +127,6 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _kept_for_other_data(old: Mapping[str, Any], name: Any) -> dict[str, Any]:
-    """Return the settings of ``[data]`` that a data set of another name keeps."""
     old_kind, has_place, _ = str(old.get("name")).partition(":")
     kind, _, _ = str(name).partition(":")
     if has_place and kind == old_kind and kind in OWN_IMAGES:
@@ -142,7 +138,7 @@ def _kept_for_other_data(old: Mapping[str, Any], name: Any) -> dict[str, Any]:
 
 
 def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``[origin]``: the old entries, without those of keys that the new tables set, and the new ones."""
+    """Return ``[origin]`` with new entries, without old ones of keys that were set."""
     tables = {name: table for name, table in over.items() if name != "origin"}
     given = flat(tables)
     kept = {}
@@ -154,13 +150,12 @@ def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mappin
 
 
 def _without(old: Mapping[str, Any], groups: Iterable[str]) -> dict[str, Any]:
-    """Return the entries whose keys are in none of the groups."""
     groups = list(groups)
     return {key: entry for key, entry in old.items() if not inside(key, groups)}
 
 
 def _drop_ranges(result: dict[str, Any], over: Mapping[str, Any], replaced: Sequence[str]) -> None:
-    """Drop ranges of ``[tune]`` in tables that were replaced, unless the new tables give them."""
+    """Drop the ``[tune]`` ranges of replaced tables, unless given anew."""
     ranges = result.get("tune")
     if not isinstance(ranges, dict):
         return
@@ -174,7 +169,7 @@ def inside(key: str, groups: Iterable[str]) -> bool:
 
 
 def origin_of(key: str, origins: Mapping[str, str]) -> str:
-    """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" if neither exists."""
+    """Return a key's entry in ``[origin]``, or its nearest group's, or an empty string."""
     around = [group for group in origins if inside(key, [group])]
     if not around:
         return ""
@@ -183,11 +178,7 @@ def origin_of(key: str, origins: Mapping[str, str]) -> str:
 
 
 def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
-    """Return the origin of each setting of a recipe by :func:`origin_of`.
-
-    A setting without effect in this recipe does not take the origin of its group: for example ``schedule.gamma``
-    where the learning rate is constant.
-    """
+    """Return each setting's origin; settings without effect do not inherit a group's."""
     unused = []
     if settings["schedule.name"] != "multi-step":
         unused += ["schedule.milestones", "schedule.gamma"]
