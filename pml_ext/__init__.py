@@ -1,6 +1,7 @@
-"""A plugin layer on pytorch-metric-learning (PML): ``from pml_ext import CBMLLoss`` gives every registered class.
+"""A plugin layer on pytorch-metric-learning (PML): ``from pml_ext import CBMLLoss``.
 
-The first name that needs torch and PML imports them. Type checkers read ``__init__.pyi``; a test compares both.
+Every registered class can be imported from here. Torch and PML are imported with the first name that needs them. Type
+checkers read ``__init__.pyi``; a test compares both.
 """
 
 from __future__ import annotations
@@ -92,19 +93,19 @@ def __getattr__(name: str) -> Any:
 
 
 def _allowed() -> set[str]:
-    """Return the names of shipped plugins that are not blocked."""
+    """Names of shipped plugins that are not blocked."""
     from . import registry
 
     return {name for name, module in _OF_PLUGINS.items() if registry.is_allowed(_entry_point_of(module))}
 
 
 def _entry_point_of(module: str) -> str:
-    """Return ``"cbml"`` for ``"pml_ext_cbml.losses"``; training registers under the layer's name, ``"pml"``."""
+    """``"cbml"`` for ``"pml_ext_cbml.losses"``; training registers under the layer's name, ``"pml"``."""
     return module.partition(".")[0].removeprefix("pml_ext_").replace("train", "pml")
 
 
 def _is_importable(name: str) -> bool:
-    """Return whether a name can be imported; ``pml-ext plugins`` says why not."""
+    """Whether a name can be imported; ``pml-ext plugins`` shows why not."""
     from .errors import PmlExtError
 
     try:

@@ -1,11 +1,11 @@
-"""The command line ``pml-ext``, also ``python -m pml_ext``: it is in the plugin ``pml_ext_train``."""
+"""The command ``pml-ext``, also ``python -m pml_ext``; its code is in ``pml_ext_train``."""
 
 import importlib
 import sys
 
 
 def main() -> None:
-    """Run the command line, or say what to install."""
+    """Run the command line, or print what to install."""
     try:
         commands = importlib.import_module("pml_ext_train.cli")
     except ModuleNotFoundError as error:

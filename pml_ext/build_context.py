@@ -1,4 +1,4 @@
-"""What fills the settings that somebody leaves out, when a component is built: sizes, classes, labels."""
+"""Values for settings that are left out when a component is built: sizes, classes, labels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .settings import settings_of
 
 
 class BuildContext(TypedDict, total=False):
-    """Context values that fill omitted settings of a component, by the name of the setting.
+    """Values that fill omitted settings of a component, by the name of the setting.
 
-    A component may rely on these names and no others. Recipes provide all of them; ``pml-ext bench`` and the
-    conformance kit provide some. ``embedding_size`` and ``num_classes`` fill only settings without a default.
+    Recipes provide all of them; ``pml-ext bench`` and the conformance kit provide some. ``embedding_size`` and
+    ``num_classes`` fill only settings without a default.
     """
 
     embedding_size: int  # D
@@ -29,7 +29,7 @@ class BuildContext(TypedDict, total=False):
 
 
 def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
-    """Raise ConfigError for a setting that ``owner`` does not accept, with the nearest accepted ones."""
+    """Raise ConfigError for a setting that ``owner`` does not accept, with the nearest names."""
     accepted = list(accepted)
     for name in given:
         if name not in accepted:
@@ -39,10 +39,10 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
 def fill_settings(
     target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
+    """Values for settings of ``target`` that are not ``given``, and names of required ones still missing.
 
-    Values come from a :class:`BuildContext` (ConfigError for another key in it). A required setting whose annotation is
-    a component's class (``distance: My``) gets an instance, filled in the same way.
+    Values come from a :class:`BuildContext`; another key in it raises ConfigError. A required setting annotated with a
+    component's class (``distance: My``) gets an instance, filled in the same way.
     """
     check_settings("a BuildContext", BuildContext.__annotations__, context)
     values: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def fill_settings(
 
 
 def _instance_of(annotation: Any, context: Mapping[str, Any]) -> Any:
-    """Return an instance of a component's class if the context has all required settings; else None."""
+    """An instance of a component's class, or None if the context lacks required settings."""
     from . import pml
 
     bases = tuple(itertools.chain.from_iterable(pml.BASES.values()))

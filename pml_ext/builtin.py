@@ -1,4 +1,4 @@
-"""What the layer itself registers: its wrappers, miners and samplers, and PML's own classes."""
+"""Components of the layer itself: its wrappers, miners and samplers, and PML's classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .registry.components import KINDS, PML, Component, Paper, kebab
 
 
 def pml_components() -> list[Component]:
-    """Return PML's losses, miners, regularizers, distances, samplers and reducers, named ``pml/multi-similarity``."""
+    """PML's losses, miners, regularizers, distances, samplers and reducers: ``pml/multi-similarity``."""
     paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
     found = []
     for kind in KINDS:
@@ -30,7 +30,7 @@ def pml_components() -> list[Component]:
 
 
 def _classes_of_pml(package: str) -> dict[str, str]:
-    """Return the classes that a package of PML exports, with their modules: read, since an import imports torch."""
+    """Classes that a package of PML exports, with their modules; parsed, because importing needs torch."""
     modules = {}
     source = resources.files("pytorch_metric_learning") / package / "__init__.py"
     for node in ast.parse(source.read_text("utf-8")).body:
@@ -41,7 +41,7 @@ def _classes_of_pml(package: str) -> dict[str, str]:
 
 
 def components() -> list[Component]:
-    """Return the layer's wrappers, miner and samplers, and tiled versions of PML's losses."""
+    """The layer's wrappers, miner and samplers, and the tiled versions of PML's losses."""
     return [
         Component(
             "pml_ext.losses:RegularizedLoss",

@@ -24,7 +24,7 @@ class NormalizedRows(BaseDistance):  # type: ignore[misc]
     """Mixin for PML's distances: L2 normalization that keeps a zero row zero, with gradient zero."""
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """Return L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
+        """L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
         if self.p != 2 or dim != 1 or kwargs:
             return super().normalize(embeddings, dim=dim, **kwargs)  # type: ignore[no-any-return]
         return normalize(embeddings)
@@ -40,7 +40,7 @@ class _Gram(BaseDistance):  # type: ignore[misc]
 
 
 class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ignore[misc]
-    """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
+    """PML's cosine similarity, with one matrix product in the backward pass of a batch, not two.
 
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
     """
@@ -50,14 +50,14 @@ class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ig
 
 
 class GramDotProductSimilarity(_Gram, DotProductSimilarity):  # type: ignore[misc]
-    """PML's dot product of raw embeddings, with the cheaper backward of :class:`GramCosineSimilarity`."""
+    """PML's dot product of raw embeddings, with the backward pass of :class:`GramCosineSimilarity`."""
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
         super().__init__(normalize_embeddings=False, **kwargs)
 
 
 class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
-    """PML's Euclidean distance of normalized embeddings, from one matrix product, accurate for near points too.
+    """PML's Euclidean distance of normalized embeddings, accurate for near points too.
 
     Equal embeddings have distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two
     with references).
@@ -72,20 +72,20 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Return ``[B, R]`` distances of normalized rows, in float32 or float64."""
+        """Distances ``[B, R]`` of normalized rows, in float32 or float64."""
         with autocast_off(query_emb.device):
             x, y = pair_to_full_precision(query_emb, ref_emb)
             return euclidean_distances(x, None if y is x else y)
 
 
 def require_similarity(owner: object, distance: BaseDistance) -> None:
-    """Raise TypeError if it is not a PML distance, and ValueError if smaller values mean nearer."""
+    """TypeError if it is not a PML distance, ValueError if smaller values mean nearer."""
     wanted = "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)"
     _require(owner, distance, is_inverted=True, wanted=wanted)
 
 
 def require_distance(owner: object, distance: BaseDistance) -> None:
-    """Raise TypeError if it is not a PML distance, and ValueError if larger values mean nearer."""
+    """TypeError if it is not a PML distance, ValueError if larger values mean nearer."""
     wanted = "a distance, where smaller means nearer (LpDistance)"
     _require(owner, distance, is_inverted=False, wanted=wanted)
 
@@ -99,10 +99,7 @@ def _require(owner: object, distance: BaseDistance, is_inverted: bool, wanted: s
 
 
 def normalized_sides(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor]:
-    """Return embeddings and references as a distance takes them: normalized, if it normalizes.
-
-    Both are one object if ``ref_emb`` is ``embeddings`` itself.
-    """
+    """Embeddings and references, normalized if the distance normalizes; one object stays one."""
     points = distance.maybe_normalize(embeddings)
     if ref_emb is embeddings:
         return points, points
@@ -110,15 +107,15 @@ def normalized_sides(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:
-    """Return the matrix of a PML distance, ``[B, R]``, and whether ``ref_emb`` is not ``embeddings`` itself."""
+    """The matrix of a PML distance, ``[B, R]``, and whether there are references."""
     has_references = ref_emb is not embeddings
     return distance(embeddings, ref_emb if has_references else None), has_references
 
 
 def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
-    """Return the distance matrix of rows that ``maybe_normalize`` has processed.
+    """The distance matrix of rows that ``maybe_normalize`` has processed.
 
-    A distance whose class has a ``forward`` of its own is called as a module, which normalizes unit rows again.
+    A distance with its own ``forward`` is called as a module, which normalizes unit rows again.
     """
     if type(distance).forward is not BaseDistance.forward:
         return distance(points, None if columns is points else columns)
@@ -131,9 +128,9 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
 def whole_matrix(
     distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor, points: Tensor, columns: Tensor
 ) -> Tensor:
-    """Return the matrix of :func:`matrix_of`, ``[B, R]``, for rows that ``maybe_normalize`` has processed already.
+    """The matrix of :func:`matrix_of`, ``[B, R]``, reusing rows that are already normalized.
 
-    A distance that records statistics, or whose class has a ``forward`` of its own, is called as a module.
+    A distance that records statistics, or has its own ``forward``, is called as a module.
     """
     if distance.collect_stats or type(distance).forward is not BaseDistance.forward:
         return distance(embeddings, None if ref_emb is embeddings else ref_emb)
@@ -141,7 +138,7 @@ def whole_matrix(
 
 
 class TiledDistance:
-    """A distance matrix in tiles of anchors; all tiles share one dropout mask, as the whole matrix would."""
+    """A distance matrix in tiles of anchors; all tiles share one dropout mask, like the whole matrix."""
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
         self._distance = distance
@@ -154,7 +151,7 @@ class TiledDistance:
             self._states = generator_states(points.device)
 
     def of(self, points: Tensor, columns: Tensor) -> Tensor:
-        """Return the rows of the matrix for some anchors."""
+        """Rows of the matrix for some anchors."""
         if self._states is None:
             return compare(self._distance, points, columns)
         # A distance that drops out nothing without gradients would give values of another function than its gradients.

@@ -1,4 +1,4 @@
-"""The exceptions of ``pml_ext``, with exit codes of the command line; wrong arguments raise ValueError or TypeError."""
+"""Exceptions with exit codes of the command line; wrong arguments raise ValueError or TypeError."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class PmlExtError(Exception):
     """Base of all errors of ``pml_ext``; the command line prints it as one line.
 
     Args:
-        text: the problem and what to do.
-        key: the setting of a recipe that is wrong, ``"loss.margin"``.
-        source: the file that it is in.
-        option: what was typed, ``"--set loss.margin=-1"``; it is named in place of the file.
+        text: the problem and the remedy.
+        key: the wrong setting of a recipe, ``"loss.margin"``.
+        source: the file that contains it.
+        option: what was typed, ``"--set loss.margin=-1"``; replaces the file in the message.
     """
 
     exit_code = 1
@@ -35,13 +35,13 @@ class PmlExtError(Exception):
         return shortened(text) if self.key else text  # values of settings may be long
 
     def inside(self, key: str) -> Self:
-        """Put the key of the table around a setting in front of the setting's own; return the error."""
+        """Put the key of the enclosing table before the setting's own; return the error."""
         self.key = f"{key}.{self.key}".strip(".")
         return self
 
 
 class PluginError(PmlExtError):
-    """A plugin that could not be used: broken, blocked, or in conflict with another plugin."""
+    """A plugin that is broken, blocked, or in conflict with another."""
 
     exit_code = 2
 
@@ -59,13 +59,13 @@ class ConfigError(PmlExtError, ValueError):
 
 
 class DataError(PmlExtError):
-    """Missing or unreadable data; the text has the path."""
+    """Missing or unreadable data; the text contains the path."""
 
     exit_code = 2
 
 
 class TooManyPixelsError(DataError):
-    """An image of more pixels than are read; the text has its name and the setting that reads it."""
+    """An image above the limit of pixels; the text names it and the setting that raises the limit."""
 
 
 class MissingExtraError(PmlExtError, ImportError):
@@ -75,11 +75,11 @@ class MissingExtraError(PmlExtError, ImportError):
 
 
 class UnwritableError(PmlExtError, OSError):
-    """A file that could not be written (full disk, deleted folder); the text has the path."""
+    """A file that could not be written (full disk, deleted folder); the text contains the path."""
 
 
 class StoppedError(BaseException):
-    """A run ended by a signal; not an ``Exception``, like KeyboardInterrupt, so ``except Exception`` misses it."""
+    """A run ended by a signal; like KeyboardInterrupt, ``except Exception`` does not catch it."""
 
     def __init__(self, signal: int, text: str) -> None:
         super().__init__(text)
@@ -88,15 +88,15 @@ class StoppedError(BaseException):
 
 
 class TrainingError(PmlExtError):
-    """Training that had to stop (for example, the loss became NaN); the run's files are kept."""
+    """Training that had to stop, for example because the loss became NaN; the run's files are kept."""
 
 
 class NothingToLearnError(TrainingError):
-    """No pair or triplet of the batches has added to the loss, as when the classes are apart before any training.
+    """No pair or triplet has contributed to the loss, for example because the classes are already apart.
 
     Args:
-        text: what was found, and what to do.
-        folder: of the run.
+        text: the problem and the remedy.
+        folder: the run's folder.
     """
 
     def __init__(self, *text: str, folder: Path = Path()) -> None:
@@ -109,11 +109,11 @@ class PluginWarning(UserWarning):
 
 
 class RecipeWarning(UserWarning):
-    """Settings of a recipe that an option drops; the text has both."""
+    """Settings of a recipe that an option drops; the text names both."""
 
 
 class TrainingWarning(UserWarning):
-    """A warning by a loss or regularizer during training; a run shows it and stores it with its metrics."""
+    """A warning during training, which a run shows and stores with its metrics."""
 
 
 _REMEDIES = {  # by the number of an error of the operating system
@@ -126,12 +126,12 @@ _REMEDIES = {  # by the number of an error of the operating system
 
 
 def remedy_of(error: OSError) -> str:
-    """Return a sentence on what to do about a file that cannot be written, or an empty string."""
+    """What to do about a file that cannot be written, or an empty string."""
     return _REMEDIES.get(error.errno or 0, "")
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """Return the first ``most`` names, separated by commas, with an ellipsis if there are more."""
+    """The first ``most`` names, separated by commas, with an ellipsis if there are more."""
     shown = list(names[:most])
     if len(names) > most:
         shown.append("...")
@@ -139,14 +139,14 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, ``"1 image"`` or ``"2 images"``."""
+    """A number with its noun: ``"1 image"``, ``"2 images"``."""
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}s"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return an error text for an unknown name, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
+    """Error text for an unknown name, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
     known = list(dict.fromkeys(known))
     name = shortened(name, 100)
     lowered = {other.lower(): other for other in reversed(known)}
@@ -167,7 +167,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Convert an import error inside the block to :class:`MissingExtraError`: ``what`` needs ``extra``."""
+    """Convert an import error to :class:`MissingExtraError`: ``what`` needs ``extra``."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -175,7 +175,7 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> MissingExtraError:
-    """Return the error of a package that is not installed: ``what`` needs ``extra``."""
+    """The error for a package that is not installed: ``what`` needs ``extra``."""
     missing = f"{what} needs the package {error.name!r}, which is not installed"
     return MissingExtraError(f'{missing}. Type: pip install "pml-ext[{extra}]"')
 
@@ -192,7 +192,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: object, most: int = 600) -> str:
-    """Return a text as one printable line of at most ``most`` characters; an ellipsis in the middle marks a gap."""
+    """One printable line of at most ``most`` characters, with an ellipsis in the middle if cut."""
     whole = str(text)
     if len(whole) > 8 * most:  # skip the middle of a megabyte
         whole = f"{whole[: 4 * most]} {whole[-4 * most :]}"
@@ -204,7 +204,7 @@ def shortened(text: object, most: int = 600) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line: its class and the first line of its text."""
+    """An error's class and the first line of its text."""
     lines = str(error).strip().splitlines()
     if lines:
         return f"{type(error).__name__}: {printable(lines[0])}"

@@ -30,18 +30,18 @@ _ENTRIES = 1 << 21  # matrix entries of gathered rows in memory at a time
 
 
 class PairMinerSettings(MinerSettings, total=False):
-    """Keyword arguments of miners that may have a relation."""
+    """Keyword arguments of miners with an optional relation."""
 
     relation: Relation | None
 
 
 class FullPrecisionMining:
-    """Mixin before PML's miner base that checks the batch and mines in float32 or float64."""
+    """Mixin before PML's miner base: checks the batch and mines in float32 or float64."""
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Return indices of pairs or triplets, in row-major order; arguments and errors are those of a loss."""
+        """Indices of pairs or triplets, in row-major order; arguments and errors as for a loss."""
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
         if labels is None or (ref_emb is not None and ref_labels is None):
@@ -55,7 +55,7 @@ class FullPrecisionMining:
 
 
 class _Call(NamedTuple):
-    """What a call tells ``mine``, which has the arguments of PML's miners alone."""
+    """Arguments of a call beyond those that PML's ``mine`` accepts."""
 
     indices_tuple: Any = None
     related: Related | None = None
@@ -63,11 +63,11 @@ class _Call(NamedTuple):
 
 
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
-    """Base of miners that choose among positive and negative pairs; subclasses define ``mine`` by :meth:`pairs_of`.
+    """Base of miners that choose among positive and negative pairs; subclasses define ``mine``.
 
-    A ``relation``, as in :class:`pml_ext.plugin.PairLoss`, defines the pairs for labels of any shape. An
-    ``indices_tuple`` in a call restricts them; labels may then be None. Other settings: PML's ``distance``,
-    ``collect_stats``.
+    ``mine`` gets the pairs from :meth:`pairs_of`. A ``relation``, as in :class:`pml_ext.plugin.PairLoss`, defines them
+    for labels of any shape. An ``indices_tuple`` restricts them; labels may then be None. Other settings: PML's
+    ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "relation"})
@@ -88,7 +88,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         indices_tuple: tuple[Tensor, ...] | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return indices of pairs or triplets in row-major order, restricted to ``indices_tuple`` if it is given."""
+        """Indices of pairs or triplets in row-major order, restricted to an ``indices_tuple`` if given."""
         indices_tuple = check_indices_tuple(indices_tuple)
         if relation is None:
             relation = self.relation
@@ -114,15 +114,15 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     @property
     def has_classes(self) -> bool:
-        """Whether the labels of the current call are classes: neither a relation's other labels nor missing."""
+        """Whether the current call's labels are classes, neither missing nor a relation's other labels."""
         return self._call.has_classes
 
     def pairs_of(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None
     ) -> PairsOfRows:
-        """Return the pairs of the current call, given the arguments of ``mine``.
+        """The pairs of the current call, given the arguments of ``mine``.
 
-        ``rows`` is the number of all rows, if slices of them will be asked for; None otherwise.
+        ``rows``: the number of all rows if slices will be requested, else None.
         """
         indices_tuple = self._call.indices_tuple
         self_column = None
@@ -144,19 +144,19 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         )
 
     def get_default_distance(self) -> BaseDistance:
-        """Return the Euclidean distance of normalized embeddings."""
+        """The Euclidean distance of normalized embeddings."""
         return EuclideanDistance()
 
     def extra_repr(self) -> str:
-        """Return the settings."""
+        """The settings."""
         return settings_repr(self)
 
 
 class TiledMiner(PairMiner):
     """Base of miners that choose an anchor's pairs or triplets from its row of the matrix alone.
 
-    Subclasses define :meth:`choose`. The miner compares ``tile_size`` anchors (None: automatic) with all columns at a
-    time. Memory is linear in the batch, apart from the result. Other settings are those of :class:`PairMiner`.
+    Subclasses define :meth:`choose`. The miner compares ``tile_size`` anchors (automatic by default) with all columns
+    at a time; apart from the result, memory is linear in the batch. Other settings as in :class:`PairMiner`.
     """
 
     capabilities = frozenset({"labels", "references", "relation"})
@@ -167,14 +167,14 @@ class TiledMiner(PairMiner):
         self.tile_size = tile_size
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """Return the indices of the triplets or pairs mined in a tile; anchors are rows of the tile.
+        """Indices of the triplets or pairs mined in a tile; anchors are rows of the tile.
 
         ``matrix`` has the miner's distances, ``[T, R]``; ``positives`` and ``negatives`` are masks of its pairs.
         """
         raise NotImplementedError
 
     def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
-        """Return the indices mined in all tiles, in the order of the tiles."""
+        """Indices mined in all tiles, in the order of the tiles."""
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
         if size is None:
             matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
@@ -192,21 +192,21 @@ class TiledMiner(PairMiner):
 
 
 class SemiHardTripletMiner(TiledMiner):
-    r"""Miner of FaceNet's semi-hard triplets: the negative is farther than the positive, by at most a margin.
+    r"""Miner of FaceNet's semi-hard triplets: the negative is farther, by at most a margin.
 
     .. math:: \{(a, p, n) : 0 < d_{an} - d_{ap} \le m\}
 
-    With ``negatives="nearest"`` each positive pair gets the nearest of its negatives that qualify, if any does. With
-    ``"all"`` these are the triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which lists all
-    triplets of the batch before it chooses. For a similarity the signs are reversed.
+    With ``negatives="nearest"``, each positive pair gets the nearest of its qualifying negatives, if any. ``"all"``
+    gives the triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which first lists all triplets of
+    the batch. For a similarity the signs are reversed.
 
     *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory for a tile and the result.
 
     Args:
         margin: m, above 0, in units of the distance; 0.2.
         negatives: ``"nearest"`` or ``"all"``.
-        tile_size: number of anchors per tile; None chooses it automatically.
-        kwargs: as in PML's miners: ``distance`` (any; Euclidean, of normalized embeddings, by default),
+        tile_size: anchors per tile; automatic by default.
+        kwargs: as in PML's miners: ``distance`` (any; by default Euclidean, of normalized embeddings),
             ``collect_stats``.
 
     Example:
@@ -233,7 +233,7 @@ class SemiHardTripletMiner(TiledMiner):
         self.add_to_recordable_attributes(name="margin", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """Return the triplets of a tile."""
+        """The triplets of a tile."""
         distances = -matrix if self.distance.is_inverted else matrix
         step = max(1, _ENTRIES // max(1, matrix.shape[1]))
         all_anchors, all_partners = torch.where(positives)

@@ -1,7 +1,7 @@
-"""Everything that a plugin may import from ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
+"""Everything that a plugin may import: hooks, base classes, pair functions, checks, run view.
 
-PML's own base classes are here too; its losses and miners are components: ``build("pml/contrastive", "loss")``. Names
-are imported on first use. Data sets, figures, stores and trackers come from the plugin ``pml_ext_train``.
+This includes PML's base classes. PML's losses and miners are components: ``build("pml/contrastive", "loss")``. Names
+are imported on first use; data sets, figures, stores and trackers come from ``pml_ext_train``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All imports from pytorch-metric-learning (PML): its base classes and everything else that is used."""
+"""All imports from pytorch-metric-learning (PML)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _IMPORTED_LATER: dict[str, tuple[str, str | None]] = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of :data:`_IMPORTED_LATER`."""
+    """One of :data:`_IMPORTED_LATER`."""
     if name not in _IMPORTED_LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     in_2, in_3 = _IMPORTED_LATER[name]
@@ -137,7 +137,7 @@ EQUALITY = torch.eq  # how PML's calculator compares labels by default
 
 
 def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return all positive and negative pairs of a batch, or of it and references; no row is its own positive."""
+    """All positive and negative pairs of a batch, or of a batch and references; no row is its own positive."""
     positives, negatives = _pairs_of(labels, ref_labels)
     anchors, near = torch.where(positives)
     other_anchors, far = torch.where(negatives)
@@ -145,7 +145,7 @@ def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> t
 
 
 def get_all_triplets_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all triplets, by anchor, positive and negative."""
+    """All triplets, by anchor, positive and negative."""
     positives, negatives = _pairs_of(labels, ref_labels)
     anchors, near = torch.where(positives)
     pair, far = torch.where(negatives[anchors])
@@ -160,7 +160,7 @@ def _pairs_of(labels: Tensor, ref_labels: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def convert_to_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the two pairs of each triplet; pairs as they are."""
+    """The two pairs of each triplet; pairs stay unchanged."""
     if len(indices_tuple) == 4:
         return indices_tuple
     anchors, positives, negatives = indices_tuple
@@ -168,7 +168,7 @@ def convert_to_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def convert_to_triplets(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the triplets of all positive and negative pairs that share an anchor; triplets as they are."""
+    """Triplets of all positive and negative pairs that share an anchor; triplets stay unchanged."""
     if len(indices_tuple) == 3:
         return indices_tuple
     anchors, positives, other_anchors, negatives = indices_tuple
@@ -207,7 +207,7 @@ _CAPABILITIES: dict[str, frozenset[str]] = {
 
 
 def capabilities_of(cls: type) -> frozenset[str]:
-    """Return the capabilities of PML's class that is the nearest base of a class, or is it itself."""
+    """Capabilities of PML's class that is the nearest base of a class, or the class itself."""
     for base in cls.__mro__:
         if base.__module__.startswith("pytorch_metric_learning."):
             return _CAPABILITIES.get(base.__name__, _USUAL)
@@ -217,10 +217,10 @@ def capabilities_of(cls: type) -> frozenset[str]:
 def converted_settings(
     cls: type, settings: Mapping[str, Any], class_labels: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return settings from a recipe in the types that PML's class takes; ValueError for values that cannot be.
+    """Settings of a recipe in the types that PML's class accepts; ValueError for impossible values.
 
-    ``weights`` of ``ClassWeightedReducer`` become a tensor with labels as indices: a list has one for each of the
-    sorted ``class_labels``, and one of another length has labels as indices already.
+    ``weights`` of ``ClassWeightedReducer`` become a tensor indexed by label. A list with one weight for each of the
+    sorted ``class_labels`` is spread over them; a list of another length is already indexed by label.
     """
     converted = dict(settings)
     weights = settings.get("weights")
@@ -239,7 +239,7 @@ def converted_settings(
 
 
 def check_class_weights(loss: nn.Module, accepted: Collection[int], classes: int) -> None:
-    """Raise ValueError unless each ClassWeightedReducer of a loss has an ``accepted`` number of weights."""
+    """ValueError unless each ClassWeightedReducer of a loss has an ``accepted`` number of weights."""
     for module in loss.modules():
         if isinstance(module, reducers.ClassWeightedReducer) and len(module.weights) not in accepted:
             raise ValueError(
@@ -249,7 +249,7 @@ def check_class_weights(loss: nn.Module, accepted: Collection[int], classes: int
 
 
 def most_of_batch(cls: type, settings: Mapping[str, Any], classes: int) -> int | None:
-    """Return how many images MPerClassSampler draws from all ``classes``; None for other samplers."""
+    """How many images MPerClassSampler draws from all ``classes``; None for other samplers."""
     from pytorch_metric_learning import samplers
 
     m = settings.get("m")
@@ -259,10 +259,10 @@ def most_of_batch(cls: type, settings: Mapping[str, Any], classes: int) -> int |
 
 
 def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, classes: int) -> None:
-    """Raise ValueError if PML's sampler cannot be used in a run, or would draw other batches than asked for.
+    """ValueError if PML's sampler cannot be used in a run, or would draw smaller batches than requested.
 
-    HierarchicalSampler wants labels of two levels. MPerClassSampler makes a batch smaller where ``classes`` or ``m``
-    do not fit ``batch_size``.
+    HierarchicalSampler needs labels of two levels. MPerClassSampler shrinks a batch that ``classes`` or ``m`` do not
+    fit.
     """
     from pytorch_metric_learning import samplers
 

@@ -11,13 +11,13 @@ from .pml import BaseReducer, MultipleReducers, per_anchor_mean, reducers
 
 
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
-    """Reducer to the sum of a loss's values divided by its ``divisor``; 0 for divisor 0; no host sync, unlike PML's.
+    """Reducer to the sum of a loss's values over its ``divisor``; 0 for divisor 0; no host sync.
 
     A loss sets the divisor if each value aggregates several elements, for example the triplets of a pair.
     """
 
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
-        """Return the values, their indices, their kind, and the divisor."""
+        """The values, their indices, their kind, and the divisor."""
         losses, indices, kind, kwargs = super().unpack_loss_info(loss_info)
         if kind != "already_reduced":
             kwargs = {"divisor": loss_info.get("divisor", 1)}
@@ -26,7 +26,7 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
-        """Return sum / divisor, or 0 times the sum if the divisor is 0: gradient 0, but NaN is propagated."""
+        """Sum / divisor; for divisor 0, 0 with gradient 0, except that NaN is propagated."""
         if len(losses):
             total = losses.sum()
         else:
@@ -41,10 +41,10 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
 
 
 class SumOfReducers(MultipleReducers):  # type: ignore[misc]
-    """PML's ``MultipleReducers``, which sums a reducer's value of each sub-loss, without a copy into one tensor."""
+    """PML's ``MultipleReducers`` without copying the values into one tensor."""
 
     def forward(self, loss_dict: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the sum of the values."""
+        """The sum of the values."""
         self.reset_stats()
         values: list[Tensor] = []
         for name, info in loss_dict.items():
@@ -68,7 +68,7 @@ _OF_SINGLE_VALUES = (
 
 
 def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
-    """Return the reducer of a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
+    """The reducer of a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
     if not isinstance(reducer, MultipleReducers):
         return reducer
     if name in reducer.reducers:
@@ -77,14 +77,14 @@ def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
 
 
 def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
-    """Return whether :func:`row_sums` and :func:`reduced_rows` support a reducer, for pairs or for triplets."""
+    """Whether :func:`row_sums` and :func:`reduced_rows` support a reducer, for pairs or for triplets."""
     if type(reducer) is reducers.PerAnchorReducer:
         return pairs and reducer.aggregation_func is per_anchor_mean and takes_row_sums(reducer.reducer, pairs)
     return type(reducer) in (SumOverDivisorReducer, *_OF_SUMS)
 
 
 def require_sums(owner: object, reducer: BaseReducer) -> None:
-    """Raise ValueError if a reducer of PML would take the sums over each pair's triplets for single values."""
+    """ValueError if a PML reducer would mistake the sums over each pair's triplets for single values."""
     stated = reducer_of(reducer, "loss")
     if isinstance(stated, _OF_SINGLE_VALUES) and not isinstance(stated, reducers.SumReducer):  # a MeanReducer in PML
         name = type(owner).__name__
@@ -96,10 +96,10 @@ def require_sums(owner: object, reducer: BaseReducer) -> None:
 
 
 def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return each row's sum of the elements that a reducer counts, and their number; for PerAnchorReducer, the mean.
+    """Each row's sum of the elements that a reducer counts, and their number; PerAnchorReducer: the mean.
 
-    ``values``, ``[T, R]``, are elements of at least 0; ``mask`` marks the valid ones. ``times``, ``[T, R]``: how often
-    each element is listed, once if None; PML's PerAnchorReducer counts each element once.
+    ``values``, ``[T, R]``, are at least 0; ``mask`` marks the valid ones. ``times``, ``[T, R]``: how often each element
+    is listed; PML's PerAnchorReducer counts each once.
     """
     kept = mask
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
@@ -119,7 +119,7 @@ def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor |
 
 
 def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
-    """Return a reducer's value from a term with :func:`row_sums` as losses and their total count as ``divisor``."""
+    """A reducer's value of a term with :func:`row_sums` as losses and their total count as ``divisor``."""
     if isinstance(reducer, reducers.PerAnchorReducer):
         reducer = reducer.reducer
     elif not isinstance(reducer, reducers.SumReducer):
@@ -129,13 +129,10 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
 
 
 def has_uniform_weights(reducer: BaseReducer, gradient_device: torch.device | None = None) -> bool:
-    """Return whether a reducer weights all values equally.
+    """Whether a reducer weights all values equally.
 
-    Args:
-        reducer: any of PML's or ours.
-        gradient_device: where the backward pass must recognize the equal weights; None if it need not. PML's
-            MeanReducer sends a full tensor of equal weights: comparing them is free on a CPU and would wait for an
-            accelerator.
+    ``gradient_device`` is where the backward pass must recognize the equal weights, if it must. PML's MeanReducer sends
+    a full tensor of them: comparing is free on a CPU and would wait for an accelerator.
     """
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
     if gradient_device is None or gradient_device.type == "cpu":
@@ -144,7 +141,7 @@ def has_uniform_weights(reducer: BaseReducer, gradient_device: torch.device | No
 
 
 def reduce_uniformly(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: Tensor | float) -> Tensor:
-    """Return the value of a reducer with uniform weights for ``losses``: ``count`` values, padded with zeros."""
+    """The value of a reducer with uniform weights for ``count`` losses, padded with zeros."""
     total: Tensor = losses.sum()
     if isinstance(reducer, reducers.SumReducer):
         return total
@@ -154,5 +151,5 @@ def reduce_uniformly(reducer: BaseReducer, losses: Tensor, count: Tensor, diviso
 
 
 def _divide_or_zero(total: Tensor, divisor: Tensor) -> Tensor:
-    """Return total / divisor; 0 for divisor 0, but NaN if the total or the divisor is NaN."""
+    """Total / divisor; 0 for divisor 0, but NaN if either is NaN."""
     return total / torch.threshold(divisor.to(total.dtype), 0, torch.inf)

@@ -1,4 +1,4 @@
-"""The base of regularizers that need labels; :class:`pml_ext.RegularizedLoss` adds one to a loss."""
+"""Base of regularizers with labels; :class:`pml_ext.RegularizedLoss` adds one to a loss."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .settings import check_keywords
 
 
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
-    """Base of regularizers that need labels. Subclasses define ``compute_loss(embeddings, labels)``.
+    """Base of regularizers with labels. Subclasses define ``compute_loss(embeddings, labels)``.
 
-    ``regularizer(embeddings, labels)`` returns the reduced value, in float32 or float64. PML's argument
+    ``regularizer(embeddings, labels)`` returns the reduced value, in float32 or float64. PML's
     ``embedding_regularizer=`` passes no labels; use :class:`RegularizedLoss`. Settings are PML's.
     """
 
@@ -40,7 +40,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         super().__init__(**kwargs)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Return PML's loss dictionary for embeddings ``[B, D]`` in float32 or float64 and labels ``[B]``."""
+        """PML's loss dictionary for embeddings ``[B, D]`` in float32 or float64 and labels ``[B]``."""
         raise NotImplementedError
 
     def over_pairs(
@@ -52,10 +52,10 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         values: int = 1,
         tile_size: int | None = None,
     ) -> Sequence[Tensor]:
-        """Return an equation's tensors ``[B]`` for the anchors of a batch, in tiles where it is large.
+        """An equation's tensors ``[B]`` for the anchors of a batch, in tiles if it is large.
 
-        ``equation`` gets a distance matrix, ``[T, B]``, and the masks of positive and negative pairs. It returns
-        tensors ``[T]``, of which the first ``values`` have a gradient.
+        ``equation`` maps a distance matrix, ``[T, B]``, and the masks of positive and negative pairs to tensors
+        ``[T]``. The first ``values`` of them have a gradient.
         """
         size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
         if size is None:
@@ -82,7 +82,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         return results
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """Return the reduced value of embeddings ``[B, D]``, of any floating point dtype, and labels ``[B]``."""
+        """The reduced value of embeddings ``[B, D]``, of any floating point dtype, and labels ``[B]``."""
         if labels is None:
             name = type(self).__name__
             raise TypeError(

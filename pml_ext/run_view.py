@@ -1,4 +1,4 @@
-"""What the components of a plugin see of a run."""
+"""A run as the components of a plugin see it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class RunView(Protocol):
-    """The part of a run that a component's ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` may use.
+    """The part of a run that a component's hooks may use.
 
-    ``splits`` have images without augmentation: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``;
-    ``"validation"`` if classes are held out; ``"train_sample"``, a sample of training images, unless all are tested.
+    The hooks are ``prepare``, ``start_epoch``, ``after_step`` and ``figures``. Names of ``splits``: ``"train"``;
+    ``"test"``, or ``"query"`` and ``"gallery"``; ``"validation"`` if classes are held out; ``"train_sample"``, unless
+    all training images are tested.
     """
 
     folder: Path  # components write their own tables to records/ in it
@@ -29,14 +30,14 @@ class RunView(Protocol):
     queries: str  # the split whose images a test searches for, "test" or "query"
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
-        """Return the raw output of the network, or of its trunk, for all images of a split: ``[N, D]``, float32."""
+        """Raw output of the network, or of its trunk, for all images of a split: ``[N, D]``, float32."""
 
     def batches(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
+        """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, with bounded memory."""
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64, on the device.
+        """The labels of a split, ``[N]``, int64, on the device.
 
-        For ``"train"``, without labels of the data: the epoch's clusters, or the images' numbers.
-        DataError where the data are listed pairs or triplets, which have no labels.
+        Without labels, ``"train"`` has the epoch's clusters or the images' numbers. Listed pairs and triplets raise
+        DataError.
         """

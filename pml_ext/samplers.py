@@ -1,4 +1,4 @@
-"""Samplers for label sets and trees, with several images of each label or class, and of listed pairs and triplets."""
+"""Samplers for label sets, trees, and listed pairs and triplets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Members = list[NDArray[np.int64]]  # the images of each group
 
 
 def members_by_class(class_of: NDArray[np.int64]) -> Members:
-    """Return the images of each class, in ascending order, from each image's class number from 0, ``[N]``."""
+    """Images of each class, ascending, from each image's class number, ``[N]``."""
     order = np.argsort(class_of, kind="stable")
     ends = np.bincount(class_of).cumsum()
     return np.split(order, ends[:-1])
@@ -27,14 +27,14 @@ def members_by_class(class_of: NDArray[np.int64]) -> Members:
 class GroupSampler(Sampler[int]):
     """Base of samplers that draw group by group until a batch is full; a pass has full batches only.
 
-    Every group is drawn once, in a random order that continues over batches, before any is drawn again. By
-    default, as many of a group's images are taken as fit; subclasses may override :meth:`draw`.
+    Every group is drawn once, in a random order that continues over batches, before any is drawn again. By default, as
+    many of a group's images are drawn as fit; subclasses may override :meth:`draw`.
 
     Args:
         members: the images of each group.
         batch_size: images in a batch.
-        length: number of images in a pass, rounded down to whole batches, at least one.
-        seed: of the draw; the sampler has a generator of its own.
+        length: images in a pass, rounded down to whole batches, at least one.
+        seed: of the sampler's own generator.
     """
 
     def __init__(self, members: Members, batch_size: int, length: int, seed: int) -> None:
@@ -53,11 +53,11 @@ class GroupSampler(Sampler[int]):
         self._waiting: list[int] = []  # groups still to be drawn, the next one last
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
-        """Return images of a group that are not in ``taken``; an empty list if there are none left."""
+        """Images of a group that are not in ``taken``; empty if none are left."""
         return self.some(self.members[group], self.batch_size, taken)
 
     def some(self, members: NDArray[np.int64], count: int, taken: set[int]) -> list[int]:
-        """Return ``count`` random ``members`` that are not in ``taken``; fewer if there are not enough."""
+        """Up to ``count`` random ``members`` that are not in ``taken``."""
         left = [image for image in members.tolist() if image not in taken]
         return [left[place] for place in self._generator.permutation(len(left))[:count]]
 
@@ -86,31 +86,31 @@ class GroupSampler(Sampler[int]):
         return self._next(used)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator and the groups still to be drawn."""
+        """The generator and the groups still to be drawn."""
         return {"generator": self._generator.bit_generator.state, "waiting": list(self._waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
+        """Restore the state of :meth:`state_dict`."""
         self._generator.bit_generator.state = state["generator"]
         self._waiting = list(state["waiting"])
 
 
 class MPerLabelSampler(GroupSampler):
-    """Sampler of batches with m images of each of several labels, for images with sets of labels.
+    """Sampler of m images of each of several labels, for images with sets of labels.
 
-    Every label is drawn once before any is drawn again, so rare labels are in as many batches as frequent ones. An
-    image with several of these labels appears once in a batch. Images without labels are never drawn.
+    Every label is drawn once before any is drawn again, so rare labels appear as often as frequent ones. An image with
+    several of these labels appears once in a batch. Images without labels are never drawn.
 
     Args:
-        labels: of every image: multi-hot ``[N, C]``, lists of integers, or integers ``[N]`` as the relation takes them.
+        labels: of every image: multi-hot ``[N, C]``, lists of integers, or integers ``[N]`` with a relation.
         batch_size: images in a batch.
-        m: number of images per drawn label; fewer if the label has fewer.
-        length_before_new_iter: images in a pass, cut to whole batches; by default N.
-        seed: of the draw; the sampler has a generator of its own.
+        m: images per drawn label; fewer if the label has fewer.
+        length_before_new_iter: images in a pass, cut to whole batches; N by default.
+        seed: of the sampler's own generator.
         relation: a :class:`pml_ext.SharedLabel` with the label sets of classes; None if ``labels`` are the sets.
 
     Raises:
-        ValueError: there are fewer images with labels than ``batch_size``.
+        ValueError: fewer images with labels than ``batch_size``.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class MPerLabelSampler(GroupSampler):
         super().__init__(members, batch_size, length_before_new_iter or len(labels), seed)
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
-        """Return m images of a label."""
+        """Up to m images of a label."""
         return self.some(self.members[group], self.m, taken)
 
 
 def _members_by_label(labels: Any, relation: SharedLabel) -> Members:
-    """Return the images of each label that any image has."""
+    """Images of each label that any image has."""
     sets = relation.tensor(labels, len(labels)).cpu()
     if relation.table is not None:
         sets = relation.table.cpu()[sets]
@@ -202,7 +202,7 @@ class TreeSampler(GroupSampler):
         super().__init__(members, batch_size, length_before_new_iter or len(self._classes), seed)
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
-        """Return m images of some classes of a parent."""
+        """Up to m images of each of some classes of a parent."""
         left = np.array(sorted(set(self.members[group].tolist()) - taken), dtype=np.int64)
         classes = np.unique(self._classes[left])
         images: list[int] = []
@@ -212,18 +212,17 @@ class TreeSampler(GroupSampler):
 
 
 class TupleSampler(Sampler[TupleBatch]):
-    """Sampler of batches of whole listed pairs or triplets, without labels; a pass has each of them at most once.
+    """Sampler of batches of whole listed pairs or triplets, each at most once in a pass.
 
-    The order is another one in each pass. Pairs and triplets that are left over after the last full batch are left out
-    of the pass.
+    Every pass has a new order. A last batch that is not full is left out.
 
     Args:
         tuples: the listed pairs or triplets.
         batch_size: pairs or triplets in a batch.
-        seed: of the orders; the sampler has a generator of its own.
+        seed: of the sampler's own generator.
 
     Raises:
-        TypeError: tuples that are no :class:`pml_ext.pairwise.ListedTuples`.
+        TypeError: ``tuples`` are not :class:`pml_ext.pairwise.ListedTuples`.
         ValueError: a batch larger than the list.
 
     Example:
@@ -254,9 +253,9 @@ class TupleSampler(Sampler[TupleBatch]):
             yield self.tuples.batch(order[start : start + self.batch_size])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state."""
+        """The generator's state."""
         return {"generator": self._generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
+        """Restore the state of :meth:`state_dict`."""
         self._generator.bit_generator.state = state["generator"]

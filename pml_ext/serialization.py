@@ -1,7 +1,7 @@
-"""Values of checkpoints in the types that ``torch.load(weights_only=True)`` reads without further permissions.
+"""Checkpoint values in types that ``torch.load(weights_only=True)`` reads.
 
-Arrays and numbers of numpy, ranges and frozen sets are written as dictionaries of a tensor, or a list, and restored as
-what they were. Keys that are numbers of numpy become Python's, which are equal to them.
+Numpy arrays and numbers, ranges and frozen sets are written as dictionaries of a tensor or list, and restored
+unchanged. Keys that are numpy numbers become equal Python numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FROZEN_SET = "frozen set"
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value for a checkpoint; what holds only types that torch reads is returned as it is."""
+    """A value for a checkpoint; a value of types that torch reads is returned itself."""
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8)
         shape = list(value.shape) if isinstance(value, np.ndarray) else None
@@ -39,7 +39,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return the value that :func:`to_plain` was given."""
+    """The value that :func:`to_plain` was given."""
     if isinstance(value, dict) and _ARRAY in value:
         return _array_from_plain(value)
     if isinstance(value, dict) and len(value) == 1:
@@ -59,7 +59,7 @@ def _array_from_plain(value: dict[str, Any]) -> Any:
 
 
 def _rebuilt(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return a dictionary, list or tuple with its values converted; the same object if nothing changes.
+    """A dictionary, list or tuple with converted values; the same object if nothing changes.
 
     Dictionaries of other classes, such as ``defaultdict``, become ``dict``.
     """
@@ -81,12 +81,12 @@ def _are_same(new: list[Any], old: Any) -> bool:
 
 
 def _key(value: Any) -> Any:
-    """Return a key of a dictionary, or an item of a set; numbers of numpy as Python's."""
+    """A dictionary key or set item; numpy numbers become Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def sampler_state(sampler: Any) -> Any:
-    """Return a sampler's ``state_dict()``, or a copy of its attributes; one that cannot be saved is left out."""
+    """A sampler's ``state_dict()``, or a copy of those of its attributes that can be saved."""
     if hasattr(sampler, "state_dict"):
         return sampler.state_dict()
     state = {}

@@ -26,7 +26,7 @@ def check_number(
     below: float = math.inf,
     or_else: str = "",
 ) -> None:
-    """Raise TypeError or ValueError unless a setting is a finite number in a range, or ``or_else``."""
+    """TypeError or ValueError unless a setting is a finite number in a range, or ``or_else``."""
     is_number = isinstance(value, Real) and not isinstance(value, (bool, Fraction))  # torch takes no fractions
     if is_number and math.isfinite(value) and least <= value <= most and above < value < below:
         return
@@ -40,7 +40,7 @@ def check_number(
 
 
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
-    """Raise ValueError unless a setting of an object, or of a class by name, is an integer of at least ``least``."""
+    """ValueError unless a setting of an object, or of a class by name, is an integer >= ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         if isinstance(owner, str):
             who = owner
@@ -50,25 +50,25 @@ def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None
 
 
 def check_tile_size(owner: object, value: Any) -> None:
-    """Raise ValueError unless ``value`` is None or a positive number of anchors."""
+    """ValueError unless ``value`` is None or a positive number of anchors."""
     if value is not None:
         check_count(owner, "tile_size", value)
 
 
 def check_flag(owner: object, name: str, value: Any) -> None:
-    """Raise TypeError unless a setting is True or False."""
+    """TypeError unless a setting is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} of {type(owner).__name__} must be True or False, not {value!r}")
 
 
 def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError unless a setting is one of ``choices``."""
+    """ValueError unless a setting is one of ``choices``."""
     if value not in tuple(choices):
         raise ValueError(f"{name} of {type(owner).__name__} must be {' or '.join(map(repr, choices))}, not {value!r}")
 
 
 def check_keywords(owner: object, given: Iterable[str]) -> None:
-    """Raise TypeError, with the class's name and the nearest settings, for a keyword that no class of it takes."""
+    """TypeError, with the nearest settings, for a keyword that none of its classes accepts."""
     for name in given:
         if name in _BASE_SETTINGS_OF_PML:
             continue
@@ -80,7 +80,7 @@ def check_keywords(owner: object, given: Iterable[str]) -> None:
 
 
 def settings_repr(module: object) -> str:
-    """Return the settings of an object for its ``repr``: attributes named like its arguments, without modules."""
+    """Settings for ``repr``: attributes named like the constructor's arguments, without modules."""
     names = dict.fromkeys(inspect.signature(type(module)).parameters)
     names["tile_size"] = None  # a setting of PairLoss, in the keyword arguments of its subclasses
     settings = []
@@ -97,13 +97,13 @@ def settings_repr(module: object) -> str:
 
 @functools.cache
 def number_settings(cls: type) -> tuple[str, ...]:
-    """Return the names of the settings whose annotation is ``float`` or ``int``."""
+    """Names of the settings annotated ``float`` or ``int``."""
     parameters = inspect.signature(cls).parameters.values()
     return tuple(p.name for p in parameters if p.annotation in ("float", "int", float, int))
 
 
 def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """Return the keyword arguments of a class or a function, with string annotations resolved where possible.
+    """Keyword arguments of a class or function, with string annotations resolved where possible.
 
     A class that passes ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
     """

@@ -1,4 +1,4 @@
-"""Heads in closed form: whitening of features within classes, or over all of them, without any training."""
+"""Closed-form heads: whitening of features within classes or over all of them, without training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_VARIANCE = 1e-10  # of a direction, over the mean of all; a smaller one i
 
 
 class _Whitening:
-    """The base: covariances that grow in batches, and the linear layer that they give."""
+    """Base: covariances that grow in batches, and the linear layer that they give."""
 
     def __init__(self, shrinkage: float | Literal["auto"] = 0.6, size: int | None = None) -> None:
         if shrinkage != "auto":
@@ -37,7 +37,6 @@ class _Whitening:
         return f"{type(self).__name__}(shrinkage={self.shrinkage!r}, size={self.size!r})"
 
     def _reset(self) -> None:
-        """Forget all features."""
         self._within: Tensor | None = None  # scatter of the features around the means of their classes, [F, F]
         self._counts: dict[Hashable, int] = {}
         self._means: dict[Hashable, Tensor] = {}
@@ -46,8 +45,8 @@ class _Whitening:
     def _add(self, features: Tensor, labels: Tensor, keys: list[Hashable]) -> None:
         """Add a batch; ``labels`` ``[N]`` are indices of ``keys``, which name classes across batches.
 
-        Means and scatters of a class that several batches have are merged as Chan et al. (1983) do, so that no digits
-        are lost where features are far from 0.
+        A class's means and scatters are merged over batches as in Chan et al. (1983), which loses no digits for
+        features far from 0.
         """
         within = self._scatter_matrix(features)
         order = torch.argsort(labels, stable=True)
@@ -66,7 +65,7 @@ class _Whitening:
                 self._merge(keys[number], int(counts[number]), mean)
 
     def _scatter_matrix(self, features: Tensor) -> Tensor:
-        """Return the matrix that scatters are added to; ValueError for features of another size than before."""
+        """The matrix that scatters are added to; ValueError for features of another size."""
         size = features.shape[1]
         if self._within is None:
             self._within = torch.zeros(size, size, dtype=torch.float64, device=features.device)
@@ -76,14 +75,14 @@ class _Whitening:
         return self._within
 
     def _means_of(self, features: Tensor, rows: Tensor, classes: Tensor, sizes: Tensor) -> Tensor:
-        """Return the means of classes ``[C, F]``, float64."""
+        """Class means ``[C, F]``, float64."""
         sums = torch.zeros(len(sizes), features.shape[1], dtype=torch.float64, device=features.device)
         for part_rows, part_classes in zip(_in_parts(rows), _in_parts(classes), strict=True):
             sums.index_add_(0, part_classes, features[part_rows].to(torch.float64))
         return sums / sizes[:, None]
 
     def _merge(self, key: Hashable, count: int, mean: Tensor) -> None:
-        """Add a batch of a class, whose deviations from the batch's own mean are in the scatter already."""
+        """Merge a batch of a class; the scatter already has the deviations from the batch's own mean."""
         assert self._within is not None
         before = self._counts.get(key, 0)
         self._counts[key] = before + count
@@ -95,9 +94,9 @@ class _Whitening:
         self._means[key] += difference * (count / (before + count))
 
     def to_linear(self) -> nn.Linear:
-        """Return the layer of all features so far: float32, or float64 for such features, on their device.
+        """The layer for all features so far, on their device: float32, or float64 for such features.
 
-        ValueError unless some class, or the unlabelled features, have two items that differ.
+        ValueError unless some class, or the features without labels, have two different items.
         """
         usable = [key for key, count in self._counts.items() if count > 1]
         if self._within is None or not usable:
@@ -113,11 +112,11 @@ class _Whitening:
         raise NotImplementedError
 
     def _weight(self, covariance: Tensor, total: Tensor) -> Tensor:
-        """Return the rows that whiten by a covariance, in the order of the total variance after it."""
+        """The rows that whiten by a covariance, ordered by the total variance after whitening."""
         raise NotImplementedError
 
     def _layer(self, covariance: Tensor, total: Tensor, center: Tensor) -> nn.Linear:
-        """Return the layer that whitens by a covariance, once it is shrunk."""
+        """The layer that whitens by a covariance, after shrinking it."""
         if self.shrinkage == "auto":
             raise ValueError("shrinkage='auto' compares values on features that are kept: call fit, or give a number")
         size = self.size or len(center)
@@ -133,7 +132,7 @@ class _Whitening:
 
 
 class WithinClassWhitening(_Whitening):
-    r"""A linear head that whitens features by their covariance within classes; nothing is trained.
+    r"""A linear head that whitens features by their covariance within classes, without training.
 
     .. math::
         S = \frac{1}{N} \sum_c \sum_{i \in c} (x_i - \mu_c)(x_i - \mu_c)^\top, \qquad
@@ -141,25 +140,24 @@ class WithinClassWhitening(_Whitening):
         f(x) = U^\top S_\lambda^{-1/2} (x - \mu)
 
     with class means :math:`\mu_c`, their mean :math:`\mu` over the items, and the leading directions :math:`U` of the
-    total covariance of :math:`S_\lambda^{-1/2} x`. Directions in which items of a class differ count less; compare the
-    outputs by cosine. It is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with
-    shrinkage, which is also known as within-class covariance normalization (Hatch et al. 2006) and, with pairs, as the
-    learned whitening of image retrieval (Mikolajczyk and Matas 2007; Radenović et al. 2018).
+    total covariance of :math:`S_\lambda^{-1/2} x`. Directions that vary within classes count less. Compare the outputs
+    by cosine. This is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with shrinkage.
+    It is also known as within-class covariance normalization (Hatch et al. 2006) and, with pairs, as learned whitening
+    in image retrieval (Mikolajczyk and Matas 2007; Radenović et al. 2018).
 
     >>> features = torch.randn(40, 8)
     >>> embedder = WithinClassWhitening(size=4).fit(features, torch.arange(40) // 5)
     >>> embedder(features).shape
     torch.Size([40, 4])
 
-    *Cost:* one product of ``F x N x F`` and two eigendecompositions of ``F x F``, in float64. Memory, whatever N is:
-    some ``F x F`` matrices and the mean of each class. 100,000 features of 1,280 numbers take seconds.
+    *Cost:* one product of ``F x N x F`` and two eigendecompositions of ``F x F``, in float64; memory for a few ``F x
+    F`` matrices and the mean of each class. 100,000 features of 1,280 numbers take seconds.
 
     Args:
-        shrinkage: :math:`\lambda` in [0, 1], towards the mean eigenvalue; or ``"auto"``: the one of 0.3, 0.6, 0.9 and 1
-            whose head, fitted on three quarters of the classes, has the greatest MAP@R on the others.
+        shrinkage: :math:`\lambda` in [0, 1], towards the mean eigenvalue. ``"auto"`` tries 0.3, 0.6, 0.9 and 1, and
+            takes the value with the greatest MAP@R on held-out classes, fitted on three quarters of the classes.
         size: number of outputs D; None keeps all F.
-        relation: a :class:`~pml_ext.relations.Relation` of items that says which pairs are positive, in place of equal
-            labels.
+        relation: a :class:`~pml_ext.relations.Relation` that defines positive pairs in place of equal labels.
     """
 
     def __init__(
@@ -174,17 +172,17 @@ class WithinClassWhitening(_Whitening):
         self.relation = relation
 
     def fit(self, features: Tensor, labels: Any = None, *, pairs: Any = None) -> nn.Linear:
-        """Return the layer for features ``[N, F]``: those of earlier calls are forgotten.
+        """The layer for features ``[N, F]``; earlier calls are forgotten.
 
         Args:
             features: numbers ``[N, F]`` on any device.
-            labels: the class of each item, ``[N]``, integers or texts; with a ``relation``, what it takes. Classes of
-                one item do not count.
-            pairs: in place of labels, positive pairs ``[P, 2]``, indices of rows. The covariance is that of the
-                differences within pairs; all pairs of classes give that of the classes.
+            labels: the class of each item, ``[N]``, integers or texts; with a ``relation``, labels in its form. Classes
+                with a single item do not count.
+            pairs: in place of labels, positive pairs ``[P, 2]`` of row numbers. The covariance is that of the
+                differences within pairs; all pairs of all classes give that of the classes.
 
-        ValueError or TypeError for features that are no finite matrix, for labels of another number, and unless some
-        class has two items that differ.
+        ValueError or TypeError unless features are a finite matrix, labels fit them, and some class has two different
+        items.
         """
         self._reset()
         _check_features(features)
@@ -204,7 +202,7 @@ class WithinClassWhitening(_Whitening):
         return self.partial_fit(features, labels).to_linear()
 
     def partial_fit(self, features: Tensor, labels: Any) -> Self:
-        """Add a batch of features ``[N, F]`` with labels ``[N]``; a class may come in several batches."""
+        """Add features ``[N, F]`` with labels ``[N]``; a class may come in several batches."""
         _check_features(features)
         if self.relation is not None:
             raise ValueError("a relation compares all items: call fit")
@@ -223,13 +221,12 @@ class WithinClassWhitening(_Whitening):
         return ordered @ inverse_root
 
     def _fit_pairs(self, features: Tensor, pairs: Tensor) -> nn.Linear:
-        r"""Return the layer of positive pairs, each given once, ``[P, 2]``.
+        r"""The layer for positive pairs, each given once, ``[P, 2]``.
 
         .. math:: S = \frac{1}{N} \sum_{(i, j)} \frac{1}{2} \left(\frac{1}{d_i + 1} + \frac{1}{d_j + 1}\right)
             (x_i - x_j)(x_i - x_j)^\top
 
-        where item i has :math:`d_i` partners. In a class of n items each has n - 1, and the sum over its pairs is the
-        scatter around its mean.
+        where item i has :math:`d_i` partners. For all pairs of a class, the sum is the scatter around its mean.
         """
         within = self._scatter_matrix(features)
         if not len(pairs):
@@ -249,7 +246,7 @@ class WithinClassWhitening(_Whitening):
         return self._layer(within / len(paired), everything._within / len(paired), center)
 
     def _best_shrinkage(self, features: Tensor, labels: Any) -> float:
-        """Return the shrinkage with the greatest MAP@R over classes that were held out; the lowest of equals."""
+        """The shrinkage with the greatest MAP@R over held-out classes; the lowest if equal."""
         indices, keys = _class_indices(labels, features)
         usable = torch.nonzero(torch.bincount(indices, minlength=len(keys)) > 1).flatten()
         if len(usable) < _FEWEST_CLASSES:
@@ -270,15 +267,15 @@ class WithinClassWhitening(_Whitening):
 
 
 class TotalWhitening(_Whitening):
-    r"""A linear head that whitens features by their total covariance, without labels; nothing is trained.
+    r"""A linear head that whitens features by their total covariance, without labels or training.
 
     .. math::
         S = \frac{1}{N} \sum_i (x_i - \mu)(x_i - \mu)^\top, \qquad
         S_\lambda = (1 - \lambda) S + \lambda \frac{\operatorname{tr} S}{F} I, \qquad
         f(x) = U^\top S_\lambda^{-1/2} (x - \mu)
 
-    with the leading principal components :math:`U`. With :math:`\lambda = 0` it is whitened PCA. Labels give a better
-    head: :class:`WithinClassWhitening`.
+    with the leading principal components :math:`U`. :math:`\lambda = 0` gives whitened PCA. With labels,
+    :class:`WithinClassWhitening` is better.
 
     >>> features = torch.randn(40, 8)
     >>> TotalWhitening().fit(features)(features).shape
@@ -296,9 +293,9 @@ class TotalWhitening(_Whitening):
         super().__init__(shrinkage, size)
 
     def fit(self, features: Tensor) -> nn.Linear:
-        """Return the layer for features ``[N, F]``; those of earlier calls are forgotten.
+        """The layer for features ``[N, F]``; earlier calls are forgotten.
 
-        ValueError or TypeError for features that are no finite matrix, or fewer than two that differ.
+        ValueError or TypeError unless features are a finite matrix with two different rows.
         """
         self._reset()
         return self.partial_fit(features).to_linear()
@@ -318,7 +315,7 @@ class TotalWhitening(_Whitening):
 
 
 def shrunk(covariance: Tensor, shrinkage: float) -> Tensor:
-    r"""Return a covariance ``[F, F]``, shrunk towards its mean eigenvalue.
+    r"""A covariance ``[F, F]``, shrunk towards its mean eigenvalue.
 
     .. math:: (1 - \lambda) S + \lambda \frac{\operatorname{tr} S}{F} I
     """
@@ -329,7 +326,7 @@ def shrunk(covariance: Tensor, shrinkage: float) -> Tensor:
 
 
 def _decomposed(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the variances of a covariance, ascending, and their directions; ValueError for one without variance."""
+    """The variances of a covariance, ascending, and their directions; ValueError without variance."""
     variances, directions = torch.linalg.eigh(covariance)
     mean = float(variances.mean())
     if mean <= 0:
@@ -344,13 +341,13 @@ def _decomposed(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_fixed_signs(weight: Tensor) -> Tensor:
-    """Return rows whose greatest entry is positive: an eigenvector's sign is arbitrary."""
+    """Rows whose greatest entry is positive: an eigenvector's sign is arbitrary."""
     greatest = weight.abs().argmax(1, keepdim=True)
     return weight * weight.gather(1, greatest).sign()
 
 
 def _parts_of_classes(ends: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of classes of at least ``_ROWS`` items; ``ends`` are the sums of their sizes."""
+    """Yield ranges of classes with at least ``_ROWS`` items; ``ends`` are cumulative sizes."""
     first = begin = 0
     for number, end in enumerate(ends, start=1):
         if end - begin >= _ROWS or number == len(ends):
@@ -359,7 +356,6 @@ def _parts_of_classes(ends: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _in_parts(rows: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
-    """Split a tensor into parts of ``_ROWS`` rows, or of ``size``."""
     parts: tuple[Tensor, ...] = torch.split(rows, size or _ROWS)  # type: ignore[no-untyped-call]
     return parts
 
@@ -377,7 +373,7 @@ def _check_features(features: Any) -> None:
 
 
 def _class_indices(labels: Any, features: Tensor) -> tuple[Tensor, list[Hashable]]:
-    """Return the class of each item as an index, ``[N]``, and the labels that the indices stand for."""
+    """The class of each item as an index, ``[N]``, and the label of each index."""
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu().numpy()
     values = np.asarray(labels)
@@ -388,7 +384,7 @@ def _class_indices(labels: Any, features: Tensor) -> tuple[Tensor, list[Hashable
 
 
 def _checked_pairs(pairs: Any, count: int, device: torch.device) -> Tensor:
-    """Return each pair of different items once, ``[P, 2]``."""
+    """Each pair of different items once, ``[P, 2]``."""
     pairs = torch.as_tensor(np.asarray(pairs) if not isinstance(pairs, Tensor) else pairs, device=device)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.is_floating_point():
         raise ValueError(f"pairs must be integers [P, 2], got {pairs.dtype} of shape {tuple(pairs.shape)}")
@@ -399,7 +395,7 @@ def _checked_pairs(pairs: Any, count: int, device: torch.device) -> Tensor:
 
 
 def _positive_pairs(relation: Relation, labels: Any, features: Tensor) -> Tensor:
-    """Return the pairs of items that a relation calls positive in either direction, each once, ``[P, 2]``."""
+    """Pairs that a relation calls positive in either direction, each once, ``[P, 2]``."""
     known = relation.tensor(labels, len(features), features.device)
     found = []
     for rows in _in_parts(torch.arange(len(features), device=features.device), _COMPARED):
@@ -410,9 +406,9 @@ def _positive_pairs(relation: Relation, labels: Any, features: Tensor) -> Tensor
 
 
 def _map_at_r(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return the MAP@R of each item among the others by cosine, ``[N]``; each class has two items or more.
+    """Each item's MAP@R among the others by cosine, ``[N]``; classes have two items or more.
 
-    It is :func:`pml_ext.evaluation.metrics.map_at_r`, whose package needs the extra ``train``.
+    The same metric as in :mod:`pml_ext.evaluation.metrics`, which needs the extra ``train``.
     """
     points = nn.functional.normalize(embeddings)
     sizes = torch.bincount(labels)[labels] - 1

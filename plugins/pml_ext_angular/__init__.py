@@ -14,7 +14,7 @@ WANG_2017 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """Return the four losses."""
+    """The four losses."""
     return [
         Component(
             "pml_ext_angular.losses:AngularLoss",

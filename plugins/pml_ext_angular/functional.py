@@ -1,7 +1,7 @@
-r"""The equations of Wang et al. (2017), Sec. 3.2 and 3.3, on matrices of dot products and lists of pairs.
+r"""The equations of Wang et al. (2017), Sec. 3.2 and 3.3, on dot products and lists of pairs.
 
 :math:`t = \tan^2 \alpha` throughout. A dot product with :math:`x_a + x_p` is a sum of two entries of the similarity
-matrix, so no triplet is ever formed from coordinates. A pair whose anchor has no negative gives 0.
+matrix. A pair whose anchor has no negative gives 0.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ MAX_ENTRIES = 1 << 23  # matrix entries of gathered rows in memory at a time
 
 
 def squared_tangent(alpha: float) -> float:
-    r"""Return :math:`\tan^2 \alpha` of an angle in degrees."""
+    r""":math:`\tan^2 \alpha` of an angle in degrees."""
     return math.tan(math.radians(alpha)) ** 2
 
 
 def log_sums_of_pairs(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
-    r"""Return :math:`\log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)` of every pair (a, p), ``[P]``, for Eq. (10).
+    r""":math:`\log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)` of every pair (a, p), ``[P]``, Eq. (10).
 
-    Similarity and the mask of negatives are ``[B, R]``. Where there are no negatives, the result is a very low number,
-    whose upstream gradient must be 0, as that of ``log_one_plus_exp`` is. The backward pass is differentiable.
+    Similarity and the mask of negatives are ``[B, R]``. Without negatives, the result is a very low number, whose
+    upstream gradient must be 0, as after ``log_one_plus_exp``. The backward pass is differentiable.
     """
     log_sums: Tensor = apply_or_plain(_LogSumsOfPairs, _pairs_written_out, similarity, negatives, anchors, partners)
     return log_sums
 
 
 def _pairs_written_out(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
-    """Return :func:`log_sums_of_pairs` by plain operations."""
+    """:func:`log_sums_of_pairs` by plain operations."""
     return log_sum_exp(similarity, negatives)[anchors] - similarity[anchors, partners]
 
 
 class _LogSumsOfPairs(torch.autograd.Function):
-    """The log-sums of pairs, whose backward pass writes one matrix."""
+    """:func:`log_sums_of_pairs` with a backward pass that writes one matrix."""
 
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class _LogSumsOfPairs(torch.autograd.Function):
 def log_sums_of_rows(
     similarity: Tensor, between: Between, negatives: Tensor, anchors: Tensor, partners: Tensor, t: float
 ) -> Tensor:
-    r"""Return :math:`\log \sum_{n \in N_a} \exp f_{a,p,n}` of every pair (a, p), ``[P]``, for Eq. (8).
+    r""":math:`\log \sum_{n \in N_a} \exp f_{a,p,n}` of every pair (a, p), ``[P]``, for Eq. (8).
 
     .. math:: f_{a,p,n} = 4 t (x_a + x_p)^T x_n - 2 (1 + t) \, x_a^T x_p
 
@@ -103,18 +103,15 @@ def log_sums_of_products(
     first: int = 0,
     with_n_pair: bool = False,
 ) -> Tensor:
-    r"""Return :func:`log_sums_of_rows` from a product, where the negatives follow from the labels.
+    r""":func:`log_sums_of_rows` from a product, if the negatives follow from the labels.
 
-    With :math:`E = \exp 4 t s` inside a mask and 0 outside, it is
-    :math:`\log (E E^T)_{ap} - 2 (1 + t) s_{ap}`. The cost is one batched product of ``[C, M, B]`` with its transpose,
-    over C classes of M members, or one product of the whole matrix without ``classes``. Requirements: cosines,
-    :math:`4 t` of at most :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or all members
-    of some classes; ``first`` is the column of the first row. Where a sum is 0, the result is a very low number, whose
-    upstream gradient must be 0, as that of ``log_one_plus_exp`` is. The backward pass takes one product and is
-    differentiable. Under torch.func and forward-mode differentiation, plain operators are used instead.
+    With :math:`E = \exp 4 t s` inside a mask and 0 outside, it is :math:`\log (E E^T)_{ap} - 2 (1 + t) s_{ap}`. This
+    needs cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or
+    all members of some classes; ``first`` is the column of the first row. A sum of 0 gives a very low number, whose
+    upstream gradient must be 0, as after ``log_one_plus_exp``. *Cost:* a batched product of ``[C, M, B]`` with its
+    transpose for C classes of M members, or one of the whole matrix without ``classes``; one product backward.
 
-    With ``with_n_pair``, the result is ``[2, P]``: :func:`log_sums_of_pairs` first, then these. Both share the list of
-    pairs, the logarithms and the gradient's matrix.
+    With ``with_n_pair``, the result is ``[2, P]``: :func:`log_sums_of_pairs` first, then these.
     """
     rows_of_partners = partners
     if first:
@@ -153,7 +150,7 @@ def _products_written_out(
     partners: Tensor,
     with_n_pair: bool,
 ) -> Tensor:
-    """Return :func:`log_sums_of_products` by plain operations; arguments as of :class:`_LogSumsOfProducts`."""
+    """:func:`log_sums_of_products` by plain operations."""
     rows = _by_class((4 * t * similarity).exp() * mask, members)
     sums = (rows @ rows.mT)[places]
     empty = sums == 0
@@ -165,24 +162,21 @@ def _products_written_out(
 
 
 def _by_class(rows: Tensor, members: Tensor | None) -> Tensor:
-    """Return rows ``[B, R]`` grouped by class, ``[C, M, R]``; unchanged in one group, without ``members``."""
+    """Rows ``[B, R]`` grouped by class, ``[C, M, R]``; unchanged without ``members``."""
     if members is None:
         return rows
     return rows[members]
 
 
 def _lowest(like: Tensor) -> float:
-    """Return the finite value used as the logarithm of an empty sum."""
+    """The finite value used as the logarithm of an empty sum."""
     return torch.finfo(like.dtype).min / 4
 
 
 def _scattered(
     shares: Tensor, rows: Tensor, places: tuple[Tensor, ...], anchors: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the shares of pairs at their places, ``[C, M, M]``, and those of Eq. (10) summed by anchor, ``[B]``.
-
-    ``shares`` are ``[2, P]`` with those of Eq. (10), else ``[P]``.
-    """
+    """Shares of pairs at their places, ``[C, M, M]``; those of Eq. (10), if any, summed by anchor, ``[B]``."""
     by_anchor: Tensor | None = None
     if shares.ndim == 2:
         n_pair, shares = shares.unbind()
@@ -192,7 +186,7 @@ def _scattered(
 
 
 class _LogSumsOfProducts(torch.autograd.Function):
-    """The log-sums of products, if wanted with those of Eq. (10); the backward pass writes one matrix for both."""
+    """:func:`log_sums_of_products` with a backward pass that writes one matrix."""
 
     @staticmethod
     def forward(
@@ -251,12 +245,12 @@ class _LogSumsOfProducts(torch.autograd.Function):
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
-    """Return the hinge of Eq. (6), :class:`AngularTripletLoss`, from broadcastable squared sides; alpha in degrees."""
+    """The hinge of Eq. (6), from broadcastable squared sides; alpha in degrees."""
     return torch.relu(squared_ap - 4 * squared_tangent(alpha) * squared_nc)
 
 
 def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
-    r"""Return n' of Eq. (5), in degrees from 0 to 90: :math:`\tan n' = \|x_a - x_p\| / (2 \|x_n - x_c\|)`."""
+    r"""Angle n' of Eq. (5), 0 to 90 degrees: :math:`\tan n' = \|x_a - x_p\| / (2 \|x_n - x_c\|)`."""
     opposite = squared_ap.clamp(min=0).sqrt()
     adjacent = 2 * squared_nc.clamp(min=0).sqrt()
     return torch.rad2deg(torch.atan2(opposite, adjacent))
@@ -265,7 +259,7 @@ def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
 def squared_sides(
     squared_a: Tensor, squared_p: Tensor, squared_n: Tensor, ap: Tensor, an: Tensor, pn: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Return the squared sides of Eq. (6) from broadcastable squared lengths and dot products.
+    r"""The squared sides of Eq. (6), from broadcastable squared lengths and dot products.
 
     .. math::
         \|x_a - x_p\|^2 = |x_a|^2 + |x_p|^2 - 2 x_a^T x_p, \qquad
@@ -275,7 +269,7 @@ def squared_sides(
 
 
 def pairs_at_once(matrix: Tensor) -> int:
-    """Return how many rows of a matrix fit into :data:`MAX_ENTRIES` entries, at least 1: the pairs per chunk."""
+    """How many rows of a matrix fit into :data:`MAX_ENTRIES` entries, at least 1."""
     return max(1, MAX_ENTRIES // max(1, matrix.shape[1]))
 
 
@@ -288,7 +282,7 @@ def hinge_sums(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""Return Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; see :func:`log_sums_of_rows`."""
+    """Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; see :func:`log_sums_of_rows`."""
 
     def sums(anchors: Tensor, partners: Tensor) -> Tensor:
         sides = sides_of_pairs((anchors, partners), similarity, between, squared)
@@ -300,7 +294,7 @@ def hinge_sums(
 def sides_of_pairs(
     pairs: tuple[Tensor, Tensor], similarity: Tensor, between: Between, squared: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
+    """Squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
     anchors, partners = pairs
     squared_batch, squared_references = squared
     matrix, rows = between(partners)

@@ -1,4 +1,4 @@
-"""The four losses of Wang et al. (2017): angular over a batch, angular over triplets, N-pair, and a weighted sum."""
+"""The losses of Wang et al. (2017): angular, angular over triplets, N-pair, and a weighted sum."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class _DotProductLoss(PairLoss):
         self.normalize_embeddings = normalize_embeddings
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return ``ALL_ENTRIES``: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
+        """``ALL_ENTRIES``: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
         return Compilation.ALL_ENTRIES
 
     def _n_pair_terms(self, pairs: Pairs) -> Tensor:
-        """Return Eq. (10) of every pair."""
+        """Eq. (10) of every pair."""
         return log_one_plus_exp(F.log_sums_of_pairs(pairs.matrix, pairs.negatives, *pairs.listed))
 
 
@@ -71,31 +71,31 @@ class _AngularLoss(_DotProductLoss):
         self.alpha = alpha
 
     def _multiplies(self) -> bool:
-        """Return whether products of exponentials stay finite: cosines, and slope 4 t <= ``PRODUCT_SLOPE``."""
+        """Whether products of exponentials stay finite."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return ``ALL_ENTRIES`` for up to 1,024 rows, where a product of the batch is as fast as one per class."""
+        """``ALL_ENTRIES`` for up to 1,024 rows, where one product is as fast as one per class."""
         if by_labels and self._multiplies() and rows <= _LARGEST_GROUP:
             return Compilation.ALL_ENTRIES
         return Compilation.EAGER
 
     def _angular_terms(self, pairs: Pairs) -> Tensor:
-        """Return Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
+        """Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
         if pairs.labels is not None and self._multiplies():
             return self._terms_of_products(pairs, pairs.labels)
         t = F.squared_tangent(self.alpha)
         return log_one_plus_exp(F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, *pairs.listed, t))
 
     def _n_pair_and_angular_terms(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Return Eq. (10) and Eq. (8) of every pair, both at once where products stay finite."""
+        """Eq. (10) and Eq. (8) of every pair, computed together where products stay finite."""
         if pairs.labels is not None and self._multiplies():
             n_pair, angular = self._terms_of_products(pairs, pairs.labels, with_n_pair=True)
             return n_pair, angular
         return self._n_pair_terms(pairs), self._angular_terms(pairs)
 
     def _terms_of_products(self, pairs: Pairs, labels: Tensor, with_n_pair: bool = False) -> Tensor:
-        """Return Eq. (8) of every pair by products per class, ``[P]``; with Eq. (10) before it, ``[2, P]``."""
+        """Eq. (8) of every pair, ``[P]``, by products per class; with Eq. (10) before it, ``[2, P]``."""
         log_sums = F.log_sums_of_products(
             pairs.matrix,
             pairs.negatives,
@@ -108,7 +108,7 @@ class _AngularLoss(_DotProductLoss):
         return log_one_plus_exp(log_sums)
 
     def _record_angles(self, pairs: Pairs) -> None:
-        """Record the mean angle at the negative and the share of angles above alpha, over all triplets of the batch."""
+        """Record mean angle and share above alpha at the negatives of all triplets."""
         if not self.collect_stats:
             return
         with torch.no_grad():
@@ -131,29 +131,28 @@ class _AngularLoss(_DotProductLoss):
 
 
 class AngularLoss(_AngularLoss):
-    r"""Angular loss over a batch, Eq. (8): the angle at a negative, as a log-sum-exp over all negatives of a pair.
+    r"""Angular loss over a batch, Eq. (8): the angle at a negative, as a log-sum-exp over negatives.
 
     .. math::
         \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
         f_{a,p,n} = 4 \tan^2\!\alpha \, (x_a + x_p)^T x_n - 2 (1 + \tan^2\!\alpha) \, x_a^T x_p \quad (8)
 
-    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. Negatives of a
-    pair are all samples of other classes, or the anchor's negatives in ``indices_tuple``. ``collect_stats`` records
-    the average angle at the negative, in degrees (``average_angle``), and the share of triplets whose angle exceeds
-    alpha (``over_alpha``).
+    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. A pair's negatives
+    are all samples of other classes, or the anchor's negatives in ``indices_tuple``. ``collect_stats`` records the mean
+    angle at the negative in degrees (``average_angle``), and the share of triplets above alpha (``over_alpha``).
 
-    *Deviations:* none from the text. PML's ``AngularLoss`` equals this on normalized input; on other input it
-    multiplies normalized anchors with raw negatives, and it ignores mined negatives.
+    PML's ``AngularLoss`` agrees on normalized input. On other input it multiplies normalized anchors with raw
+    negatives, and it ignores mined negatives.
 
-    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; where such products could overflow
-    (mined pairs, references, raw embeddings, alpha above 63), ``P x R`` for P pairs, in tiles. Memory ``B x R``.
+    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; memory ``B x R``. Where such products
+    could overflow (mined pairs, references, raw embeddings, alpha above 63), ``P x R`` for P pairs, in tiles.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``, the batches of Fig. 4b.
 
     Args:
-        alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90. The paper: 45 for cars,
-            36 for products; 36 to 55 work.
-        normalize_embeddings: False uses the raw embeddings, as in Sec. 4.4; True normalizes all of them.
+        alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90. The paper uses 45 for
+            cars and 36 for products; 36 to 55 work.
+        normalize_embeddings: False uses raw embeddings, as in Sec. 4.4.
         kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
@@ -168,7 +167,7 @@ class AngularLoss(_AngularLoss):
     """
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per pair, Eq. (8)."""
+        """One value per pair, Eq. (8)."""
         self._record_angles(pairs)
         return per_pair(self._angular_terms(pairs), pairs)
 
@@ -178,20 +177,20 @@ class NPairLoss(_DotProductLoss):
 
     .. math:: \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)\Big] \quad (10)
 
-    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. This is not
-    PML's ``NPairsLoss``, which is Sohn's form with one positive per class. On normalized embeddings the loss is weak,
-    because their dot products differ by at most 2. Train with ``normalize_embeddings=False`` and
+    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. PML's
+    ``NPairsLoss`` is Sohn's form, with one positive per class. On normalized embeddings the loss is weak, because their
+    dot products differ by at most 2. Train with ``normalize_embeddings=False`` and
     ``embedding_regularizer=LpRegularizer(power=2)`` with weight 0.02.
 
     *Cost:* one product of ``B x D x R``; memory ``B x R``.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
-    Settings, errors and source are those of :class:`AngularLoss`, without alpha.
+    Settings, errors and source: see :class:`AngularLoss`, without alpha.
     """
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per pair, Eq. (10)."""
+        """One value per pair, Eq. (10)."""
         return per_pair(self._n_pair_terms(pairs), pairs)
 
 
@@ -200,16 +199,14 @@ class NPairAngularLoss(_AngularLoss):
 
     .. math:: \mathcal{L} = \mathcal{L}_{npair} + \lambda \, \mathcal{L}_{ang} \quad (9)
 
-    with :class:`NPairLoss` (Eq. 10) and :class:`AngularLoss` (Eq. 8). The terms are summed pair by pair: the reducer
-    gets one value per ordered (anchor, positive) pair (``"pos_pair"``). ``collect_stats`` also records the means of
-    both terms (``n_pair_loss``, ``angular_loss``), the angular one without its weight.
-
-    *Cost:* that of :class:`AngularLoss`; the dot products are shared.
+    with :class:`NPairLoss` (Eq. 10) and :class:`AngularLoss` (Eq. 8), summed pair by pair: the reducer gets one value
+    per ordered (anchor, positive) pair (``"pos_pair"``). ``collect_stats`` also records the means of both terms
+    (``n_pair_loss``, ``angular_loss``), without the weight. *Cost:* that of :class:`AngularLoss`.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
     Args:
-        alpha: as in :class:`AngularLoss`; so are the arguments not listed here, the errors and the source.
+        alpha: as in :class:`AngularLoss`, like the other settings, errors and source.
         angular_weight: :math:`\lambda`, 0 or more; 2 in the paper.
     """
 
@@ -227,7 +224,7 @@ class NPairAngularLoss(_AngularLoss):
         self.angular_weight = angular_weight
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per pair, Eq. (9)."""
+        """One value per pair, Eq. (9)."""
         n_pair, angular = self._n_pair_and_angular_terms(pairs)
         self._record_angles(pairs)
         if len(n_pair):
@@ -242,26 +239,25 @@ class AngularTripletLoss(_AngularLoss):
         \operatorname{mean}_{(a, p, n)} \big[\,\|x_a - x_p\|^2 - 4 \tan^2\!\alpha \, \|x_n - x_c\|^2\,\big]_+,
         \qquad x_c = (x_a + x_p) / 2 \quad (6)
 
-    With an ``indices_tuple`` of triplets, the reducer gets one value per listed triplet (``"triplet"``). Otherwise the
-    loss covers all triplets of the batch, or of the tuple's pairs, without listing them. The reducer then gets the sum
-    over each pair's negatives (``"pos_pair"``), and the number of triplets as ``divisor``. The default reducer divides
-    by it, which gives the mean with zeros counted. PML's reducers of single values, such as ``AvgNonZeroReducer``, are
-    then refused; any other reducer reduces the sums. ``collect_stats`` records the average angle at the negative
-    (``average_angle``) and the share of triplets above alpha (``over_alpha``).
+    With an ``indices_tuple`` of triplets, the reducer gets one value per triplet (``"triplet"``). Otherwise the loss
+    covers all triplets of the batch, or of the tuple's pairs, without listing them: the reducer gets each pair's sum
+    over its negatives (``"pos_pair"``), and the number of triplets as ``divisor``. The default reducer divides by it.
+    PML's reducers of single values, such as ``AvgNonZeroReducer``, then raise an error; other reducers reduce the sums.
+    ``collect_stats`` records ``average_angle`` and ``over_alpha``.
 
     *Cost:* one product of ``B x D x R`` and ``P x R`` for P pairs, in tiles; memory ``B x R``.
 
-    Settings, errors and source are those of :class:`AngularLoss`.
+    Settings, errors and source: see :class:`AngularLoss`.
     """
 
     sums_triplets = True
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return ``EAGER``: the hinge must be summed over the negatives of each pair separately."""
+        """``EAGER``: the hinge must be summed over the negatives of each pair separately."""
         return Compilation.EAGER
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per listed triplet, or a sum per pair, Eq. (6)."""
+        """One value per listed triplet, or a sum per pair, Eq. (6)."""
         self._record_angles(pairs)
         squared_anchors = pairs.points.square().sum(1)
         squared_columns = pairs.columns.square().sum(1)
@@ -290,5 +286,5 @@ class AngularTripletLoss(_AngularLoss):
         return per_pair(sums, pairs, divisor=num_triplets)
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return the reducer that divides the sum by the number of triplets."""
+        """The reducer that divides the sum by the number of triplets."""
         return SumOverDivisorReducer()

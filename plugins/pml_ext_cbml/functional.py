@@ -1,7 +1,7 @@
-r"""The equations of Kan et al. (2022), Sec. 3, on a similarity matrix ``[B, R]`` and boolean pair masks.
+"""The equations of Kan et al. (2022), Sec. 3, on a similarity matrix ``[B, R]`` and pair masks.
 
-Pair sets: :math:`P_i` the positives of anchor i, :math:`N_i` its negatives, :math:`P_i^*, N_i^*` the hard ones among
-them (Eq. 25, :func:`pml_ext.plugin.hard_pair_masks`). A row without pairs gives finite values and zero gradients.
+:math:`P_i` are the positives of anchor i, :math:`N_i` its negatives, :math:`P_i^*, N_i^*` the hard ones among them (Eq.
+25, :func:`pml_ext.plugin.hard_pair_masks`). A row without pairs gives finite values and zero gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REDUCTIONS = ("mean", "sum")
 
 
 def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_neg: float) -> Tensor:
-    r"""Return :math:`\log \Phi_N`, Eq. (20): the log-likelihood ratio of positive to negative pairs at a similarity.
+    r""":math:`\log \Phi_N`, Eq. (20): the log-likelihood ratio of positive to negative pairs.
 
     .. math::
         \log \frac{\sigma_N}{\sigma_P} + \zeta_1 z^2 + \zeta_2 z + \zeta_3, \quad
@@ -51,10 +51,9 @@ def metric_variance(
     reduction: str = "mean",
     detach_target: bool = False,
 ) -> Tensor:
-    """Return Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor, ``[B]``.
+    """Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor, ``[B]``.
 
-    Without positives or negatives, an anchor has 0. Similarity is ``[B, R]``, the masks of positives and of negatives
-    are ``[2, B, R]``; settings are those of the class.
+    An anchor without positives or without negatives gets 0. Similarity is ``[B, R]``, masks are ``[2, B, R]``.
     """
     masks = indicators(masks, similarity)
     counts = masks.sum(2, dtype=similarity.dtype)
@@ -68,9 +67,9 @@ def metric_variance(
 def variance_around_target(
     similarity: Tensor, masks: Tensor, counts: Tensor, *, gamma: float, reduction: str, detach_target: bool
 ) -> Tensor:
-    """Return :func:`metric_variance` of anchors with positives and negatives; others get a finite number, not 0.
+    """:func:`metric_variance`, with any finite number for anchors that lack positives or negatives.
 
-    ``counts``: the numbers of positives and of negatives per anchor, ``[2, B]``, in the similarity's dtype.
+    ``counts``: each anchor's numbers of positives and of negatives, ``[2, B]``, in the similarity's dtype.
     """
     settings = (gamma, reduction, detach_target)
     variance: Tensor = apply_or_plain(
@@ -82,7 +81,7 @@ def variance_around_target(
 def _variance_written_out(
     similarity: Tensor, masks: Tensor, counts: Tensor, gamma: float, reduction: str, detach_target: bool
 ) -> Tensor:
-    """Return :func:`variance_around_target` by plain operations, which have derivatives of any order."""
+    """:func:`variance_around_target` by plain operations."""
     positives, negatives = masks
     num_positives, num_negatives = counts
     mean_pos = masked_mean(similarity, positives, num_positives)
@@ -99,8 +98,8 @@ def _variance_written_out(
 class _VarianceAroundTarget(torch.autograd.Function):
     r"""The variance with its gradient written out, in a third of autograd's operations.
 
-    With the difference :math:`d_i = \mu^P_i - \mu^N_i` of an anchor's mean similarities, and the center
-    :math:`\tau_i = \mu^N_i + \theta d_i` for :math:`\theta = \gamma^2` (:math:`\gamma` where the target is detached),
+    With the difference :math:`d_i = \mu^P_i - \mu^N_i` of an anchor's mean similarities, and the center :math:`\tau_i =
+    \mu^N_i + \theta d_i` for :math:`\theta = \gamma^2` (:math:`\gamma` if the target is detached),
 
     .. math::
         \sum_{k \in N_i} (s_{ik} - \xi_i)^2
@@ -108,7 +107,7 @@ class _VarianceAroundTarget(torch.autograd.Function):
         \frac{\partial}{\partial s_{ij}} \sum_{k \in N_i} (s_{ik} - \xi_i)^2
             &= 2 \Big[ [j \in N_i] (s_{ij} - \tau_i) + [j \in P_i] \, \gamma^2 \frac{|N_i|}{|P_i|} \, d_i \Big],
 
-    without the positives' term where the target is detached.
+    without the positives' term if the target is detached.
     """
 
     @staticmethod

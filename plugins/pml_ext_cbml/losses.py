@@ -49,7 +49,7 @@ LARGEST_EXPONENT = 10.0  # of a negative pair of similarity 1, with estimated ce
 
 
 def _gives_cosines(distance: BaseDistance) -> bool:
-    """Return whether the values of a similarity are cosines, as PairStatistics has them."""
+    """Whether a similarity gives cosines, as in PairStatistics."""
     is_product = isinstance(distance, DotProductSimilarity) and distance.normalize_embeddings
     return is_product and distance.p == 2 and distance.power == 1
 
@@ -67,50 +67,48 @@ class CBMLLoss(Float64Buffers, PairLoss):
         + g\Big(1 + \delta^N \sum_{j \in N_i^*} \exp\frac{s_{ij} - \alpha^N}{\beta^N}\Big)
         + \lambda \, \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2 \Big] \quad (27, 29, 30)
 
-    with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target
-    :math:`\xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28).
-    The wide exponential weighs positives evenly, the narrow one counts only negatives near similarity :math:`\alpha^N`;
-    the metric variance reduces the spread of an anchor's negatives, which helps on unseen classes.
+    with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target :math:`\xi_i = \gamma \operatorname{mean}_{P_i}
+    s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28). The wide exponential weighs positives evenly;
+    the narrow one counts only negatives near similarity :math:`\alpha^N`. The variance term keeps an anchor's negatives
+    close together, which helps on unseen classes.
 
     The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
-    counts in the mean. An ``indices_tuple`` restricts all pair sets, target and variance included, before mining.
-    With ``collect_stats``, ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight) are
-    recorded, each the mean over anchors. A graded relation multiplies the exponential of a positive pair by its weight,
-    :math:`\sum_{j \in P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance ignore the weights.
-    Computation is in float32 or float64, regardless of the input dtype and autocast.
+    counts in the mean. An ``indices_tuple`` restricts all pair sets before mining, also for target and variance.
+    ``collect_stats`` records the means over anchors ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without
+    its weight). A graded relation multiplies the exponential of a positive pair by its weight, :math:`\sum_{j \in
+    P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance ignore the weights.
 
     *Deviations* from the authors' code: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
-    anchors without hard pairs (``skip_unmined=True``), and uses ``delta=0.25`` with ``"const"``. It excludes positives
-    with similarity above 1 - 1e-5; this class excludes only the anchor itself, by index.
+    anchors without hard pairs (``skip_unmined=True``), and uses ``delta=0.25`` with ``"const"``. It also excludes
+    positives with similarity above 1 - 1e-5; this class excludes only the anchor itself, by index.
 
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 9 ``B x R``.
 
-    *Pair with:* a sampler of several samples per class, such as PML's ``MPerClassSampler``; no miner is needed.
+    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner is needed.
 
     Args:
-        alpha_pos: center of the positives' exponential; 0.5 in the paper, as all defaults here for CUB and Cars.
-        beta_pos: width of the positives' exponential, above 0; 0.5 (Online Products and In-Shop: 0.25).
+        alpha_pos: center of the positives' exponential; 0.5. All defaults are the paper's for CUB and Cars; in
+            brackets, Online Products and In-Shop.
+        beta_pos: width of the positives' exponential, above 0; 0.5 (0.25).
         alpha_neg: center of the negatives' exponential; 1.0 (0.5).
         beta_neg: width of the negatives' exponential, above 0; 0.01 (0.05).
         mvc_weight: :math:`\lambda`, 0 or more; 1.0 (0.001).
         mvc_gamma: :math:`\gamma`, in [0, 1].
         mvc_reduction: ``"mean"`` or ``"sum"`` over an anchor's negatives.
-        detach_target: whether no gradient flows through :math:`\xi_i`.
-        skip_unmined: whether an anchor without hard pairs gives 0 altogether; else it keeps g(1) + g(1) and its
-            variance.
+        detach_target: whether :math:`\xi_i` has no gradient.
+        skip_unmined: whether an anchor without hard pairs gives 0; else it gives g(1) + g(1) and its variance.
         delta: :math:`\delta^P = \delta^N`, 0 or more, or ``"ratio"`` for Eq. (23).
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
-        epsilon: the margin of Eq. (25); the paper gives none, the authors' code has 0.1.
+        epsilon: the margin of Eq. (25); 0.1 in the authors' code, not given in the paper.
         mining: False sums over all pairs, Eq. (22).
-        statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
-            negative pairs, for the quadratic exponent of Eq. (20) instead of centers and widths; see
-            :meth:`from_statistics`. ``"auto"`` estimates them on the first batch in training, of the untrained network,
-            for the centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. With
-            ``"auto"``, the negatives' width is at least ``(1 - alpha_neg) / 10``: embeddings that begin whitened have
-            similarities near 0, which training spreads, and a width for the first of them is far too narrow. The
-            state dict contains the estimates (``estimates``). Before that batch, a call in evaluation or without
-            gradients uses the statistics of its own batch. A batch whose classes hardly differ gives none: its call
-            uses the default constants and warns, and the next batch is tried.
+        statistics: four numbers :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of
+            positive and negative pairs, give the quadratic exponent of Eq. (20) instead of centers and widths; see
+            :meth:`from_statistics`. ``"auto"`` estimates them on the first training batch, for centers and widths by
+            Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. With ``"auto"``, the negatives' width
+            is at least ``(1 - alpha_neg) / 10``, because whitened embeddings begin with similarities near 0, whose
+            spread grows in training. The state dict keeps the estimates (``estimates``). Earlier calls in evaluation or
+            without gradients use their own batch. A batch whose classes hardly differ gives a warning and the default
+            constants; the next batch is tried.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
@@ -124,8 +122,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
         torch.Size([])
 
-    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402;
-    authors' code: https://github.com/kanshichao/CBML.
+    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022,
+    https://arxiv.org/abs/2210.04402; authors' code: https://github.com/kanshichao/CBML.
     """
 
     statistic_names = ("positive_loss", "negative_loss", "variance_loss")
@@ -202,13 +200,13 @@ class CBMLLoss(Float64Buffers, PairLoss):
 
     @classmethod
     def from_statistics(cls, statistics: PairStatistics, exponent: str = "linear", **settings: Any) -> CBMLLoss:
-        """Return a loss with exponentials that fit the similarities of some embeddings.
+        """A loss whose exponentials fit the similarities of some embeddings.
 
         Args:
-            statistics: of a network's embeddings, for example ``PairStatistics.of(embeddings, labels)``.
-            exponent: ``"linear"`` for centers and widths by Sec. 4.4 F, which contain delta of Eq. (23);
-                ``"quadratic"`` for the exponent of Eq. (20), with ``delta="ratio"``, Eq. (23), by default.
-            settings: other arguments of the class; ``delta`` is not allowed with linear exponents.
+            statistics: for example ``PairStatistics.of(embeddings, labels)``.
+            exponent: ``"linear"``: centers and widths by Sec. 4.4 F, which contain delta of Eq. (23). ``"quadratic"``:
+                Eq. (20), by default with ``delta="ratio"``, Eq. (23).
+            settings: other arguments of the class; ``delta`` only with quadratic exponents.
         """
         if exponent not in ("linear", "quadratic"):
             raise ValueError(f"exponent must be 'linear' or 'quadratic'; got {exponent!r}")
@@ -227,10 +225,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         ref_labels: Tensor | None,
         relation: Relation | None,
     ) -> None:
-        """Estimate ``"auto"`` statistics in the first call in training.
-
-        Calls before it, in evaluation or without gradients, use those of their own batch.
-        """
+        """Estimate ``"auto"`` statistics in the first training call; earlier calls use their own batch."""
         if relation is not None:
             raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
         if ref_emb is None:
@@ -239,11 +234,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
             run_eagerly(self._fit, ref_emb, ref_labels)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Use the loaded estimates, or estimate from the first batch in training (gathered over processes).
-
-        A batch in evaluation, or without gradients, is estimated for its call alone. A batch that gives no estimates
-        has the constants, and a warning.
-        """
+        """Use the loaded estimates, or those of this batch; keep a training batch's, gathered over processes."""
         if self.estimates.isfinite().all():
             self._use(PairStatistics(*self.estimates.tolist()))
             self.wants_before_call = False
@@ -279,11 +270,11 @@ class CBMLLoss(Float64Buffers, PairLoss):
         self.delta = 1.0
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
+        """Similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
         return likelihood_ratio_figures(run)
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per anchor, Eq. (30)."""
+        """One value per anchor, Eq. (30)."""
         similarity = pairs.matrix
         masks = indicators(pairs.masks, similarity)
         counts = masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
@@ -317,7 +308,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        """Return the positive and negative terms of Eq. (27) per anchor, ``[2, B]``, computed in the log domain."""
+        """The positive and negative terms of Eq. (27) per anchor, ``[2, B]``, in the log domain."""
         centers = (self.alpha_pos, self.alpha_neg)
         slopes = (-1 / self.beta_pos, 1 / self.beta_neg)
         if self.statistics is not None:
@@ -330,7 +321,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         return AVERAGINGS[self.averaging](logarithms)
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
-        """Return the logarithm of delta; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23), ``[2, B]``."""
+        """Logarithm of delta; for ``"ratio"``, of |N| / |P|^2 and |P| / |N|^2, Eq. (23), ``[2, B]``."""
         if self.delta == 1:
             return None
         if isinstance(self.delta, str):

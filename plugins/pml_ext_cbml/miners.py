@@ -24,18 +24,19 @@ class HardPairMiner(TiledMiner):
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    It finds the same pairs as PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` includes this mining.
-    ``CBMLLoss(mining=False)`` with this miner gives the same loss if ``mvc_weight=0``; otherwise the variance covers
-    the mined pairs only.
+    It finds the pairs of PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` includes this mining. With
+    ``CBMLLoss(mining=False)`` the miner gives the same loss if ``mvc_weight=0``; else the variance covers only mined
+    pairs.
 
     *Cost:* one product of ``B x D x R``; memory for a tile and for the returned pairs.
 
     Args:
-        epsilon: the margin, in units of the similarity; the paper gives none, the authors' code has 0.1.
-        tile_size: number of anchors per tile; None chooses it automatically.
+        epsilon: the margin, in units of the similarity; 0.1 in the authors' code, not given in the paper.
+        tile_size: anchors per tile; automatic by default.
         kwargs: as in PML's miners: ``distance`` (any; negated if smaller means nearer), ``collect_stats``.
 
-    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
+    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022,
+    https://arxiv.org/abs/2210.04402.
     """
 
     def __init__(self, epsilon: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[PairMinerSettings]) -> None:
@@ -45,7 +46,7 @@ class HardPairMiner(TiledMiner):
         self.add_to_recordable_attributes(name="epsilon", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """Return the pairs of Eq. (25)."""
+        """The pairs of Eq. (25)."""
         if matrix.numel():
             if self.distance.is_inverted:
                 similarity = matrix
@@ -56,5 +57,5 @@ class HardPairMiner(TiledMiner):
         return (*torch.where(positives), *torch.where(negatives))
 
     def get_default_distance(self) -> BaseDistance:
-        """Return cosine similarity."""
+        """Cosine similarity."""
         return GramCosineSimilarity()

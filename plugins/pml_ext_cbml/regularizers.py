@@ -37,22 +37,23 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}
 
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
-    reducer gets one value per anchor; an anchor without positives or without negatives gives 0 and is counted.
+    reducer gets one value per anchor; an anchor without positives or without negatives gives 0 and counts.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
-    batch is computed in tiles, with three or four products and memory linear in B.
+    *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices. Large batches use
+    tiles: three or four products, and memory linear in B.
 
     Args:
         gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
-        reduction: ``"mean"`` over an anchor's negatives, or their ``"sum"``, as in the authors' code.
-        detach_target: whether no gradient flows through the target.
-        tile_size: anchors per tile; None chooses it automatically.
+        reduction: ``"mean"`` over an anchor's negatives, or ``"sum"``, as in the authors' code.
+        detach_target: whether the target has no gradient.
+        tile_size: anchors per tile; automatic by default.
         kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
 
     Raises:
         ValueError: a setting outside its range, or a distance that is not a similarity.
 
-    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
+    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022,
+    https://arxiv.org/abs/2210.04402.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         self.add_to_recordable_attributes(name="gamma", is_stat=False)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Return one value per anchor, Eq. (29)."""
+        """One value per anchor, Eq. (29)."""
         if len(embeddings) == 0:
             return reduced(embeddings.sum())
         settings: Any = {"gamma": self.gamma, "reduction": self.reduction, "detach_target": self.detach_target}
@@ -88,9 +89,9 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         return per_anchor(*self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Plot the similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
+        """Similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
         return likelihood_ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:
-        """Return cosine similarity."""
+        """Cosine similarity."""
         return GramCosineSimilarity()

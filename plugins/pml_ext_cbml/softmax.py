@@ -21,31 +21,28 @@ from pml_ext.plugin import (
 
 
 class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    r"""Cross entropy of a linear classifier on the features, as in training for classification (Fig. 2, "CE").
+    r"""Cross entropy of a linear classifier on the features, as in classification (Fig. 2, "CE").
 
     .. math::
         \operatorname{mean}_i \Big[
         -\log \frac{\exp(w_{y_i} \cdot x_i + b_{y_i})}{\sum_c \exp(w_c \cdot x_i + b_c)} \Big]
 
-    Features and weights are not normalized, and each class has a bias. PML's ``NormalizedSoftmaxLoss`` differs: it is a
-    proxy loss that normalizes both, has no bias, and divides cosine similarities by a temperature. The classifier
-    belongs to the loss and is not part of the tested network. With ``[model] embedder = "none"``, the trunk's features
-    are trained and tested.
+    Features and weights are not normalized, and each class has a bias. PML's ``NormalizedSoftmaxLoss`` is a proxy loss
+    that normalizes both, has no bias, and divides cosines by a temperature. The classifier belongs to the loss, not to
+    the tested network. With ``[model] embedder = "none"``, the trunk's features are trained and tested.
 
-    The reducer gets one value per image (``"element"``). References and an ``indices_tuple`` are refused.
-
-    *Cost:* one product of ``B x D x num_classes`` forward and two backward.
+    The reducer gets one value per image (``"element"``). *Cost:* one product of ``B x D x num_classes`` forward and two
+    backward.
 
     Args:
-        num_classes: number of classes in the training set.
+        num_classes: number of training classes.
         embedding_size: D.
-        class_labels: the label of each class, ``num_classes`` integers; by default 0 to ``num_classes`` - 1.
-        kwargs: as in PML's losses: ``reducer``, ``embedding_regularizer``, ``embedding_reg_weight``,
-            ``collect_stats``.
+        class_labels: the label of each class, ``num_classes`` integers; 0 to ``num_classes`` - 1 by default.
+        kwargs: as in PML's losses: ``reducer``, ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``.
 
     Raises:
-        ValueError: ``class_labels`` are not ``num_classes`` distinct integers, or a ``distance`` is given; in a call, a
-            label is not among them, or references or an ``indices_tuple`` are passed.
+        ValueError: ``class_labels`` are not ``num_classes`` distinct integers, or a ``distance`` is given. In a call:
+            an unknown label, references or an ``indices_tuple``.
 
     Example:
         >>> import torch
@@ -53,7 +50,8 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         >>> loss(torch.randn(3, 4), torch.tensor([7, 9, 9])).shape
         torch.Size([])
 
-    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
+    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022,
+    https://arxiv.org/abs/2210.04402.
     """
 
     capabilities = frozenset({"labels"})
@@ -78,7 +76,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
-        """Return one value per image."""
+        """One value per image."""
         self.classes.check(labels, "SoftmaxLoss")
         if len(embeddings) == 0:
             return reduced(embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum())

@@ -1,4 +1,4 @@
-"""Means and deviations of the similarities of positive and negative pairs, and CBML settings computed from them."""
+"""Statistics of the similarities of pairs, and CBML settings computed from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BINS = 60  # per histogram
 
 @dataclasses.dataclass(frozen=True)
 class PairStatistics:
-    r"""Similarity statistics of pairs: two normal distributions, and the mean numbers of pairs per anchor.
+    """Similarity statistics of pairs: two normal distributions, and mean numbers of pairs per anchor.
 
     A number outside its range raises ValueError.
     """
@@ -56,7 +56,7 @@ class PairStatistics:
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
-        """Return the statistics of the cosine similarities of all pairs of a batch, ``[B, D]`` and labels ``[B]``.
+        """Statistics of the cosine similarities of all pairs of a batch, ``[B, D]`` with labels ``[B]``.
 
         Raises:
             ValueError: there is no positive or no negative pair, or all similarities of one kind are equal.
@@ -85,16 +85,16 @@ class PairStatistics:
         return cls(mean_pos, std_pos, mean_neg, std_neg, num_pos, num_neg)
 
     def exponents(self) -> dict[str, float]:
-        r"""Return centers and widths of both exponentials, Sec. 4.4 F.
+        r"""Centers and widths of both exponentials, Sec. 4.4 F.
 
         .. math::
             \alpha^P = \alpha^N = \frac{\mu_P + \mu_N}{2}, \quad
             \frac{\alpha^P}{\beta^P} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_P^2} + \log \delta^P, \quad
             \frac{\alpha^N}{\beta^N} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_N^2} - \log \delta^N
 
-        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23). The keys are the
-        arguments ``alpha_pos``, ``beta_pos``, ``alpha_neg`` and ``beta_neg`` of :class:`CBMLLoss`, to be used with
-        ``delta=1``. A center or width that is not above 0 raises ValueError.
+        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23). The keys are
+        arguments of :class:`CBMLLoss`, for use with ``delta=1``. A center or width that is not above 0 raises
+        ValueError.
         """
         alpha = (self.mean_pos + self.mean_neg) / 2
         squares = (self.mean_pos**2 - self.mean_neg**2) / 2
@@ -114,7 +114,7 @@ class PairStatistics:
 
 
 def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the cosines of some normalized rows with all, ``[T, B]``, and masks of positive and negative pairs."""
+    """Yield cosines of some normalized rows with all, ``[T, B]``, and masks of positives and negatives."""
     size = rows_per_tile(None, len(x), len(x), x.device) or max(1, len(x))
     for rows in tiles_of_rows(len(x), size):
         similarity = x[rows] @ x.T
@@ -122,10 +122,10 @@ def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]
 
 
 def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
-    r"""Plot the similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones (Fig. 3).
+    r"""Plot the similarity distributions of pairs and their ratio :math:`\Phi_N` (Fig. 3).
 
-    The ratio of the histograms is drawn where both have pairs, with Eq. (20) for the means and deviations of the two
-    distributions. ``parts``, ``{title: (embeddings [N, D], labels [N])}``, fill one column each: up to 1,000 images.
+    The ratio of the histograms is drawn where both have pairs, with Eq. (20). ``parts``, ``{title: (embeddings [N, D],
+    labels [N])}``, fill one column each, with up to 1,000 images.
     """
     from pml_ext.plugin import figures
 
@@ -151,7 +151,6 @@ class _Histograms(NamedTuple):
 
 
 def _histograms(x: Tensor, labels: Tensor) -> _Histograms:
-    """Return the distributions of the cosine similarities of embeddings, ``[N, D]``."""
     similarity = gram(normalize(x.double()))
     positives, negatives = pair_masks(similarity, labels)
     low = min(float(similarity.min()), 1 - 1e-6)  # the range is not empty for collapsed embeddings
@@ -162,7 +161,6 @@ def _histograms(x: Tensor, labels: Tensor) -> _Histograms:
 
 
 def _draw_distributions(axes: Any, histograms: _Histograms) -> None:
-    """Draw the distributions of positive and negative pairs."""
     from pml_ext.plugin import figures
 
     edges = histograms.edges.numpy()
@@ -175,7 +173,7 @@ def _draw_distributions(axes: Any, histograms: _Histograms) -> None:
 
 
 def _draw_ratio(axes: Any, histograms: _Histograms, x: Tensor, labels: Tensor) -> str:
-    """Draw the ratio of the distributions and Eq. (20); return a note where the embeddings have no Eq. (20)."""
+    """Draw the ratio of the distributions and Eq. (20); return a note if Eq. (20) is undefined."""
     from pml_ext.plugin import figures
 
     edges, positive, negative = histograms
@@ -197,7 +195,7 @@ def _draw_ratio(axes: Any, histograms: _Histograms, x: Tensor, labels: Tensor) -
 
 
 def likelihood_ratio_figures(run: RunView) -> dict[str, Figure]:
-    """Return ``{title: figure}``, :func:`likelihood_ratio_figure` of a run's training and test images."""
+    """``{title: figure}``: :func:`likelihood_ratio_figure` of a run's training and test images."""
     if "train_sample" in run.splits:
         trained = "train_sample"
     else:

@@ -1,4 +1,4 @@
-"""Losses, miners and batch norm over several processes, and the exchange of tensors and objects between them."""
+"""Losses, miners and batch norm over several processes, and communication between them."""
 
 import lazy_loader
 

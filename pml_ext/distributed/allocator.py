@@ -1,4 +1,4 @@
-"""Reuse of freed memory by the allocator of glibc, which by default unmaps each large tensor when it is freed."""
+"""Lets glibc's allocator reuse freed memory; by default it unmaps each large tensor."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _MAPS = Path("/proc/self/maps")
 
 
 def keep_freed_memory(device: object = "cpu") -> bool:
-    """Let this process reuse the memory of freed tensors, which is faster on a CPU; return whether it does.
+    """Let this process reuse the memory of freed tensors, faster on a CPU; return whether it does.
 
-    By default, glibc maps each large tensor anew and unmaps it when it is freed. The system then clears its pages again
-    at every step. After this call, freed memory stays in the process: up to 1 GiB at the end of the heap, and gaps
-    between blocks in use. Call it once, before the first large tensor; further calls change nothing.
+    By default, glibc unmaps each large tensor when it is freed, and the system clears new pages at every step. After
+    this call, freed memory stays in the process: up to 1 GiB at the end of the heap, and gaps between blocks in use.
+    Call it once, before the first large tensor.
 
-    The function only acts on Linux with glibc. It leaves other allocators (jemalloc, tcmalloc, mimalloc), which are
-    loaded by ``LD_PRELOAD``, as they are, and does nothing if the environment variable ``PML_EXT_ALLOCATOR`` is
-    ``default``. Child processes started by fork inherit the setting; others call the function themselves.
+    It has an effect only on Linux with glibc, and not with allocators loaded by ``LD_PRELOAD`` (jemalloc, tcmalloc,
+    mimalloc) or if the environment variable ``PML_EXT_ALLOCATOR`` is ``default``. Forked child processes inherit the
+    setting; others must call the function themselves.
 
     Args:
-        device: the device of the work, as a name or a ``torch.device``. For any but the CPU, nothing is changed.
+        device: the device of the work, a name or a ``torch.device``; only the CPU has an effect.
 
     Raises:
         ConfigError: ``PML_EXT_ALLOCATOR`` has another value than ``default``.
@@ -51,7 +51,7 @@ def keep_freed_memory(device: object = "cpu") -> bool:
 
 @functools.cache
 def _set_allocator() -> bool:
-    """Set the allocator if it is that of glibc; return whether all settings were accepted."""
+    """Set glibc's allocator; return whether it accepted all settings."""
     if not _has_glibc() or _has_other_allocator():
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -70,7 +70,6 @@ def _has_glibc() -> bool:
 
 
 def _has_other_allocator() -> bool:
-    """Return whether another allocator is, or was to be, loaded before that of glibc."""
     if _OTHER_ALLOCATORS.search(os.environ.get("LD_PRELOAD", "")):
         return True
     try:

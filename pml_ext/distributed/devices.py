@@ -1,4 +1,4 @@
-"""Devices (the CPU or the accelerator that torch finds: CUDA, MPS, XPU) and precisions."""
+"""Devices (the CPU, or the accelerator that torch finds: CUDA, MPS, XPU) and precisions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def choose_device(name: str) -> str:
-    """Return torch's name of the device chosen from :data:`CHOICES`; ConfigError if it is not available.
+    """Torch's name of a device in :data:`CHOICES`; ConfigError if it is unavailable.
 
-    ``"auto"`` is the accelerator if available, else the CPU. Under ``torchrun``, it is the rank's own: ``"cuda:1"``.
+    ``"auto"`` is the accelerator if available, else the CPU. Under ``torchrun``, each rank has its own: ``"cuda:1"``.
     """
     available = accelerator()
     if name not in CHOICES and name != available:
@@ -39,14 +39,14 @@ def choose_device(name: str) -> str:
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Return torch's autocast to a precision on a device; for ``"float32"`` a context that changes nothing."""
+    """Torch's autocast to a precision; ``"float32"`` changes nothing."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, getattr(torch, precision))
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
-    """Raise ConfigError for a precision that a device does not support, tested by a small product."""
+    """Test a precision with a small product; ConfigError if the device does not support it."""
     try:
         with warnings.catch_warnings(), autocast(device, precision):
             warnings.simplefilter("ignore")  # torch warns and falls back to float32, which is an error here

@@ -1,4 +1,4 @@
-"""Concatenation of all processes' tensors in rank order, and tiles of a loss that processes share."""
+"""Concatenation of all processes' tensors in rank order, and tiles that processes share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Kind = tuple[str, list[int]] | None  # dtype and shape of a row; None without a
 
 
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
-    """Return each tensor, concatenated over all processes in rank order.
+    """Each tensor, concatenated over all processes in rank order.
 
-    The gradient of this process's own rows is multiplied by the number of processes. Raise ValueError if a tensor
-    differs between processes in more than its number of rows, or if ``indices_tuple`` differs.
+    The gradient of this process's rows is multiplied by the number of processes. ValueError if ``indices_tuple`` or a
+    tensor, apart from its number of rows, differs between processes.
     """
     kinds: dict[str, _Kind] = {}
     lengths: dict[str, int] = {}
@@ -66,7 +66,7 @@ def _described(kind: _Kind) -> str:
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Return the rows of every process, by rank. They are sent as padded bytes, which every backend supports."""
+    """The rows of every process, by rank, sent as padded bytes, which every backend supports."""
     if max(lengths) == 0:
         return [x] * len(lengths)
     width = torch.Size(x.shape[1:]).numel() * x.element_size()
@@ -97,11 +97,11 @@ class SharedTiles:
     """Tiles that the processes of a group share; see :class:`pml_ext.pairwise.Sharing`."""
 
     def part(self, count: int) -> slice:
-        """Return this process's slice of ``count`` tiles, which are divided evenly in rank order."""
+        """This process's slice of ``count`` tiles."""
         return share_of(count, rank(), num_processes())
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """Return each tensor concatenated in rank order, and the row at which this process's part begins."""
+        """Each tensor concatenated in rank order, and the row where this process's part begins."""
         lengths_by_rank = gather_objects([len(x) for x in tensors])
         joined = []
         starts = []
@@ -112,7 +112,7 @@ class SharedTiles:
         return joined, starts
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return each tensor summed over the processes."""
+        """Each tensor summed over the processes."""
         totals = [x.contiguous().to(collective_device(x.device), copy=True) for x in tensors]
         for total in totals:
             dist.all_reduce(total)
@@ -120,7 +120,7 @@ class SharedTiles:
 
 
 def tiles_shared(*tensors: Tensor | None) -> AbstractContextManager[None]:
-    """Return a context in which processes share tiles if all need the same gradients; else each computes all tiles."""
+    """Context in which processes share tiles, if all need the same gradients."""
     needed = [x is not None and x.requires_grad for x in tensors]
     needed_by_rank = gather_objects([torch.is_grad_enabled(), *needed])
     if all(each == needed_by_rank[0] for each in needed_by_rank):

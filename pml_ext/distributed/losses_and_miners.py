@@ -1,4 +1,4 @@
-"""Losses and miners over several processes: value and gradients of one process on the joined batch."""
+"""Losses and miners over several processes: the result of one process on the joined batch."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from .processes import from_rank_0, num_processes, rank
 
 
 class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
-    r"""A loss over the batches of all processes, joined in the order of their ranks.
+    """A loss over the batches of all processes, joined in the order of their ranks.
 
-    Every process gets the loss value of the joined batch. DistributedDataParallel averages gradients over processes;
-    after that, the network and the loss's parameters have the gradients of one process on the joined batch, whether or
-    not DistributedDataParallel wraps the loss. With ``W`` processes, the gradient of this process's embeddings is
-    therefore ``W`` times that of the joined loss, since the average divides by ``W``.
+    Every process gets the loss of the joined batch. DistributedDataParallel averages gradients over the W processes.
+    Afterwards, the network and the loss's parameters have the gradients of one process on the joined batch, whether or
+    not DistributedDataParallel wraps the loss. To make up for the average, the gradient of this process's embeddings is
+    W times that of the joined loss.
 
-    Batches may differ in size. All processes draw the same random numbers, from the state of rank 0's torch generators.
-    Put a loss with a memory inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same
-    memory. The first call copies the loss's parameters and buffers from rank 0. One process calls the loss directly.
+    Batches may differ in size. All processes draw the random numbers of rank 0. Put a loss with a memory inside,
+    ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. The first call copies the
+    loss's parameters and buffers from rank 0. A single process calls the loss directly.
 
-    *Cost:* a loss that works in tiles (every pair and triplet loss of ours) is divided: each process computes a part of
-    the anchors against the joined batch, and the gradients of the joined embeddings are summed. Small batches and
-    other losses are computed on the joined batch in every process.
+    *Cost:* processes share the tiles of a loss in tiles (every pair and triplet loss of ``pml_ext``), and sum the
+    gradients of the joined embeddings. Small batches and other losses are computed in every process.
 
     Args:
-        loss: a loss of PML or of ours, a wrapper around one, or one inside DistributedDataParallel.
+        loss: any loss or wrapper, or one inside DistributedDataParallel.
     """
 
     capabilities = WrapperCapabilities(
@@ -60,12 +59,12 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
         ref_labels: Tensor | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Any:
-        """Return the loss of the joined batch.
+        """The loss of the joined batch.
 
-        Arguments are this process's rows, any number of them, 0 included. An ``indices_tuple``, from a
-        :class:`DistributedMiner`, refers to rows of the joined batch and is the same in all processes. ``enqueue_mask``
-        is for a :class:`pml_ext.CrossBatchMemory`, a list of views as ``ref_emb`` for a
-        :class:`pml_ext.SelfSupervisedLoss`. Invalid arguments raise TypeError or ValueError.
+        Arguments are this process's rows, possibly 0. An ``indices_tuple`` from a :class:`DistributedMiner` refers to
+        rows of the joined batch and is the same in all processes. ``enqueue_mask`` is for
+        :class:`pml_ext.CrossBatchMemory`, a list of views as ``ref_emb`` for :class:`pml_ext.SelfSupervisedLoss`.
+        Invalid arguments raise TypeError or ValueError.
         """
         if isinstance(ref_emb, (list, tuple)):
             return self._loss_of_views(embeddings, ref_emb)
@@ -85,7 +84,7 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
             return call_loss(self.loss, indices_tuple=indices_tuple, **joined)
 
     def _loss_of_views(self, embeddings: Tensor, views: Sequence[Tensor]) -> Any:
-        """Return the loss of joined views, for a :class:`pml_ext.SelfSupervisedLoss` of more than two."""
+        """The loss of joined views, for a :class:`pml_ext.SelfSupervisedLoss` of more than two."""
         if "labels" in capabilities(unwrapped(self.loss)):
             name = type(unwrapped(self.loss)).__name__
             raise TypeError(f"ref_emb of {name} must be one tensor; several views are for SelfSupervisedLoss(loss)")
@@ -101,7 +100,7 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
             return self.loss(first, others)
 
     def _copy_from_rank_0(self) -> None:
-        """Copy parameters and buffers of the loss from rank 0 in the first call."""
+        """Copy the loss's parameters and buffers from rank 0 in the first call."""
         if not self._alike:
             _take_state_of_rank_0(self.loss)
             self._alike = True
@@ -110,11 +109,10 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
 class DistributedMiner(BaseMiner):  # type: ignore[misc]
     """A miner over the batches of all processes, for :class:`DistributedLoss`.
 
-    The miner runs in rank 0 on the joined batch; every process gets its indices, which are rows of the joined batch.
-    With one process, the miner is called directly.
+    The miner runs in rank 0. Every process gets its indices, which are rows of the joined batch.
 
     Args:
-        miner: a miner of PML or of ours.
+        miner: any miner.
     """
 
     joins_batches = True
@@ -126,7 +124,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The miner's capabilities without ``relation``, which calls do not take here."""
+        """The miner's capabilities without ``relation``, which calls here do not accept."""
         return capabilities(self.miner) - {"relation"}
 
     @property
@@ -138,7 +136,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Return the pairs or triplets mined in the joined batch; each argument is this process's part."""
+        """The pairs or triplets mined in the joined batch; each argument is this process's part."""
         self.reset_stats()
         given: Any = embeddings, labels, ref_emb, ref_labels
         if num_processes() > 1:
@@ -172,7 +170,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that draws rank 0's random numbers; on exit, other ranks restore their own generators."""
+    """Context that draws rank 0's random numbers; other ranks restore their generators on exit."""
     states = from_rank_0([state.cpu() for state in generator_states(device)])
     if rank() == 0:
         return contextlib.nullcontext()

@@ -16,29 +16,29 @@ from ..errors import ConfigError
 
 
 def num_processes() -> int:
-    """Return the number of processes, 1 without a process group."""
+    """The number of processes, 1 without a process group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return 1
 
 
 def rank() -> int:
-    """Return this process's rank, from 0."""
+    """This process's rank, from 0."""
     return dist.get_rank() if num_processes() > 1 else 0
 
 
 def share_of(count: int, number: int, processes: int) -> slice:
-    """Return the part of ``count`` items for one of several processes, numbered from 0: parts of almost equal size."""
+    """Share of ``count`` items for process ``number``; shares are almost equal."""
     return slice(count * number // processes, count * (number + 1) // processes)
 
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Run a block in the process group of ``torchrun`` and then destroy the group; for one process, run it without.
+    """Run a block in torchrun's process group, then destroy the group; one process needs none.
 
-    After an error the group is left to torchrun, since to destroy it would wait for the other processes.
-    ``device`` is ``"cpu"`` (gloo) or an accelerator (such as ``"cuda"``: NCCL, and gloo for tensors on the CPU). Raises
-    ConfigError for a device without a backend in torch.
+    After an error the group is left to torchrun, because destroying it would wait for the other processes. ``device``
+    is ``"cpu"`` (gloo) or an accelerator (``"cuda"``: NCCL, and gloo for CPU tensors). ConfigError for a device without
+    a backend in torch.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
@@ -60,7 +60,7 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def _meeting_place() -> dict[str, Any]:
-    """Return torchrun's store with a prefix per restart, so that no process reads the address of an earlier start."""
+    """Torchrun's store with a prefix per restart, so that no process reads an old address."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -71,7 +71,7 @@ def _meeting_place() -> dict[str, Any]:
 
 
 def from_rank_0(value: Any) -> Any:
-    """Return rank 0's value, a picklable object, in every process."""
+    """Rank 0's value, a picklable object, in every process."""
     if num_processes() == 1:
         return value
     everyone = [value]
@@ -80,10 +80,7 @@ def from_rank_0(value: Any) -> Any:
 
 
 def from_ranks(value: Any) -> list[Any]:
-    """Return the picklable values of all processes, by rank, in rank 0; other processes get an empty list.
-
-    Use :func:`gather_objects` where all of them need the values.
-    """
+    """Picklable values of all processes, by rank, in rank 0; an empty list elsewhere."""
     if num_processes() == 1:
         return [value]
     gathered: list[Any] | None = None
@@ -94,7 +91,7 @@ def from_ranks(value: Any) -> list[Any]:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the picklable values of all processes, by rank, in every process."""
+    """Picklable values of all processes, by rank, in every process."""
     everyone: list[Any] = [value] * num_processes()
     if num_processes() > 1:
         dist.all_gather_object(everyone, value)
@@ -102,15 +99,15 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def wait_for_all_ranks() -> None:
-    """Wait until every process is here; a broadcast would let rank 0 go on without the others."""
+    """Wait until every process is here."""
     gather_objects(None)
 
 
 @contextlib.contextmanager
 def rank_0_first() -> Iterator[None]:
-    """Run the block in rank 0, and then in all other processes. It may not contain collective operations.
+    """Run the block in rank 0, then in all other processes, without collective operations inside.
 
-    After an error of rank 0 the others wait until torchrun ends them.
+    After an error in rank 0, the others wait until torchrun ends them.
     """
     if rank() > 0:
         wait_for_all_ranks()
@@ -120,7 +117,7 @@ def rank_0_first() -> Iterator[None]:
 
 
 def max_over_ranks(number: int) -> int:
-    """Return the maximum of an integer over all processes, in every process."""
+    """Maximum of an integer over all processes, in every process."""
     if num_processes() == 1:
         return number
     greatest = torch.tensor(number)
@@ -129,16 +126,16 @@ def max_over_ranks(number: int) -> int:
 
 
 def collective_device(device: torch.device) -> torch.device:
-    """Return the device for tensors of a collective operation: the CPU if gloo is the only backend, else ``device``."""
+    """Device for collective operations: the CPU if gloo is the only backend, else ``device``."""
     if dist.get_backend() == "gloo":
         return torch.device("cpu")
     return device
 
 
 def end_with_the_parent() -> None:
-    """Wait until the process that started this one has ended, even if it was killed, and end; call it in a thread.
+    """In a thread: exit once the process that started this one has ended, even if killed.
 
-    Torch looks at the parent in the sense of the system, which may be a fork server.
+    Torch looks at the system's parent, which may be a fork server.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -19,23 +19,23 @@ from .processes import from_rank_0, num_processes, rank, share_of
 class DistributedBatchSampler(Sampler[list[int]]):
     """A ``batch_sampler`` that divides the batches of any sampler among the processes.
 
-    Rank 0 draws each pass for all, and rank r of W gets the r-th of W consecutive parts of every batch: with
-    :class:`pml_ext.DistributedLoss`, which joins the parts again, W processes train as one does on whole batches. A
-    sampler of its own for each process would draw other classes, and torch's ``DistributedSampler`` takes no sampler.
+    Rank 0 draws each pass for all; rank r of W gets the r-th of W consecutive parts of every batch. Together with
+    :class:`pml_ext.DistributedLoss`, W processes train as one does on whole batches. Separate samplers would draw
+    different classes, and torch's ``DistributedSampler`` does not accept a sampler.
 
-    While a pass is drawn, the generators of ``random``, numpy and torch are seeded by the seed and the number of the
-    pass; afterwards they are as before. A sampler with a generator of its own keeps it. One process gets whole batches.
+    The generators of ``random``, numpy and torch are seeded with the seed and the number of the pass while it is drawn,
+    and restored afterwards. A sampler with its own generator keeps it. A single process gets whole batches.
 
     Args:
-        sampler: a sampler of indices, or of batches of them; of PML, of ours or of torch.
-        batch_size: items in a batch of all processes together; None if the sampler gives batches.
+        sampler: a sampler of indices or of batches, from PML, ``pml_ext`` or torch.
+        batch_size: items in a batch of all processes together; None for a sampler of batches.
         seed: of the draws.
-        num_processes: W; by default that of the process group, looked up when a pass begins.
-        rank: of this process; together with ``num_processes``, every process then draws for itself.
+        num_processes: W; by default taken from the process group when a pass begins.
+        rank: of this process. With ``num_processes`` and ``rank``, every process draws for itself.
 
     Raises:
-        TypeError: a sampler that is none, a TupleSampler, or ``batch_size`` together with a sampler of batches.
-        ValueError: a batch of fewer items than processes, or a rank outside of them.
+        TypeError: not a sampler, a TupleSampler, or ``batch_size`` together with a sampler of batches.
+        ValueError: a batch with fewer items than processes, or an invalid rank.
 
     Example:
         >>> batches = DistributedBatchSampler(range(8), 4, num_processes=2, rank=1)
@@ -73,7 +73,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._place = None if rank is None or num_processes is None else (rank, num_processes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next pass, from 0; by itself it goes up with every pass."""
+        """Set the number of the next pass, from 0; every pass increases it by one."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             yield batch[share_of(len(batch), number, processes)]
 
     def _draw(self) -> list[list[int]]:
-        """Return the batches of a pass for all processes together."""
+        """The batches of a pass for all processes together."""
         with _seeded(self.seed, self.epoch):
             drawn = list(self.sampler)
         if not drawn:
@@ -114,14 +114,14 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return [indices[start : start + self.batch_size] for start in starts]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of the next pass, and the state of the sampler if it has one."""
+        """The number of the next pass, and the sampler's state if it has one."""
         state: dict[str, Any] = {"epoch": self.epoch}
         if hasattr(self.sampler, "state_dict"):
             state["sampler"] = self.sampler.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
+        """Restore the state of :meth:`state_dict`."""
         self.epoch = state["epoch"]
         if hasattr(self.sampler, "load_state_dict"):
             self.sampler.load_state_dict(state["sampler"])
@@ -129,7 +129,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
 @contextlib.contextmanager
 def _seeded(seed: int, epoch: int) -> Iterator[None]:
-    """Seed the global generators on the CPU inside the block, and restore them afterwards."""
+    """Seed the CPU's global generators inside the block, and restore them afterwards."""
     number = int(np.random.default_rng((seed, epoch)).integers(2**32))
     before_random = random.getstate()
     before_numpy = np.random.get_state()

@@ -1,4 +1,4 @@
-"""The number of threads of each process, known without torch, which reads its variable when it is imported."""
+"""Threads per process, without importing torch, which reads its variable on import."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import os
 
 
 def threads_for(processes: int) -> int:
-    """Return the number of threads of each process: ``OMP_NUM_THREADS``, or an equal share of the processors.
-
-    The variable may be a list, ``"4,2"``, of which the first is meant.
-    """
+    """Threads per process: ``OMP_NUM_THREADS`` (the first of a list), or an equal share of the cores."""
     wanted, _, _ = os.environ.get("OMP_NUM_THREADS", "").partition(",")
     if wanted.strip().isdigit() and int(wanted):
         return int(wanted)

@@ -1,4 +1,4 @@
-"""Gradient caching: the loss of a whole batch that is too large for the network, which runs in micro-batches."""
+"""Gradient caching: the loss of a whole batch, while the network runs in micro-batches."""
 
 from __future__ import annotations
 
@@ -24,39 +24,37 @@ from .splitting import kind_of, number_of_rows, rows_of
 
 
 class CachedGradients(nn.Module):
-    r"""The loss of a whole batch, gradients included, while the network runs in micro-batches.
+    """The loss of a whole batch, gradients included, while the network runs in micro-batches.
 
-    The network embeds one micro-batch after the other and saves only its inputs. The loss sees the embeddings of the
-    whole batch. The backward pass recomputes each micro-batch and backpropagates its part of the gradient (gradient
-    caching). Unlike in gradient accumulation, pairs, hard negatives and memories come from the whole batch.
+    The network embeds the micro-batches one by one and saves only its inputs. The loss sees the embeddings of the whole
+    batch. The backward pass then embeds each micro-batch again to backpropagate its part of the gradient. Unlike
+    gradient accumulation, pairs, hard negatives and memories come from the whole batch.
 
-    Inputs are a tensor or array ``[B, ...]``, a list with one item for each row (texts, images), or a tuple or
-    dictionary of these. The network gets each micro-batch in the same form. Numbers, texts, None and tensors without
-    dimensions inside of a tuple or dictionary go to every micro-batch. With ``reference_network``, two networks are
-    trained: one embeds the queries, the other the references that they are compared with.
+    Inputs are a tensor or array ``[B, ...]``, a list with one item per row (texts, images), or a tuple or dictionary of
+    these. The network gets each micro-batch in the same form. Inside a tuple or dictionary, numbers, texts, None and
+    tensors without dimensions go to every micro-batch.
 
-    Dropout and training-mode batch norm act on each micro-batch; batch norm causes a warning. Several processes wrap
-    the step, not the network: ``DistributedDataParallel(CachedGradients(network, DistributedLoss(loss), 32))``.
+    Dropout and training-mode batch norm act on each micro-batch; batch norm causes a warning. With several processes,
+    wrap the step and not the network: ``DistributedDataParallel(CachedGradients(network, DistributedLoss(loss), 32))``.
 
-    *Cost:* two forward passes and one backward pass of the network; memory of one micro-batch and of the embeddings.
+    *Cost:* two forward passes and one backward pass of the network; memory for one micro-batch and all embeddings.
 
     Args:
-        network: maps inputs to embeddings ``[B, D]``, or to a dictionary, tuple or ``ModelOutput`` with them.
-        loss: any loss of PML or of ours, or a wrapper around one.
-        micro_batch: the most rows of inputs that the network gets at a time, at least 1; all parts are of one size, or
-            differ by one row.
-        miner: finds the ``indices_tuple``, or None.
-        reference_network: embeds ``reference_inputs``; by default, ``network`` does.
-        output: key, attribute or position of the embeddings in what the networks return; by default the only floating
-            point tensor of two dimensions.
-        unpack: whether a dictionary becomes keyword arguments and a tuple positional arguments of the network. By
-            default, a dictionary does if one of its keys is the name of a parameter of the network's ``forward``, and
-            a tuple if ``forward`` has as many positional parameters.
+        network: maps inputs to embeddings ``[B, D]``, or to a dictionary, tuple or ``ModelOutput`` that contains them.
+        loss: any PML or ``pml_ext`` loss, or a wrapper around one.
+        micro_batch: the most rows that the network gets at a time, at least 1. Parts differ by at most one row.
+        miner: finds the ``indices_tuple``; optional.
+        reference_network: embeds ``reference_inputs``; ``network`` by default.
+        output: key, attribute or position of the embeddings in the networks' outputs. By default, the only
+            two-dimensional floating point tensor.
+        unpack: whether dictionaries become keyword arguments of the network, and tuples positional ones. By default, a
+            dictionary does if a key is a parameter of the network's ``forward``, and a tuple if ``forward`` has that
+            many positional parameters.
 
     Raises:
-        TypeError: inputs that cannot be split into rows, outputs without one tensor of embeddings, or a network inside
-            DistributedDataParallel.
-        ValueError: parts of the inputs, labels or outputs with different numbers of rows.
+        TypeError: inputs that cannot be split into rows, outputs without a single tensor of embeddings, or a network
+            inside DistributedDataParallel.
+        ValueError: inputs, labels or outputs with different numbers of rows.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -101,19 +99,19 @@ class CachedGradients(nn.Module):
             ref_labels: Any = None,
             **others: Any,
         ) -> Tensor:
-            """Return the loss of the whole batch: see :meth:`forward`."""
+            """See :meth:`forward`."""
 
     def forward(
         self, inputs: Any, labels: Any = None, reference_inputs: Any = None, ref_labels: Any = None, **others: Any
     ) -> Any:
-        """Return the loss of the whole batch.
+        """The loss of the whole batch.
 
         Args:
             inputs: inputs of the network, B rows.
-            labels: labels of the rows, as the loss takes them.
-            reference_inputs: inputs of the references, R rows; the loss compares each row with each reference.
+            labels: labels of the rows.
+            reference_inputs: inputs of R references; the loss compares each row with each reference.
             ref_labels: labels of the references.
-            others: ``indices_tuple``, ``ref_emb`` (embeddings) or ``enqueue_mask``, as the loss takes them.
+            others: the loss's ``indices_tuple``, ``ref_emb`` (embeddings) or ``enqueue_mask``.
         """
         embeddings = self.network(inputs, _number_of(labels))
         if reference_inputs is None:
@@ -127,7 +125,6 @@ class CachedGradients(nn.Module):
     def _references(
         self, embeddings: Tensor, labels: Any, reference_inputs: Any, ref_labels: Any, others: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the embeddings and the labels of the references."""
         if "references" not in capabilities(unwrapped(self.loss)):
             raise TypeError(
                 f"{type(self.loss).__name__} takes no references; leave out reference_inputs, or take a loss such as "
@@ -170,7 +167,7 @@ class MicroBatched(nn.Module):
         self._warned = False
 
     def forward(self, inputs: Any, wanted: int | None = None) -> Tensor:
-        """Return the embeddings ``[B, D]`` of the whole batch of inputs, B rows, of which ``wanted`` are expected."""
+        """Embeddings ``[B, D]`` of the whole batch; ``wanted`` is the expected B."""
         if isinstance(self.network, nn.parallel.DistributedDataParallel):
             raise TypeError(
                 "micro-batches of a network inside DistributedDataParallel would exchange gradients too early; type "
@@ -218,7 +215,7 @@ class MicroBatched(nn.Module):
 
 
 def call_network(network: nn.Module, inputs: Any, unpack: bool | None = None) -> Any:
-    """Call a network with inputs; ``unpack`` as in :class:`CachedGradients`."""
+    """Call a network; ``unpack`` as in :class:`CachedGradients`."""
     if isinstance(inputs, Mapping):
         if unpack is None:
             unpack = not set(_parameters_of(network)).isdisjoint(inputs)
@@ -241,14 +238,14 @@ _POSITIONAL = (
 
 
 def _parameters_of(network: nn.Module) -> dict[str, Any]:
-    """Return the kind of each parameter of a network's ``forward``, looked up inside of compiled networks."""
+    """The kind of each parameter of ``forward``, also inside a compiled network."""
     network = getattr(network, "_orig_mod", network)
     parameters = inspect.signature(network.forward).parameters
     return {name: parameter.kind for name, parameter in parameters.items()}
 
 
 def embeddings_in(outputs: Any, output: str | int | None, name: str) -> Tensor:
-    """Return the embeddings in what the network ``name`` returned; ``output`` as in :class:`CachedGradients`."""
+    """The embeddings in the outputs of the network ``name``; ``output`` as in :class:`CachedGradients`."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):
@@ -283,7 +280,6 @@ def _described(found: Mapping[Any, Any]) -> str:
 
 
 def _number_of(labels: Any) -> int | None:
-    """Return the number of labels, if they have one."""
     if isinstance(labels, Tensor) and labels.ndim == 0:
         return None
     return len(labels) if hasattr(labels, "__len__") else None

@@ -1,4 +1,4 @@
-"""Calls and capabilities of losses, for the wrappers around them."""
+"""Calls and capabilities of losses inside wrappers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..relations.base import counted
 
 
 class WrapperCapabilities:
-    """Descriptor for ``capabilities`` of a loss wrapper: ``at_most`` on the class, ``of(self)`` on an instance.
+    """Descriptor for the ``capabilities`` of a wrapper: ``at_most`` for the class, ``of(self)`` for an instance.
 
-    An instance declares ``relation``, and takes ``relation=`` in a call, only if ``at_most`` has it.
+    An instance has ``"relation"``, the argument of a call, only if ``at_most`` has it.
     """
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
@@ -31,7 +31,7 @@ class WrapperCapabilities:
 
 
 class WrapsLoss:
-    """Mixin of wrappers around a ``loss``: capabilities decide which losses fit; a wrapper has its loss's relation."""
+    """Mixin of wrappers around a ``loss``, which share its relation and accept losses by capability."""
 
     loss: torch.nn.Module
 
@@ -46,30 +46,30 @@ class WrapsLoss:
 
 
 def check_module(owner: object, name: str, module: Any, example: str) -> None:
-    """Raise TypeError unless a setting is a module; the class of a module is refused too."""
+    """Raise TypeError unless a setting is a module; a module's class is not enough."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{name} of {type(owner).__name__} must be an object such as {example}; got {module!r}")
 
 
 def unwrapped(loss: torch.nn.Module) -> torch.nn.Module:
-    """Return the loss inside DistributedDataParallel, or the loss itself: the one whose capabilities count."""
+    """The loss inside DistributedDataParallel, or the loss itself."""
     if isinstance(loss, torch.nn.parallel.DistributedDataParallel):
         return loss.module  # type: ignore[no-any-return]
     return loss
 
 
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
-    """Return whether a loss or miner takes an ``AllPairsExceptSelf`` as ``indices_tuple``, as ours do."""
+    """Whether a loss or miner accepts ``AllPairsExceptSelf`` as ``indices_tuple``."""
     return bool(getattr(unwrapped(loss), "takes_all_pairs", False))
 
 
 def counts_repeats(loss: torch.nn.Module) -> bool:
-    """Return whether a loss may count a pair as often as an ``indices_tuple`` lists it; ours say so, PML's may."""
+    """Whether a loss may count a pair as often as an ``indices_tuple`` lists it; True for PML's losses."""
     return bool(getattr(unwrapped(loss), "counts_repeats", True))
 
 
 def relation_of(module: torch.nn.Module | None) -> Relation | None:
-    """Return the relation of a loss, a wrapper or a miner; None if it compares labels for equality."""
+    """The relation of a loss, wrapper or miner, or None if it compares labels for equality."""
     if module is not None:
         return getattr(unwrapped(module), "relation", None)
     return None
@@ -78,7 +78,7 @@ def relation_of(module: torch.nn.Module | None) -> Relation | None:
 def check_call(
     relation: Relation | None, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
 ) -> tuple[Any, Any]:
-    """Check a wrapper's arguments; return labels and ref_labels, converted to tensors if a relation takes lists."""
+    """Check a wrapper's arguments and return both labels; a relation converts lists to tensors."""
     check_indices_tuple(indices_tuple)
     check_batch(embeddings, labels if relation is None else None)
     # a relation checks labels itself; labels of references that are missing are a mistake in any case
@@ -104,7 +104,7 @@ def call_loss(
     ref_labels: Tensor | None = None,
     enqueue_mask: Tensor | None = None,
 ) -> Any:
-    """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given."""
+    """Call a loss or wrapper, with labels if it takes them and with the other arguments that are given."""
     indices_tuple = check_indices_tuple(indices_tuple)
     arguments: list[Tensor | None] = [embeddings]
     if "labels" in capabilities(unwrapped(loss)):
@@ -117,10 +117,7 @@ def call_loss(
 def shift_indices(
     indices_tuple: tuple[Tensor, ...], places: Tensor | None = None, first: int = 0
 ) -> tuple[Tensor, ...]:
-    """Return pairs or triplets with ``first`` added to each anchor.
-
-    With ``places``, each partner i is replaced by ``places[i]``, and the result is on their device.
-    """
+    """Pairs or triplets with ``first`` added to each anchor, and partners i replaced by ``places[i]``."""
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
     shifted = []
     for number, index in enumerate(indices_tuple):

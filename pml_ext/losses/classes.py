@@ -1,4 +1,4 @@
-"""Batches grouped by class, and lookup of a class's row by its label."""
+"""Batches grouped by class, and the row of each class label."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 class ClassLabels(nn.Module):
-    """Lookup of a class's row by its label, for components with a row per class.
+    """The row of each class label, for components with one row per class.
 
-    A call with labels ``[B]`` returns their rows; the row of an unknown label is arbitrary, see :meth:`known`.
+    A call maps labels ``[B]`` to rows. The row of an unknown label is arbitrary; see :meth:`known`.
 
     Args:
-        num_classes: how many classes.
-        labels: the label of each row, ``num_classes`` different integers; None for 0 to ``num_classes`` - 1.
+        num_classes: number of classes.
+        labels: the label of each row, ``num_classes`` different integers; 0 to ``num_classes`` - 1 by default.
 
     Raises:
         ValueError: ``labels`` are not ``num_classes`` different integers.
@@ -43,13 +43,13 @@ class ClassLabels(nn.Module):
         self.are_rows = given.tolist() == list(range(num_classes))
 
     def forward(self, labels: Tensor) -> Tensor:
-        """Return the rows of labels ``[B]``."""
+        """Rows ``[B]`` of labels ``[B]``."""
         if self.are_rows:
             return labels.long().clamp(0, len(self.rows) - 1)
         return self.rows[self._places(labels)]
 
     def check(self, labels: Tensor, owner: str) -> None:
-        """Raise ValueError for unknown labels; on an accelerator only in the first call, so that others do not wait."""
+        """Raise ValueError for unknown labels; on an accelerator only in the first call, to avoid waiting."""
         labels = labels.to(self.rows.device, torch.long)
         if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
             return
@@ -66,7 +66,7 @@ class ClassLabels(nn.Module):
             )
 
     def known(self, labels: Tensor) -> Tensor:
-        """Return a mask of the labels that belong to a class, ``[B]``."""
+        """Mask ``[B]`` of the labels that belong to a class."""
         return self.ordered[self._places(labels)] == labels
 
     def _places(self, labels: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ class ClassMembers(NamedTuple):
 
 
 def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers | None:
-    """Group a batch with labels ``[B]`` by class, for products within each class; None if one product is cheaper.
+    """Group labels ``[B]`` by class, or return None if products within classes would not be cheaper.
 
-    It is for at most ``small`` rows, and if the padded matrix has more than ``most_fill`` times B entries. Under
-    torch.compile, the result is None too, so that no shape depends on the labels.
+    They are not cheaper for at most ``small`` rows, or if the padded matrix has more than ``most_fill`` times B
+    entries. Under torch.compile the result is None, because shapes would depend on the labels.
     """
     if len(labels) <= small or torch.compiler.is_compiling():
         return None

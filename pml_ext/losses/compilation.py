@@ -28,7 +28,7 @@ class Compilation(enum.Enum):
 
 
 class CompiledLoss:
-    """Mixin of losses that say how their equation is compiled."""
+    """Mixin of losses that declare how their equation is compiled."""
 
     counts_repeats: ClassVar[bool]
     collect_stats: bool
@@ -36,18 +36,15 @@ class CompiledLoss:
     _sub_loss_names: Any
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return how ``torch.compile`` treats the equation for a matrix with this number of rows.
+        """How ``torch.compile`` treats the equation for a matrix with ``rows`` rows.
 
-        ``by_labels``: whether pairs follow only from the batch's labels. ``ALL_ENTRIES`` becomes ``EAGER`` for a
+        ``by_labels``: whether pairs follow from the batch's labels alone. ``ALL_ENTRIES`` becomes ``EAGER`` for a
         reducer that does not weight all values equally.
         """
         return Compilation.ONE_GRAPH
 
     def _compilation_of_call(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> Compilation:
-        """Return the :meth:`compilation` of a call.
-
-        Listed triplets, recorded statistics and reducers that see single values need shapes that depend on the labels.
-        """
+        """The :meth:`compilation` of a call; shapes that depend on the labels force ``EAGER``."""
         by_labels = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
         compilation = self.compilation(len(embeddings), by_labels)
         if compilation is not Compilation.ALL_ENTRIES:
@@ -64,12 +61,12 @@ class CompiledLoss:
         return Compilation.ALL_ENTRIES
 
     def _weighs_equally(self, gradient_device: torch.device | None = None) -> bool:
-        """Return whether the reducers of all sub-losses do; see :func:`has_uniform_weights`."""
+        """Whether the reducers of all sub-losses do; see :func:`has_uniform_weights`."""
         reducers = [reducer_of(self.reducer, name) for name in self._sub_loss_names()]
         return all(has_uniform_weights(reducer, gradient_device) for reducer in reducers)
 
     def _reduced_uniformly(self, terms: Terms) -> Terms:
-        """Return the value of each term, whose losses are padded with zeros."""
+        """Reduce terms whose losses are padded with zeros."""
         values = {}
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)

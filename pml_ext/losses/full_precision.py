@@ -1,4 +1,4 @@
-"""Base of losses that checks a batch and computes in float32 or float64, whatever the embeddings' dtype."""
+"""Base of losses that compute in float32 or float64, whatever the dtype of the embeddings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..pairwise import (
 
 
 class FullPrecisionForward:
-    """Mixin before PML's loss base that checks the batch and runs loss, regularizer and reducer in float32 or float64.
+    """Mixin before PML's loss base: checks the batch and computes the loss in float32 or float64.
 
-    A NaN or infinite number in any row of embeddings or references makes the value NaN. A loss whose only capability
-    is ``"labels"`` refuses a call without labels or with an indices_tuple or references.
+    A NaN or infinite number in embeddings or references makes the value NaN. A loss whose only capability is
+    ``"labels"`` rejects calls without labels, and with an indices_tuple or references.
     """
 
     def forward(
@@ -33,11 +33,11 @@ class FullPrecisionForward:
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """Return the reduced loss of embeddings ``[B, D]``, of any floating point dtype, as in PML.
+        """The reduced loss of embeddings ``[B, D]`` of any floating point dtype.
 
-        Labels ``[B]`` may be None with an ``indices_tuple``, of triplets (three index tensors) or pairs (four).
-        References ``[R, D]`` and their labels ``[R]`` replace the batch as partners. An argument of a wrong type
-        or shape raises TypeError or ValueError.
+        Labels ``[B]`` may be None with an ``indices_tuple`` of triplets (three index tensors) or pairs (four).
+        References ``[R, D]`` with labels ``[R]`` replace the batch as partners. Wrong types or shapes raise TypeError
+        or ValueError.
         """
         others = (indices_tuple, ref_emb, ref_labels)
         takes_labels_alone = getattr(self, "capabilities", ()) == {"labels"}

@@ -1,4 +1,4 @@
-"""The terms of tiles of a batch, joined to those of the batch."""
+"""Joins the terms of tiles into the terms of the batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _Kind(NamedTuple):
 
 
 class JoinedTerms:
-    """Conversion of tiles' terms to tensors, which are concatenated over tiles, and back to terms.
+    """Converts the terms of tiles to tensors that can be concatenated, and back.
 
-    ``order``, ``[B]``, has the batch row of each row, where rows are sorted by class.
+    ``order``, ``[B]``: the batch row of each row, if rows are sorted by class.
     """
 
     def __init__(self, owner: str, order: Tensor | None) -> None:
@@ -30,7 +30,7 @@ class JoinedTerms:
         self._kinds: dict[str, _Kind] = {}
 
     def flat(self, terms: Terms, start: int) -> list[Tensor]:
-        """Return the values of a tile whose first row is ``start``, followed by their indices and divisors."""
+        """The values of a tile that begins at row ``start``, then their indices and divisors."""
         values: list[Tensor] = []
         rest: list[Tensor] = []
         for name, info in terms.items():
@@ -57,7 +57,7 @@ class JoinedTerms:
         return [*values, *rest]
 
     def terms(self, results: tuple[Tensor, ...]) -> Terms:
-        """Return the terms of the whole batch, pairs in row-major order, from the joined results of :meth:`flat`."""
+        """The terms of the batch, pairs in row-major order, from concatenated results of :meth:`flat`."""
         terms: Terms = {}
         next_index = len(self._kinds)  # the results are the losses of all terms, then indices and divisor of each
         for number, (name, kind) in enumerate(self._kinds.items()):
@@ -82,7 +82,7 @@ class JoinedTerms:
 
 
 def _in_batch_order(losses: Tensor, indices: list[Tensor], order: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return losses and indices of rows that were in another ``order``, [B], in the order of the batch."""
+    """Restore the order of the batch; ``order``, ``[B]``, has the batch row of each row."""
     indices = [order[index] for index in indices]
     places = indices[0]
     if len(indices) > 1:

@@ -23,10 +23,10 @@ INSTEAD = {  # losses that can, for texts
 
 
 def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
-    """Return why a loss cannot train on listed pairs, or triplets, without labels; "" if it can.
+    """Why a loss cannot train on listed pairs or triplets without labels, or an empty string.
 
-    The loss is called, as a copy, with random embeddings of the length ``size``. Each tuple must have a part in the
-    gradients of all of its items, also if these items are in no other tuple.
+    A copy of the loss is called with random embeddings of length ``size``. Each tuple must contribute to the gradients
+    of all its items.
     """
     if "indices_tuple" not in capabilities(loss):
         return "it takes no indices_tuple"
@@ -53,9 +53,9 @@ def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
 
 
 def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
-    """Return whether a loss takes triplets in which an item is a positive, and a negative, of one anchor.
+    """Whether a loss accepts triplets in which one item is positive and negative of the same anchor.
 
-    PML's losses of matrices, such as the multi-similarity loss, refuse them.
+    PML's losses of matrices, such as the multi-similarity loss, reject them.
     """
     triplets = ListedTuples([[0, 1, 2], [0, 3, 1], [4, 5, 6]])
     with torch.random.fork_rng([]):
@@ -68,7 +68,7 @@ def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
 
 
 def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Return embeddings whose negatives are nearly where their anchors, or the middles of anchor and positive, are."""
+    """Embeddings with each negative moved close to its anchor, or between anchor and positive."""
     points = embeddings.clone()
     if tuples.same is None:
         anchors, positives, negatives = tuples.rows.T
@@ -81,7 +81,7 @@ def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
 
 
 def _moved(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Return whether each tuple has a part in the gradient of each of its items, ``[T, 2]`` or ``[T, 3]``."""
+    """Whether each tuple contributes to the gradient of each of its items, ``[T, 2]`` or ``[T, 3]``."""
     whole = _gradient(loss, embeddings, tuples)
     moved = torch.zeros(tuples.rows.shape, dtype=torch.bool)
     for number in range(len(tuples)):
@@ -92,7 +92,7 @@ def _moved(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
 
 
 def _gradient(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Return the gradient of the embeddings under the loss of tuples, by a copy of it in training mode."""
+    """Gradient of the embeddings, by a copy of the loss in training mode."""
     points = embeddings.clone().requires_grad_()
     batch = tuples.batch(range(len(tuples)))
     indices_tuple = tuple(torch.tensor(batch.items)[index] for index in batch.indices_tuple)

@@ -1,4 +1,4 @@
-"""A memory of past batches for any loss that takes references."""
+"""A memory of past batches for any loss that accepts references."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 
 
 class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
-    r"""A loss that compares a batch with the embeddings of past batches too (cross-batch memory, XBM).
+    """A loss that also compares a batch with embeddings of past batches (cross-batch memory, XBM).
 
-    The last ``memory_size`` embeddings are kept in a queue. A batch first enters the queue; then each of its embeddings
-    is an anchor whose partners are all rows of the queue but its own. Past embeddings have no gradient; the batch's own
-    do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
+    A queue holds the last ``memory_size`` embeddings. A batch first enters the queue. Each of its embeddings is then an
+    anchor, compared with all rows of the queue except its own. Past embeddings have no gradient; the batch's own rows
+    do. So a memory exactly as large as the batch gives the plain loss, gradients included.
 
-    Any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"`` fits. A regularizer sees only
-    the batch. Only training fills the queue: in ``eval()``, and where gradients are disabled, a batch is compared with
-    the queue and does not enter it. :meth:`add_to_memory` writes in any mode.
+    The loss needs the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees only the
+    batch. Only training fills the queue: in ``eval()`` or without gradients, a batch is compared with the queue but
+    does not enter it. :meth:`add_to_memory` writes in any mode.
 
-    Queue, cursor and fill level are in the ``state_dict``: a restored memory gives the next loss to the last digit.
-    Each process has a queue of its own batches (not a buffer, since DistributedDataParallel would overwrite it); with
-    ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same queue. PML's ``DistributedLossWrapper`` takes
-    the memory too. Each process then has the joined batches with its own part first, so that queues hold the same rows
+    The ``state_dict`` contains queue, cursor and fill level, so a restored memory continues with identical losses. Each
+    process has its own queue; it is not a buffer, which DistributedDataParallel would overwrite. With
+    ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same queue. PML's ``DistributedLossWrapper`` also
+    accepts the memory, but puts each process's own part of the joined batch first: queues then hold the same rows only
     if ``memory_size`` is a multiple of the joined batch.
 
-    *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; our pair losses work in tiles, so that
-    a million references fit. PML's losses get a list of all ``B * memory_size`` pairs, or of those that a miner chose.
+    *Cost:* the loss of ``B`` embeddings and ``memory_size`` references. Pair losses of ``pml_ext`` work in tiles, so a
+    million references fit. PML's losses get a list of all ``B * memory_size`` pairs, or of the mined ones.
 
     Args:
         loss: the loss.
         embedding_size: D, the length of an embedding.
-        memory_size: how many embeddings the queue holds; at least the batch size.
-        miner: finds pairs or triplets between the batch and the queue; None for all pairs. An embedding's own row in
-            the queue is left out before mining. PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and
-            ``MultiSimilarityMiner`` are therefore called once for each embedding, and so is a miner that is neither
-            PML's nor derived from ours; it must treat anchors independently, and a warning says so.
-        detach_batch: whether the batch's own rows in the queue have no gradient either, as in PML's memory.
-        first_epoch: in a run of ``pml-ext train``, the first epoch in which the memory is active.
+        memory_size: length of the queue, at least the batch size.
+        miner: finds pairs or triplets between batch and queue; all pairs by default. It never sees an embedding's own
+            row. For this, PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once
+            per embedding. So are third-party miners; these must treat anchors independently, and a warning says so.
+        detach_batch: whether the batch's own rows have no gradient either, as in PML's memory.
+        first_epoch: the first epoch of a run in which the memory is active.
 
     Attributes:
-        active: if False, a call gives the plain loss, mined within the batch, and does not change the queue.
-        embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``; in the form and
-            dtype of the labels where the loss has a relation, ``[memory_size, C]`` for label sets.
-        queue_idx: the row at which the next batch begins; rows before it are filled, or all if ``has_been_filled``.
-        curr_batch_idx: the rows that hold the last batch.
+        active: if False, a call gives the plain loss, mined within the batch, and leaves the queue unchanged.
+        embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``. With a relation, labels
+            keep their shape and dtype: ``[memory_size, C]`` for label sets.
+        queue_idx: the row at which the next batch begins. Rows before it are filled; all rows are if
+            ``has_been_filled``.
+        curr_batch_idx: the rows of the last batch.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -132,7 +132,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         self.add_to_recordable_attributes(name="filled", is_stat=False)
 
     def start_epoch(self, run: Any) -> None:
-        """Activate the memory from ``first_epoch`` on; a run calls this method before each epoch."""
+        """Activate the memory from ``first_epoch`` on."""
         self.active = run.epoch >= self.first_epoch
 
     @torch.inference_mode(False)
@@ -175,13 +175,13 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         indices_tuple: tuple[Tensor, ...] | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the queue; in training, it enters first.
+        """The loss of embeddings ``[B, D]`` with labels ``[B]`` against the queue.
 
-        An ``indices_tuple`` adds pairs or triplets of rows of the batch; a pair that is there already counts once more.
-        Without ``miner``, a loss of ours that counts each pair once refuses it in training.
+        An ``indices_tuple`` adds pairs or triplets of rows of the batch; a pair that is already there counts once more.
+        In training without ``miner``, a loss that counts each pair once rejects it.
 
-        Rows where ``enqueue_mask``, ``[B]``, is True enter the queue without gradient and are not anchors (for example,
-        the keys of a momentum encoder). The other rows are anchors and do not enter the queue.
+        Rows where ``enqueue_mask``, ``[B]``, is True enter the queue without gradient and are not anchors, such as the
+        keys of a momentum encoder. The other rows are anchors and do not enter the queue.
         """
         labels, _ = check_call(self.relation, embeddings, labels, indices_tuple, None, None)
         if labels is None:
@@ -224,7 +224,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     def _anchors(
         self, embeddings: Tensor, labels: Tensor, enqueue_mask: Tensor | None, writes: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows that are anchors, all without a mask; in training, those that are to enter the queue do."""
+        """Return the anchors; in training, first enqueue the rows that enter the queue."""
         if enqueue_mask is None:
             if writes:
                 run_eagerly(self.add_to_memory, embeddings, labels)
@@ -235,7 +235,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         return embeddings[~entering], labels[~entering]
 
     def _pairs(self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, in_queue: bool) -> Any:
-        """Return pairs of batch and queue as the loss takes them: the miner's, or all; None for all of others' rows."""
+        """Pairs of batch and queue for the loss: the miner's, or all (None if no row is a copy)."""
         self_column = self.curr_batch_idx if in_queue else None
         if self.miner is not None or not takes_all_pairs(self.loss):
             return self._mined(embeddings, labels, queue, queue_labels, self_column)
@@ -252,9 +252,9 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         in_queue: bool,
         indices_tuple: tuple[Tensor, ...],
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """Return pairs of batch and queue with those of a tuple, and the queue.
+        """Pairs of batch and queue with those of a tuple, and the queue.
 
-        A batch that is not in the queue is appended to it, for the tuple only.
+        A batch outside the queue is appended to it, for the tuple only.
         """
         if in_queue:
             rows = self.curr_batch_idx
@@ -285,7 +285,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     @torch.inference_mode(False)  # a tensor that is made in inference mode cannot train later
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
-        """Write embeddings over the oldest rows of the queue, as a call in training does; ``batch_size`` is unused."""
+        """Overwrite the oldest rows of the queue, as a training call does; ``batch_size`` is unused."""
         labels, _ = check_call(self.relation, embeddings, labels, None, None, None)
         count = len(embeddings)
         if count > self.memory_size:
@@ -313,7 +313,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         self._cursor = (self._cursor + count) % self.memory_size
 
     def snapshot(self, count: int) -> Callable[[], None]:
-        """Return a function that restores the queue's present state after a call that enters ``count`` embeddings."""
+        """Return a function that undoes a call that enters ``count`` embeddings."""
         rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
         rows = rows.to(self.embedding_memory.device)
         held = self.embedding_memory[rows]
@@ -332,7 +332,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         return undo
 
     def _queue(self, embeddings: Tensor, in_queue: bool) -> tuple[Tensor, Tensor]:
-        """Return a copy of the filled rows and labels, the batch's own rows with their gradient."""
+        """A copy of the filled rows and labels; the batch's own rows keep their gradient."""
         held = self.embedding_memory.to(embeddings)
         labels = self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
@@ -345,7 +345,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     def _mined(
         self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, self_column: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Return the miner's indices between batch and queue, or all pairs; no embedding is paired with itself."""
+        """The miner's indices between batch and queue, or all pairs, without self-pairs."""
         if self.miner is not None and len(queue):
             return mine(self.miner, embeddings, labels, queue, queue_labels, self_column)
         if self.relation is not None:
@@ -393,12 +393,12 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
             self.has_been_filled = int(filled) == self.memory_size
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
+        """The sizes."""
         return f"embedding_size={self.embedding_size}, memory_size={self.memory_size}, filled={self.filled}"
 
 
 def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return both tuples concatenated, as pairs or triplets like the first."""
+    """Concatenate two tuples, as pairs or triplets like the first."""
     if len(mined) == 4 and len(added) == 3:
         added = convert_to_pairs(added)
     elif len(mined) == 3 and len(added) == 4:

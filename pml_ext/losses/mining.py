@@ -1,4 +1,4 @@
-"""Mining between a batch and references that hold a copy of each of its embeddings."""
+"""Mining between a batch and references that contain a copy of each embedding."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def mine(
     ref_labels: Any = None,
     self_column: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return a miner's indices between a batch and references, as if no embedding's own copy were among them.
+    """A miner's indices between a batch and references, without each embedding's own copy.
 
-    ``self_column``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Our miners leave
-    the copies out themselves. PML's miners find what they find in a batch without references:
-    :data:`_MINING_WITH_COPIES` has those whose result for an anchor depends on other anchors, or whose pairs do not
-    depend on each other. All others are called once for each anchor.
+    ``self_column``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Miners of
+    ``pml_ext`` leave copies out themselves. Miners in :data:`_MINING_WITH_COPIES` need only a correction; all others
+    are called once per anchor.
     """
     if ref_emb is not None and isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):
         raise ValueError(
@@ -58,7 +57,7 @@ def mine(
 
 
 def without_copies(mined: tuple[Tensor, ...], self_column: Tensor) -> tuple[Tensor, ...]:
-    """Return pairs or triplets without those whose positive, or negative, is the anchor's own copy."""
+    """Pairs or triplets without those whose partner is the anchor's own copy."""
     if len(mined) == 3:
         a, p, n = mined
         kept = p != self_column[a]
@@ -72,7 +71,7 @@ def without_copies(mined: tuple[Tensor, ...], self_column: Tensor) -> tuple[Tens
 def _by_anchor(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Call a miner once for each anchor, with all references but the anchor's own copy."""
+    """Call a miner once per anchor, with all references except the anchor's own copy."""
     if not getattr(type(miner), "mine", mine).__module__.startswith("pytorch_metric_learning."):
         warnings.warn(
             f"{type(miner).__name__} is called once for each embedding of the batch, with all rows of the memory but "
@@ -96,14 +95,14 @@ def _by_anchor(
 def _alone(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Mine with copies and leave them out: whether a pair or triplet is mined does not depend on any other."""
+    """Mine with copies and drop them: every pair or triplet is mined independently of the others."""
     return without_copies(miner(embeddings, labels, ref_emb, ref_labels), self_column)
 
 
 def _distance_weighted(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Draw another positive at random where it is the anchor's own copy; copies have no part in the weights."""
+    """Redraw a positive that is the anchor's own copy; copies do not affect the weights."""
     a, p, n = miner(embeddings, labels, ref_emb, ref_labels)
     others = (labels[:, None] == ref_labels).scatter_(1, self_column[:, None], False)
     kept = others.any(1)[a]
@@ -119,7 +118,7 @@ def _distance_weighted(
 def _hdc(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Set the pairs among which the miner takes the hardest of the batch."""
+    """Set the pairs from which the miner picks the hardest."""
     if miner.was_set_externally:
         return without_copies(miner(embeddings, labels, ref_emb, ref_labels), self_column)
     miner.set_idx_externally(without_copies(get_all_pairs_indices(labels, ref_labels), self_column), labels)
@@ -132,7 +131,7 @@ def _hdc(
 def _uniform_histogram(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Draw from a histogram of all pairs but copies, as the miner does."""
+    """Draw from a histogram of all pairs except copies."""
     matrix = miner.distance(embeddings, ref_emb)
     a1, p, a2, n = without_copies(get_all_pairs_indices(labels, ref_labels), self_column)
     if len(a1):

@@ -1,4 +1,4 @@
-"""The base of losses over pairs and triplets."""
+"""Base of losses over pairs and triplets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LossInputs:
 
 @dataclasses.dataclass
 class _Tile:
-    """Some anchors of a batch, or all of them, before their pairs are known."""
+    """Some or all anchors of a batch, before their pairs are known."""
 
     matrix: Tensor  # [T, R]
     masks: PairsOfRows
@@ -84,35 +84,34 @@ class PairLossSettings(LossSettings, total=False):
 
 
 class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: ignore[misc]
-    """Base of losses over the pairs or triplets of a batch. A subclass writes its settings and its equation.
+    """Base of losses over the pairs or triplets of a batch. A subclass defines settings and equation.
 
-    The base checks the batch, disables autocast, converts half precision to float32, computes the distance matrix and
-    the masks of positive and negative pairs, and returns 0 for an empty batch. If ``tiles`` is set, it can also compute
-    tiles of anchors with all columns: same value and gradient, memory linear in the batch.
+    The base checks the batch, disables autocast, converts half precision to float32, and computes the distance matrix
+    and the masks of positive and negative pairs. An empty batch gives 0. With ``tiles``, large batches are computed in
+    tiles of anchors: same value and gradient, memory linear in the batch.
 
     Class attributes:
-        compares: ``"similarities"`` where the equation is written for similarities (the default distance is then the
-            cosine similarity), ``"distances"`` where it is written for distances (then the Euclidean distance of
-            normalized embeddings), ``"either"`` where it takes both.
+        compares: ``"similarities"`` (default distance: cosine similarity), ``"distances"`` (default: Euclidean distance
+            of normalized embeddings) or ``"either"``.
         statistic_names: names of the statistics that :meth:`record` sets with ``collect_stats``.
-        tiles: ``"rows"`` if an anchor's value depends only on its own row; ``"classes"`` if it also depends on the rows
-            of its class; None if the equation needs the whole matrix.
+        tiles: ``"rows"`` if an anchor's value depends only on its own row, ``"classes"`` if also on the rows of its
+            class, None if the equation needs the whole matrix.
         graded: whether the equation uses ``pairs.weights``, the weights of positive pairs in a graded relation.
-        sums_triplets: whether values are sums over each pair's triplets, unless triplets are listed. PML's reducers of
-            single values are then refused.
-        counts_repeats: whether the equation uses ``pairs.counts``, and so counts a pair as often as it is listed.
+        sums_triplets: whether values are sums over each pair's triplets, unless triplets are listed. Such a loss
+            rejects PML's reducers of single values.
+        counts_repeats: whether the equation uses ``pairs.counts``, so that a pair counts as often as it is listed.
         wants_before_call: whether the next call begins with :meth:`before_call`; an instance may set it.
-        takes_all_pairs: whether an :class:`AllPairsExceptSelf` may be the ``indices_tuple``, as a memory passes it.
+        takes_all_pairs: whether ``indices_tuple`` may be an :class:`AllPairsExceptSelf`, which a memory passes.
 
     Args:
-        tile_size: number of anchors per tile; None chooses it.
-        relation: replaces equality of labels: a :class:`pml_ext.SharedLabel`, :class:`pml_ext.Hierarchy`, ...; a call
-            may override it.
-        kwargs: PML's keyword arguments of losses.
+        tile_size: anchors per tile; automatic by default.
+        relation: replaces equality of labels, for example :class:`pml_ext.SharedLabel` or :class:`pml_ext.Hierarchy`. A
+            call may override it.
+        kwargs: keyword arguments of PML's losses.
 
     Raises:
-        TypeError, ValueError: a distance that does not fit; a ``tile_size`` below 1, or for an equation without tiles;
-            a graded relation for an equation without weights.
+        TypeError, ValueError: an unsuitable distance; a ``tile_size`` below 1, or for an equation without tiles; a
+            graded relation for an equation without weights.
     """
 
     capabilities = frozenset({"labels", "indices_tuple", "references", "relation"})
@@ -144,7 +143,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         self.add_to_recordable_attributes(list_of_names=list(self.statistic_names), is_stat=True)
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return unreduced values, made by :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
+        """Unreduced values, made by :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
 
     # A call
@@ -158,12 +157,12 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         ref_labels: Tensor | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss of embeddings ``[B, D]``, of any floating point dtype, as PML's losses do.
+        """The reduced loss of embeddings ``[B, D]`` of any floating point dtype.
 
-        Labels ``[B]`` may be None with an ``indices_tuple``, of triplets (three index tensors) or pairs (four).
-        References ``[R, D]`` and their labels ``[R]`` replace the batch as partners. With a relation, labels are in
-        its form. An argument of a wrong type or shape raises TypeError or ValueError. A NaN or infinite number in any
-        row of embeddings or references makes the value NaN.
+        Labels ``[B]`` may be None with an ``indices_tuple`` of triplets (three index tensors) or pairs (four).
+        References ``[R, D]`` with labels ``[R]`` replace the batch as partners. A relation defines the form of the
+        labels. Wrong types or shapes raise TypeError or ValueError. A NaN or infinite number in embeddings or
+        references makes the value NaN.
         """
         if relation is None:
             relation = self.relation
@@ -215,7 +214,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         ref_labels: Tensor | None,
         relation: Relation | None,
     ) -> None:
-        """Prepare for a call, by its arguments as they are given; called while ``wants_before_call``."""
+        """Prepare for a call, given its raw arguments; called while ``wants_before_call``."""
 
     def _check_relation(self, relation: Any) -> None:
         if relation is None:
@@ -231,7 +230,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
-        """Return PML's loss dictionary: the equation on the pairs of the batch.
+        """PML's loss dictionary: the equation on the pairs of the batch.
 
         ``indices_tuple`` may be a :class:`Related`, which carries a relation, or an :class:`AllPairsExceptSelf`.
         """
@@ -274,13 +273,13 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         return self.finalize_terms(terms, inputs)
 
     def finalize_terms(self, terms: Terms, inputs: LossInputs) -> Terms:
-        """Return the terms of a batch for the reducer; a subclass may change them."""
+        """The terms of a batch for the reducer; a subclass may change them."""
         return terms
 
     # The pairs of a batch: all of its rows, or a tile of them
 
     def _pairs(self, inputs: LossInputs, tile: _Tile) -> Pairs:
-        """Return the pairs of a tile's anchors with all columns."""
+        """The pairs of a tile's anchors with all columns."""
         rows = tile.rows
         first_row = 0
         if rows is not None:
@@ -317,7 +316,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         )
 
     def _masks(self, inputs: LossInputs, rows: int | None = None) -> PairsOfRows:
-        """Return the masks of all anchors; of slices of them if their number ``rows`` is given."""
+        """Masks of all anchors, or of slices of ``rows`` anchors."""
         weights = None
         if inputs.related is not None:
             weights = inputs.related.weights()
@@ -333,7 +332,6 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         )
 
     def _whole(self, inputs: LossInputs) -> Terms:
-        """Return the terms of the whole matrix."""
         embeddings = inputs.embeddings
         ref_emb = inputs.ref_emb
         distance = self.distance
@@ -366,7 +364,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         return terms
 
     def _in_tiles(self, inputs: LossInputs, size: int) -> Terms:
-        """Return the terms of :meth:`_whole`, computed ``size`` anchors at a time."""
+        """The terms of :meth:`_whole`, computed ``size`` anchors at a time."""
         order = None
         ends = None
         by_labels = not inputs.has_references and inputs.indices_tuple is None and inputs.related is None
@@ -428,18 +426,18 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         return joined.terms(results)
 
     def get_default_distance(self) -> BaseDistance:
-        """Return cosine similarity, or the Euclidean distance of normalized embeddings."""
+        """Cosine similarity, or the Euclidean distance of normalized embeddings."""
         if self.compares == "distances":
             return EuclideanDistance()
         return GramCosineSimilarity()
 
     def extra_repr(self) -> str:
-        """Return the settings."""
+        """The settings."""
         return settings_repr(self)
 
 
 def _sorted_by_class(inputs: LossInputs, labels: Tensor) -> tuple[LossInputs, Tensor, list[int]]:
-    """Return a batch in the order of its classes, that order, ``[B]``, and the row after each class."""
+    """A batch sorted by class, the order ``[B]``, and the row after each class."""
     order = labels.argsort(stable=True)
     embeddings = inputs.embeddings[order]
     labels = labels[order]

@@ -1,4 +1,4 @@
-"""The pairs of a batch as an equation sees them, and the terms that it hands to a reducer."""
+"""The pairs of a batch as an equation sees them, and the terms that it returns."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Pairs:
 
     @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:
-        """Anchors (rows of the tile) and partners (columns) of the positive pairs, each ``[P]``, in row-major order.
+        """Anchors (rows of the tile) and partners (columns) of the positive pairs, in row-major order.
 
-        With ``counts``, a pair is here as often as the ``indices_tuple`` lists it.
-        The host waits for a GPU to get P. With ``lists_all`` all entries are listed, and :func:`per_pair` masks them.
+        Both are ``[P]``; a GPU is synchronized to find P. With ``counts``, a pair appears as often as the
+        ``indices_tuple`` lists it. With ``lists_all``, all entries are listed, and :func:`per_pair` masks them.
         """
         if self.lists_all:
             return all_entries(self.positives)
@@ -67,9 +67,9 @@ class Pairs:
         return anchors, partners
 
     def between(self, partners: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the matrix ``[U, R]`` of the distinct partners with all columns, and each partner's row in it.
+        """Matrix ``[U, R]`` of the distinct partners with all columns, and each partner's row in it.
 
-        Without ``whole_classes``, the host waits for a GPU to get U.
+        Without ``whole_classes``, a GPU is synchronized to find U.
         """
         if self.whole_classes:
             return self.matrix, partners - self.first
@@ -80,14 +80,14 @@ class Pairs:
 
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per anchor, ``[T]``; ``divisor``: number of elements in a mean, T by default."""
+    """Terms with one value per anchor, ``[T]``; ``divisor``: the elements in a mean, T by default."""
     return _term(losses, row_numbers(losses), "element", divisor)
 
 
 def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per positive pair, ``[P]``, in the order of ``pairs.listed``; all must be finite.
+    """Terms with one value per positive pair, ``[P]``, in the order of ``pairs.listed``.
 
-    ``divisor``: number of elements in a mean, P by default.
+    All values must be finite. ``divisor``: the elements in a mean, P by default.
     """
     if not pairs.lists_all:
         return _term(losses, pairs.listed, "pos_pair", divisor)
@@ -101,12 +101,12 @@ def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None
 
 
 def per_triplet(losses: Tensor, triplets: Triplets, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per triplet, ``[T]`` like its anchors, positives and negatives."""
+    """Terms with one value per triplet, ``[T]``."""
     return _term(losses, triplets, "triplet", divisor)
 
 
 def reduced(value: Tensor | int) -> Terms:
-    """Return terms of one value for the whole batch."""
+    """Terms with one value for the whole batch."""
     return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
 
 

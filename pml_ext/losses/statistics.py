@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class LossStatistics:
-    """Mixin of losses that record statistics of their pairs, ``statistic_names``, with ``collect_stats``."""
+    """Mixin of losses that record ``statistic_names`` with ``collect_stats``."""
 
     statistic_names: ClassVar[tuple[str, ...]]
     collect_stats: bool
     _sums: dict[str, tuple[Tensor, Tensor]]  # totals and counts of statistics in the current tile
 
     def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
-        """Set statistics by name if ``collect_stats``: tensors, to be averaged, or pairs (total, divisor)."""
+        """Set statistics if ``collect_stats``: tensors to average, or (total, divisor)."""
         if not self.collect_stats:
             return
         for name, value in statistics.items():
@@ -29,7 +29,7 @@ class LossStatistics:
             self._sums[name] = (total.detach(), divisor)
 
     def _statistics(self, like: Tensor) -> list[Tensor]:
-        """Return the current tile's totals and counts of statistics, one entry each."""
+        """Totals and counts of the current tile, one entry each."""
         values: list[Tensor] = []
         if not self.collect_stats:
             return values
@@ -40,7 +40,7 @@ class LossStatistics:
         return values
 
     def _add_statistics(self, results: tuple[Tensor, ...]) -> None:
-        """Set statistics from the totals and counts of all tiles, two results for each name."""
+        """Set statistics from the totals and counts of all tiles, two results per name."""
         sums = {}
         for number, name in enumerate(self.statistic_names):
             total = results[2 * number].sum()
@@ -49,7 +49,7 @@ class LossStatistics:
         self._set_statistics(sums)
 
     def _set_statistics(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """Set statistics from totals and counts; then forget these, which belong to a call."""
+        """Set statistics from totals and counts, and clear these."""
         self._sums = {}
         for name, (total, count) in sums.items():
             setattr(self, name, total / count.clamp(min=1))

@@ -1,8 +1,8 @@
-"""PML's losses over pairs and triplets in memory linear in the batch, with PML's values.
+"""PML's losses over pairs and triplets, with the same values in memory linear in the batch.
 
-All of them take ``tile_size``, the number of anchors per tile (None chooses it), and PML's keyword arguments of
-losses: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``, ... *Cost:* three or four products of
-``B x D x R`` in tiles; memory linear in B + R, and in the number of positive pairs if each of them has a loss value.
+All accept ``tile_size``, the anchors per tile (automatic by default), and the keyword arguments of PML's losses:
+``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``, ... *Cost:* three or four products of ``B x D x
+R`` in tiles. Memory is linear in B + R, and in the number of positive pairs if each has a loss value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENTRIES = 1 << 23  # entries of gathered rows held at a time
 
 
 class _TiledLoss(PairLoss):
-    """Base of losses that take any distance and are computed in tiles of anchors."""
+    """Base of losses that accept any distance and are computed in tiles of anchors."""
 
     compares = "either"
     tiles: ClassVar[str | None] = "rows"
@@ -43,7 +43,7 @@ class _TiledLoss(PairLoss):
 
 
 class _SummedByRow(_TiledLoss):
-    """Base of losses that sum pairs or triplets over each row, with reducers that need only these sums."""
+    """Base of losses that sum pairs or triplets over each row; their reducers need only these sums."""
 
     reducer: BaseReducer
     _of_pairs: ClassVar[bool]  # whether pairs are summed, not triplets
@@ -66,7 +66,7 @@ class _SummedByRow(_TiledLoss):
                 )
 
     def finalize_terms(self, terms: Terms, inputs: LossInputs) -> Terms:
-        """Reduce the terms here if the reducer is PML's, which would mistake row sums for single values."""
+        """Reduce here if the reducer is PML's, which would mistake row sums for single values."""
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
             has_row_sums = info["reduction_type"] in ("element", "pos_pair")
@@ -76,11 +76,11 @@ class _SummedByRow(_TiledLoss):
         return terms
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return the reducer that divides the sum by the number of nonzero elements."""
+        """The reducer that divides the sum by the number of nonzero elements."""
         return SumOverDivisorReducer()
 
     def get_default_distance(self) -> BaseDistance:
-        """Return the Euclidean distance of normalized embeddings."""
+        """The Euclidean distance of normalized embeddings."""
         return EuclideanDistance()
 
 
@@ -90,14 +90,14 @@ class TiledContrastiveLoss(_SummedByRow):
     .. math::
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
-    Both means run over the pairs with a nonzero loss, as with PML's default reducer. PML's reducers that need no list
-    of pairs give PML's values too. A pair counts as often as an ``indices_tuple`` lists it. A graded relation
+    Both means run over the pairs with a nonzero loss, as with PML's default reducer. Other PML reducers that need no
+    list of pairs give PML's values too. A pair counts as often as an ``indices_tuple`` lists it. A graded relation
     multiplies the loss of a positive pair by its weight: :math:`w_{ap} \max(0, d_{ap} - m_p)`.
 
     Args:
         pos_margin: distance up to which a positive pair has no loss; 0.
-        neg_margin: distance from which on a negative pair has no loss; 1. For a similarity, both margins are
-            similarities, and the signs are reversed.
+        neg_margin: distance from which a negative pair has no loss; 1. For a similarity, both margins are similarities
+            with reversed signs.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
     """
 
@@ -113,7 +113,7 @@ class TiledContrastiveLoss(_SummedByRow):
         self.neg_margin = neg_margin
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return two terms with one sum per anchor each."""
+        """Two terms, each with one sum per anchor."""
         positive = torch.relu(self.distance.margin(pairs.matrix, self.pos_margin))
         negative = torch.relu(self.distance.margin(self.neg_margin, pairs.matrix))
         if pairs.weights is not None:
@@ -128,7 +128,6 @@ class TiledContrastiveLoss(_SummedByRow):
         }
 
     def _term(self, name: str, values: Tensor, mask: Tensor, times: Tensor | None) -> dict[str, Any]:
-        """Return a term with one sum per anchor, over the pairs of a mask; ``times``: how often each pair counts."""
         sums, counts = row_sums(reducer_of(self.reducer, name), values, mask, times)
         return per_anchor(sums, divisor=counts.sum())["loss"]
 
@@ -146,7 +145,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
     The reducer gets one value per anchor. A graded relation multiplies the exponential of a positive pair by its
     weight: :math:`\sum_{j \in P_i} w_{ij} \, e^{-\alpha (s_{ij} - \lambda)}`.
 
-    *Pair with:* :class:`pml_ext.HardPairMiner`, the paper's miner; pass its result as ``indices_tuple``.
+    *Pair with:* :class:`pml_ext.HardPairMiner`, the paper's miner.
 
     Args:
         alpha: weight of the positives' exponent, above 0; 2.
@@ -171,7 +170,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         self.base = base
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per anchor."""
+        """One value per anchor."""
         sign = 1 if self.distance.is_inverted else -1
         slopes = (-sign * self.alpha, sign * self.beta)
         matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, slopes[0])
@@ -187,12 +186,12 @@ class TiledNTXentLoss(_TiledLoss):
         \frac{e^{s_{ap} / \tau}}{e^{s_{ap} / \tau} + \sum_{n \in N_a} e^{s_{an} / \tau}}
 
     The reducer gets one value per positive pair; an anchor without negatives gives 0. A pair counts as often as an
-    ``indices_tuple`` lists it. PML adds the dtype's smallest
-    normal number inside the logarithm, which bounds its values; here they are exact.
+    ``indices_tuple`` lists it. Values are exact. PML's are bounded, because it adds the smallest normal number inside
+    the logarithm.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
-        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; others are negated.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; distances are negated.
     """
 
     counts_repeats = True
@@ -203,11 +202,11 @@ class TiledNTXentLoss(_TiledLoss):
         self.temperature = temperature
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return ``ALL_ENTRIES``: a value for every entry costs no more than the matrix."""
+        """``ALL_ENTRIES``: a value for every entry costs no more than the matrix."""
         return Compilation.ALL_ENTRIES
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per positive pair."""
+        """One value per positive pair."""
         logits = self._nearness(pairs.matrix) / self.temperature
         anchors, partners = pairs.listed
         counted = logits
@@ -219,7 +218,7 @@ class TiledNTXentLoss(_TiledLoss):
 
 
 def _has_negatives(inputs: LossInputs) -> Tensor:
-    """Return whether a batch has a negative pair, as a tensor, so that the host does not wait for the device."""
+    """Whether a batch has a negative pair, as a tensor, to avoid waiting for the device."""
     if inputs.indices_tuple is not None:
         return torch.tensor(len(inputs.indices_tuple[-1]) > 0)
     if inputs.related is not None:
@@ -237,13 +236,13 @@ class TiledSupConLoss(_TiledLoss):
         -\operatorname{mean}_i \frac{1}{|P_i|} \sum_{p \in P_i}
         \log \frac{e^{s_{ip} / \tau}}{\sum_{j \in P_i \cup N_i} e^{s_{ij} / \tau}}
 
-    The reducer gets one value per anchor, with the number of values above 0 as ``divisor``: the mean runs over these
-    values, as with PML's default reducer. A batch without any negative pair gives 0. A graded relation makes the mean
-    over positives a weighted one: :math:`\sum_p w_{ip} \log(\dots) \, / \sum_p w_{ip}`.
+    The reducer gets one value per anchor. The mean runs over the values above 0, as with PML's default reducer. A batch
+    without negative pairs gives 0. A graded relation gives a weighted mean over positives: :math:`\sum_p w_{ip}
+    \log(\dots) \, / \sum_p w_{ip}`.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
-        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; others are negated.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; distances are negated.
 
     *Source:* Khosla et al., Supervised Contrastive Learning, 2020, https://arxiv.org/abs/2004.11362.
     """
@@ -265,7 +264,7 @@ class TiledSupConLoss(_TiledLoss):
         return terms
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one value per anchor."""
+        """One value per anchor."""
         logits = self._nearness(pairs.matrix) / self.temperature
         count = pairs.positives.sum(1, dtype=logits.dtype)
         total = log_sum_exp(logits, pairs.positives | pairs.negatives)
@@ -278,7 +277,7 @@ class TiledSupConLoss(_TiledLoss):
         return per_anchor(losses, divisor=(losses > 0).sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return the reducer that divides the sum by the number of values above 0."""
+        """The reducer that divides the sum by the number of values above 0."""
         return SumOverDivisorReducer()
 
 
@@ -296,8 +295,8 @@ class TiledTripletMarginLoss(_SummedByRow):
 
     Args:
         margin: m, in units of the distance (0 to 2 for normalized embeddings); 0.05.
-        swap: whether to replace anchor-negative distances by positive-negative ones that are smaller.
-        smooth_loss: whether to replace the hinge by :math:`\log(1 + e^x)`.
+        swap: whether a smaller positive-negative distance replaces the anchor-negative distance.
+        smooth_loss: whether :math:`\log(1 + e^x)` replaces the hinge.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
     """
 
@@ -315,11 +314,11 @@ class TiledTripletMarginLoss(_SummedByRow):
         self.smooth_loss = smooth_loss
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return ``EAGER``: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
+        """``EAGER``: each pair needs a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
         return Compilation.EAGER
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one sum per pair (a, p), or one value per listed triplet."""
+        """One sum per pair (a, p), or one value per listed triplet."""
         if pairs.triplets is not None:
             values = self._values(pairs, *pairs.triplets)
             return per_triplet(values, pairs.triplets, divisor=(values != 0).sum())
@@ -335,7 +334,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         return per_pair(torch.cat(totals), pairs, divisor=torch.cat(counts).sum())
 
     def _values(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor | None = None) -> Tensor:
-        """Return the losses of triplets, ``[T]``; without ``n``, of pairs (a, p) with every column as n, ``[P, R]``."""
+        """Losses of triplets, ``[T]``; without ``n``, of pairs (a, p) with every column, ``[P, R]``."""
         columns: Tensor | slice
         d_ap = pairs.matrix[a, p]
         if n is None:

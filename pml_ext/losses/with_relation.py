@@ -1,4 +1,4 @@
-"""A relation in place of equal labels, for losses and miners of PML as well as ours."""
+"""A relation in place of equal labels, for any loss or miner."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from .pairs import AllPairsExceptSelf
 
 
 class WithRelation(torch.nn.Module):
-    r"""A loss or a miner with a relation in place of equal labels; see :class:`pml_ext.relations.Relation`.
+    """A loss or miner with a relation in place of equal labels; see :class:`pml_ext.relations.Relation`.
 
-    Labels have any form that the relation takes. Our pair losses and miners get the relation itself. Another loss gets
-    all positive and negative pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``, ``FastAPLoss``,
-    ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` need labels and raise an error. Another miner is called once
-    for each anchor, with its positives and negatives as references. The result is that of the whole batch if the miner
-    treats each anchor independently: all of PML's but ``HDCMiner`` and ``UniformHistogramMiner``.
+    The relation defines the form of the labels. Pair losses and miners of ``pml_ext`` get the relation itself. Other
+    losses get all positive and negative pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``,
+    ``FastAPLoss``, ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` need labels and raise an error. Other miners are
+    called once per anchor, with its positives and negatives as references. That gives the result of the whole batch if
+    the miner treats anchors independently; PML's ``HDCMiner`` and ``UniformHistogramMiner`` do not.
 
-    *Cost:* around PML's losses a list of all pairs; around PML's miners a call for each anchor. Around ours, nothing.
+    *Cost:* a list of all pairs for PML's losses; one call per anchor for PML's miners; nothing for ours.
 
     Args:
-        loss_or_miner: a loss that takes an ``indices_tuple``, or a miner.
-        relation: not graded, unless the loss is one of ours that takes weights.
+        loss_or_miner: a loss that accepts an ``indices_tuple``, or a miner.
+        relation: graded only for a loss of ``pml_ext`` that uses weights.
 
     Raises:
-        TypeError: any other loss, miner or relation. ValueError: a graded relation for a loss or miner of PML.
+        TypeError: any other loss, miner or relation.
+        ValueError: a graded relation for a loss or miner of PML.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -50,7 +51,7 @@ class WithRelation(torch.nn.Module):
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether the loss counts a pair as often as it is listed; see :func:`counts_repeats`."""
+        """Whether the loss counts a pair as often as it is listed."""
         return counts_repeats(self.inner)
 
     def __init__(self, loss_or_miner: torch.nn.Module, relation: Relation) -> None:
@@ -69,7 +70,7 @@ class WithRelation(torch.nn.Module):
         self.relation = relation
 
     def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
-        """Return the loss or the mined indices; arguments are those of the loss or miner inside."""
+        """The loss or the mined indices; arguments are those of the loss or miner inside."""
         if self.mines:
             return self._mined(embeddings, labels, *arguments, **named)
         return self._loss(embeddings, labels, *arguments, **named)

@@ -41,19 +41,18 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
     .. math:: \mathcal{L} = \mathcal{L}_{loss} + w \, \mathcal{L}_{regularizer}
 
-    Both parts are reduced by their own reducers and summed in float32 or float64. The regularizer sees the embeddings
-    of the batch, never the references. With ``collect_stats`` the values are recorded as ``loss_value`` and
-    ``regularizer_value`` (without the weight).
+    Each part is reduced by its own reducer; the sum is in float32 or float64. The regularizer sees the batch, never the
+    references. ``collect_stats`` records ``loss_value`` and ``regularizer_value`` (without the weight).
 
     Args:
         loss: any PML loss or loss wrapper.
-        regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML; a labeled one is refused if the loss has
-            a relation.
+        regularizer: a :class:`LabeledRegularizer` or a PML regularizer; a labeled one does not fit a loss with a
+            relation.
         weight: of the regularizer; may be 0.
         kwargs: as in PML's losses, without ``distance`` and ``reducer``, which the parts have.
 
     Raises:
-        TypeError: a part that is no module.
+        TypeError: a part that is not a module.
         ValueError: a distance or a reducer, or a labeled regularizer beside a loss with a relation.
     """
 
@@ -92,12 +91,12 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether the loss accepts AllPairsExceptSelf; see :func:`takes_all_pairs`."""
+        """Whether the loss accepts AllPairsExceptSelf."""
         return takes_all_pairs(self.loss)
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether the loss counts a pair as often as it is listed; see :func:`counts_repeats`."""
+        """Whether the loss counts a pair as often as it is listed."""
         return counts_repeats(self.loss)
 
     def forward(
@@ -108,7 +107,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         ref_emb: Tensor | None = None,
         ref_labels: Any = None,
     ) -> Any:
-        """Return the weighted sum; arguments are those of the loss."""
+        """The weighted sum; arguments are those of the loss."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.relation is not None and labels is not None:  # PML's base takes only integers [B]
             indices_tuple = _Given(labels, indices_tuple, ref_labels)
@@ -119,7 +118,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
-        """Return the two parts, both already reduced."""
+        """The two parts, both already reduced."""
         if isinstance(indices_tuple, _Given):
             labels, indices_tuple, ref_labels = indices_tuple
         if ref_emb is embeddings:
@@ -146,12 +145,12 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
-    It nests, and fits into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
+    It can be nested, and works inside :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
     :class:`pml_ext.RegularizedLoss`. PML's HookContainer records a dictionary of losses, not a list.
 
     Args:
-        losses: a list or a dictionary of losses, PML's or registered ones; at least one.
-        miners: a miner or None for each loss of a list, or miners for some of the keys of a dictionary.
+        losses: a list or dictionary of losses; at least one.
+        miners: a miner or None for each loss of a list, or miners for some keys of a dictionary.
         weights: a number for each loss; 1 by default, 0 is allowed.
     """
 
@@ -187,12 +186,12 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether each loss has a miner, or accepts AllPairsExceptSelf; see :func:`takes_all_pairs`."""
+        """Whether each loss has a miner or accepts AllPairsExceptSelf."""
         return bool(self.miners) or all(takes_all_pairs(loss) for _, loss in self.items())
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether any of the losses counts a pair as often as it is listed; see :func:`counts_repeats`."""
+        """Whether any loss counts a pair as often as it is listed."""
         return any(counts_repeats(loss) for _, loss in self.items())
 
     @property
@@ -216,7 +215,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """Return the weighted sum; arguments as of PML's losses."""
+        """The weighted sum; arguments are those of PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         self_column = None
         if isinstance(indices_tuple, AllPairsExceptSelf):
@@ -240,22 +239,20 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
 
 class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[misc]
-    r"""A loss of two or more views of each image, for any loss that takes labels: the views of image i share label i.
+    r"""A loss of two or more views of each image, in which the views of image i share the label i.
 
     .. math:: \mathcal{L}\big([z^{(1)}; \dots; z^{(V)}],\ [1..B; \dots; 1..B]\big)
 
-    Here :math:`z^{(v)}`, ``[B, D]``, are the embeddings of view v. Where ``symmetric`` is False, :math:`z^{(1)}` are
-    the anchors, and the other views the references, with the same labels.
+    Here :math:`z^{(v)}`, ``[B, D]``, are the embeddings of view v. With ``symmetric=False``, :math:`z^{(1)}` are the
+    anchors and the other views are references with the same labels.
 
-    Of two views it gives the values of PML's class, which accepts losses by name. Here the capabilities of a loss
-    decide (see :func:`pml_ext.plugin.capabilities`), so that registered losses and wrappers fit, such as
-    ``CBMLLoss()``.
+    For two views it gives the values of PML's class. PML's class accepts losses by name; this one accepts them by
+    capability, so registered losses and wrappers such as ``CBMLLoss()`` work.
 
     Args:
-        loss: a loss with the capability ``"labels"``, and ``"references"`` if ``symmetric`` is False; without a memory,
-            a fixed number of classes, or DistributedLoss inside.
-        symmetric: whether all views are anchors, as one batch; else ``embeddings`` are the anchors, and the other views
-            are references.
+        loss: a loss with the capability ``"labels"``, and ``"references"`` if ``symmetric`` is False. It must not
+            contain a memory, a fixed number of classes, or DistributedLoss.
+        symmetric: whether all views are anchors, as one batch.
 
     Example:
         >>> from pytorch_metric_learning.losses import NTXentLoss
@@ -273,9 +270,9 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
         super().__init__(loss, symmetric)
 
     def forward(self, embeddings: Tensor, ref_emb: Tensor | Sequence[Tensor]) -> Any:
-        """Return the loss of one view of each image, ``[B, D]``, and other views of them, row by row.
+        """The loss of one view of each image, ``[B, D]``, and further views in the same order.
 
-        ``ref_emb`` is another view, ``[B, D]``, or a list or tuple of them.
+        ``ref_emb`` is a view ``[B, D]``, or a list or tuple of views.
         """
         others: list[Any] = [ref_emb]
         if isinstance(ref_emb, (list, tuple)):
@@ -304,7 +301,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
 
 
 def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
-    """Return the reason why a loss does not fit into SelfSupervisedLoss, or an empty string."""
+    """Why a loss does not work in SelfSupervisedLoss, or an empty string."""
     name = type(unwrapped(loss)).__name__
     has = capabilities(unwrapped(loss))
     if "labels" not in has:

@@ -1,7 +1,6 @@
-"""Pure tensor functions that every pair loss shares: precision, similarity, pair masks, masked reductions.
+"""Tensor functions that pair losses share: precision, similarity, pair masks, masked reductions.
 
-They work on dense matrices ``[B, R]`` (batch by references) with boolean masks, in float32 or float64 with autocast
-off; nothing loops over anchors or waits for the device.
+They work on matrices ``[B, R]`` (batch by references) in float32 or float64, with autocast off.
 """
 
 from .batch import (

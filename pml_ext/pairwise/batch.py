@@ -1,4 +1,4 @@
-"""What a call brings: checks of its arguments, their precision, and whether autocast or a transform is active."""
+"""Checks of a call's arguments, their precision, and active transforms."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LEAST_HALF = 2.0**-8  # a shorter row of float16 has the gradient of a row of t
 
 
 def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
-    """Check embeddings ``[B, D]``, floating point, and labels ``[B]``, integers or booleans, by dtype and shape.
+    """Check embeddings ``[B, D]``, floating point, and labels ``[B]``, integers or booleans.
 
-    Floating point labels, which PML takes, are refused: float32 merges 16777216 and 16777217. ``names`` appear in
-    the messages. Raise TypeError for a wrong dtype or a value that is no tensor, ValueError for a wrong shape.
+    PML accepts floating point labels; float32 would merge 16777216 and 16777217. ``names`` appear in the messages.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape.
     """
     what, labels_what = names
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
@@ -45,7 +45,7 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
 
 
 def labels_as_tensor(labels: Any, name: str) -> Tensor:
-    """Return labels, a tensor, an array or a list of numbers, as a tensor; TypeError says how to encode others."""
+    """Convert labels to a tensor; the TypeError for texts says how to encode them."""
     if isinstance(labels, Tensor):
         return labels
     try:
@@ -56,24 +56,21 @@ def labels_as_tensor(labels: Any, name: str) -> Tensor:
 
 
 def how_to_encode(labels: Any, name: str) -> str:
-    """Return what to type for a tensor of integers, where labels are texts or numbers in an array or a list."""
+    """The code that converts labels to a tensor of integers."""
     if holds_texts(labels):
         return f"encode those of all items once: torch.as_tensor(numpy.unique({name}, return_inverse=True)[1])"
     return f"type torch.as_tensor(numpy.asarray({name}))"
 
 
 def holds_texts(labels: Any) -> bool:
-    """Return whether labels are texts, in a list, an array or a pandas Series."""
+    """Whether a list, array or pandas Series contains texts."""
     if isinstance(labels, (str, Tensor)) or not hasattr(labels, "__iter__"):
         return False
     return isinstance(next(iter(labels), None), str)
 
 
 def check_indices_tuple(indices_tuple: Any) -> Any:
-    """Return an ``indices_tuple`` with arrays and lists as tensors; raise TypeError if it is no tuple or list.
-
-    References are a common mistake.
-    """
+    """Convert the parts of an ``indices_tuple`` to tensors; TypeError for anything but a tuple or list."""
     if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
         raise TypeError(
             "indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
@@ -96,7 +93,7 @@ def _index_tensor(index: Any) -> Tensor:
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
-    """Check references ``[R, D]`` and their labels against each other and against embeddings ``[B, D]``."""
+    """Check references ``[R, D]`` against their labels and against embeddings ``[B, D]``."""
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels are given without ref_emb, the references they belong to")
@@ -122,10 +119,10 @@ def describe(value: Any) -> str:
 
 
 def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
-    """Return ``x`` itself if it is float32 or float64, else ``x`` in float32.
+    """Convert to float32, unless ``x`` is float32 or float64.
 
-    If the rows of ``x`` will be ``normalized``, a float16 row shorter than 2^-8 gets the gradient of a row of that
-    length, at most 256 times that of the normalized row, since the largest float16 is 65,504.
+    If the rows will be ``normalized``, a float16 row shorter than 2^-8 gets the gradient of a row of that length. This
+    limits it to 256 times the gradient of the normalized row, as the largest float16 is 65,504.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not normalized or x.dtype != torch.float16:
@@ -136,14 +133,14 @@ def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
 
 
 def widest_dtype(device: torch.device | str) -> torch.dtype:
-    """Return float64, or float32 for a device that has no float64, Apple's GPU."""
+    """Float64, or float32 on a device without float64 (Apple's GPU)."""
     if torch.device(device).type in _WITHOUT_FLOAT64:
         return torch.float32
     return torch.float64
 
 
 def to_device(x: Tensor, device: torch.device | str | None) -> Tensor:
-    """Return a tensor on a device, float64 in its :func:`widest_dtype`; the tensor itself for None."""
+    """Move a tensor to a device, float64 in the device's :func:`widest_dtype`; None leaves it."""
     if device is None:
         return x
     if x.dtype == torch.float64:
@@ -152,9 +149,9 @@ def to_device(x: Tensor, device: torch.device | str | None) -> Tensor:
 
 
 class Float64Buffers:
-    """Mixin for modules with float64 buffers of their own, which become float32 on a device that has no float64.
+    """Mixin for float64 buffers, which become float32 on a device without float64.
 
-    It stands before the module's other base classes.
+    It precedes the module's other base classes.
     """
 
     _buffers: dict[str, Tensor | None]
@@ -170,7 +167,7 @@ class Float64Buffers:
 def pair_to_full_precision(
     embeddings: Tensor, ref_emb: Tensor | None, normalized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return embeddings and references in one dtype, float32 or float64; the same object if they are the same."""
+    """Embeddings and references in one dtype, float32 or float64; one object if they are the same."""
     first = embeddings
     if embeddings.dtype not in _FULL:
         first = to_full_precision(embeddings, normalized)
@@ -184,7 +181,7 @@ def pair_to_full_precision(
 
 
 def labels_to_int64(labels: Tensor | None, device: torch.device | None = None) -> Tensor | None:
-    """Return labels as int64, on a device if one is given: booleans cannot be sorted and looked up everywhere."""
+    """Convert labels to int64; booleans cannot be sorted on every device."""
     if labels is None:
         return None
     if device is None:
@@ -193,14 +190,14 @@ def labels_to_int64(labels: Tensor | None, device: torch.device | None = None) -
 
 
 def normalizes(module: Any) -> bool:
-    """Return whether a loss compares normalized embeddings; of a wrapper, whether the loss inside does."""
+    """Whether a loss, or the loss inside a wrapper, compares normalized embeddings."""
     while isinstance(getattr(module, "loss", None), torch.nn.Module):
         module = module.loss
     return bool(getattr(getattr(module, "distance", None), "normalize_embeddings", False))
 
 
 def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
-    """Return a loss's value, or NaN if any row of an input has NaN or infinity, even one without partners."""
+    """The value of a loss, or NaN if any input contains NaN or infinity, even in rows without partners."""
     if not isinstance(value, Tensor):
         return value
     for x in inputs:
@@ -216,7 +213,7 @@ _WITH_AUTOCAST = frozenset(name for name in ("cpu", "cuda", "mps", "xpu") if tor
 
 
 def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast on a device, if the device has autocast at all."""
+    """Context without autocast."""
     if device.type not in _WITH_AUTOCAST:
         return nullcontext()
     if not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):  # the query breaks a graph
@@ -230,7 +227,7 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
 
 
 class _Probe(Function):
-    """A function without ``setup_context``, which torch refuses to apply under a transform of torch.func."""
+    """A function without ``setup_context``, which torch rejects under a transform of torch.func."""
 
     @staticmethod
     def forward(ctx: Any, nothing: Tensor) -> None: ...
@@ -240,7 +237,7 @@ _NOTHING = torch.zeros(())
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Return whether a transform of torch.func is running, or one of the tensors has a forward-mode tangent."""
+    """Whether a transform of torch.func is active, or a tensor has a forward-mode tangent."""
     if torch.compiler.is_compiling():
         return False
     try:
@@ -254,10 +251,10 @@ def transformed(*tensors: Tensor) -> bool:
 
 
 def apply_or_plain(function: type[Function], plain: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a Function; under a transform of torch.func or in forward mode, of plain operations.
+    """Apply a Function, or ``plain`` with the same arguments under torch.func or in forward mode.
 
-    ``plain`` is a function of the same arguments. The Function has no ``setup_context`` and no ``jvp``. That torch
-    refuses it costs nothing in an ordinary call, where :func:`transformed` costs as much as three small operations.
+    The Function has no ``setup_context`` and no ``jvp``. Waiting for torch's error costs nothing in ordinary calls,
+    while :func:`transformed` costs as much as three small operations.
     """
     if torch.compiler.is_compiling():
         return function.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -271,7 +268,7 @@ def apply_or_plain(function: type[Function], plain: Callable[..., Any], *argumen
 
 
 def run_eagerly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; under torch.compile outside the graph, for functions whose shapes depend on values."""
+    """Call a function whose shapes depend on values; under torch.compile outside the graph."""
     if not torch.compiler.is_compiling():
         return function(*arguments)
     from .disabled import call

@@ -1,4 +1,4 @@
-"""Operators with numbers, which are made once: filling outside of a mask, and products with a factor."""
+"""Operators with constants: filling outside a mask, and products with a factor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 
 
 def indicators(masks: Tensor, like: Tensor) -> Tensor:
-    """Return masks in their fastest form: 1 and 0 in the dtype of ``like``, or booleans.
+    """Masks in their fastest form: 1 and 0 in the dtype of ``like``, or booleans.
 
-    A CPU takes two to ten times as long for an operator with a boolean as for one with floats. Small matrices take the
-    time of starting operators, and a GPU that of moving bytes: there masks stay as they are, as they do if compiled.
+    On a CPU, operators with booleans take two to ten times as long as with floats. Small, compiled and GPU matrices
+    keep booleans: there, launching operators or moving bytes dominates.
     """
     if masks.dtype == torch.bool and prefers_floats(like):
         return masks.view(torch.uint8).to(like.dtype)
@@ -25,36 +25,33 @@ def indicators(masks: Tensor, like: Tensor) -> Tensor:
 
 
 def prefers_floats(values: Tensor) -> bool:
-    """Return whether masks of a matrix are faster as floats: it is on a CPU, not small, and not compiled."""
+    """Whether masks of a matrix are faster as floats: large, on a CPU, not compiled."""
     return values.numel() > _SMALL and values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
 
 
 def fill_outside(values: Tensor, mask: Tensor, number: float | tuple[float, ...]) -> Tensor:
-    """Return values inside a mask, boolean or 1 and 0, and a number outside, finite unless the mask is boolean."""
+    """Values inside a mask and a number outside, which must be finite unless the mask is boolean."""
     if mask.dtype == torch.bool:
         return torch.where(mask, values, constant(number, values))
     return torch.lerp(constant(number, values), values, mask)
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """Return values inside a mask, boolean or 1 and 0, and 0 outside; values and mask are broadcast."""
+    """Values inside a mask and 0 outside; the arguments broadcast."""
     if mask.dtype == torch.bool:
         return torch.where(mask, values, constant(0, values))
     return values * mask
 
 
 def without_tiny(shares: Tensor) -> Tensor:
-    """Return shares of sums, on a CPU in place, with 0 for those below the square of the dtype's precision.
-
-    Denormal numbers take a CPU a hundred times as long as others.
-    """
+    """Zero shares below the squared precision, on a CPU in place, where denormals are very slow."""
     if prefers_floats(shares):
         return torch.threshold_(shares, torch.finfo(shares.dtype).eps ** 2, 0)
     return shares
 
 
 def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
-    """Return weights with 0 for those whose product with one of :func:`without_tiny`'s shares could be denormal."""
+    """Zero weights whose product with a share of :func:`without_tiny` could be denormal."""
     if not prefers_floats(shares):
         return weights
     precision = torch.finfo(weights.dtype)
@@ -62,27 +59,22 @@ def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def zero_at_most(values: Tensor, others: Tensor, limit: float) -> Tensor:
-    """Return values, and 0 where ``others``, of the same shape, are at most a limit; a NaN there keeps the value.
-
-    It is the derivative of ``relu`` in a general form, and may be differentiated itself.
-    """
+    """Values, with 0 where ``others``, of the same shape, is at most a limit; NaN there keeps the value."""
     kept: Tensor = torch.ops.aten.threshold_backward(values, others, limit)
     return kept
 
 
 def scaled_product(values: Tensor, others: Tensor, factor: float) -> Tensor:
-    """Return the product of two tensors, which are broadcast, and a factor, in one pass."""
+    """Product of two broadcastable tensors and a factor, in one pass."""
     return torch.addcmul(constant(0, values), values, others, value=factor)
 
 
 def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
-    """Return a number as a tensor of no dimension, with the dtype and on the device of another.
+    """A number as a tensor without dimensions, with the dtype and device of ``like``.
 
-    A tuple of S numbers gives a tensor ``[S, 1, 1]``, one number for each matrix of ``[S, B, R]``.
-
-    Given a Python number, ``torch.where`` makes such a tensor in every call, by an operator of its own. Here it is made
-    once and kept, unless it would not outlive the call: under torch.compile and torch.func, in inference mode, and for
-    subclasses of Tensor.
+    A tuple of S numbers gives ``[S, 1, 1]``, one number for each matrix of ``[S, B, R]``. Tensors are cached, because
+    ``torch.where`` would build one in every call. Those that must not outlive a call are not: under torch.compile and
+    torch.func, in inference mode, and for Tensor subclasses.
     """
     if type(like) is not Tensor or torch.compiler.is_compiling():
         return _made(number, like)
@@ -96,10 +88,7 @@ def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def row_numbers(like: Tensor) -> Tensor:
-    """Return the numbers of a tensor's rows, 0, 1, ..., on its device; not to be written to.
-
-    They are made once for batches of one size, under the conditions of :func:`constant`.
-    """
+    """Row numbers 0, 1, ... of a tensor, on its device; cached like :func:`constant`, so read-only."""
     rows = like.shape[0]
     device = like.device
     if type(like) is not Tensor or torch.compiler.is_compiling():
@@ -113,7 +102,6 @@ def row_numbers(like: Tensor) -> Tensor:
 
 
 def _outlives_the_call() -> bool:
-    """Return whether a tensor that is made now can be used in other calls."""
     return not (torch.is_inference_mode_enabled() or transformed())
 
 

@@ -21,15 +21,15 @@ class TupleBatch(NamedTuple):
 
 
 class ListedTuples:
-    """Pairs of items, which are the same or not, or triplets of an anchor, a positive and a negative.
+    """Listed pairs (same or different), or triplets of anchor, positive and negative.
 
     Args:
-        rows: the rows of the items, integers ``[T, 2]`` of pairs, ``[T, 3]`` of triplets.
+        rows: item numbers, integers, ``[T, 2]`` for pairs or ``[T, 3]`` for triplets.
         same: whether the items of each pair are the same, booleans ``[T]``; None for triplets.
 
     Raises:
-        TypeError: rows that are no integers, or ``same`` that are no booleans.
-        ValueError: other shapes, or a tuple with one item twice.
+        TypeError: ``rows`` are not integers, or ``same`` are not booleans.
+        ValueError: other shapes, or an item twice in one tuple.
 
     Example:
         >>> pairs = ListedTuples([[7, 8], [8, 9]], same=[True, False])
@@ -67,7 +67,7 @@ class ListedTuples:
         return len(self.rows)
 
     def some(self, chosen: Any) -> ListedTuples:
-        """Return some of the pairs or triplets, by their numbers or a mask."""
+        """Some of the tuples, by number or mask."""
         chosen = torch.as_tensor(chosen)
         if chosen.dtype != torch.bool:  # an empty list has floating point numbers
             chosen = chosen.long()
@@ -75,7 +75,7 @@ class ListedTuples:
         return ListedTuples(self.rows[chosen], same)
 
     def among(self, items: Any, count: int) -> ListedTuples:
-        """Return the tuples whose items are all among ``items``, of ``count``, by the places of the items there."""
+        """The tuples with all items in ``items``, renumbered to the places there; ``count`` items exist."""
         places = torch.full((count,), -1)
         places[torch.as_tensor(items, dtype=torch.long)] = torch.arange(len(items))
         rows = places[self.rows]
@@ -84,7 +84,7 @@ class ListedTuples:
         return ListedTuples(rows[kept], same)
 
     def conflict(self) -> tuple[int, int] | None:
-        """Return an anchor, and an item that is its positive in one triplet and its negative in another; or None."""
+        """An anchor, and an item that is both its positive and its negative; or None."""
         if self.same is not None:
             return None
         anchors, positives, negatives = self.rows.T
@@ -94,7 +94,7 @@ class ListedTuples:
         return divmod(both[0], count) if both else None
 
     def batch(self, numbers: Any) -> TupleBatch:
-        """Return a batch of the pairs or triplets with these numbers; each item is once in it."""
+        """The batch of the tuples with these numbers, with each item once."""
         numbers = torch.as_tensor(numbers, dtype=torch.long)
         items, places = torch.unique(self.rows[numbers], return_inverse=True)
         if self.same is None:
@@ -108,7 +108,7 @@ class ListedTuples:
 
 
 def sample_tuples(tuples: ListedTuples, most: int, seed: int) -> ListedTuples:
-    """Return at most ``most`` tuples at random, in their order; pairs of both kinds keep their shares, at least one."""
+    """At most ``most`` random tuples, in order; pairs of both kinds keep their shares."""
     if len(tuples) <= most:
         return tuples
     generator = torch.Generator().manual_seed(seed)

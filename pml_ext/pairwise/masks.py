@@ -14,7 +14,7 @@ _MANY_ENTRIES = 1 << 15
 
 
 class AllPairsExceptSelf(NamedTuple):
-    """An ``indices_tuple`` for all pairs by label, except embedding i with its own copy, reference ``columns[i]``."""
+    """An ``indices_tuple`` for all pairs by label except embedding i with reference ``columns[i]``."""
 
     columns: Tensor
 
@@ -35,17 +35,17 @@ def pair_masks(
     has_references: bool = False,
     first: int = 0,
 ) -> Tensor:
-    """Return the masks of positive and negative pairs, ``[2, B, R]``, from labels or from a miner's tuple.
+    """Masks of positive and negative pairs, ``[2, B, R]``, from labels or from a miner's tuple.
 
-    With an ``indices_tuple``, the masks have only its pairs, or the (a, p) and (a, n) of its triplets, each once.
-    Without references the diagonal is left out: an embedding is no partner of itself. References leave nothing out.
+    An ``indices_tuple`` gives only its pairs, or the (a, p) and (a, n) of its triplets, each once. Without references,
+    the diagonal is left out.
 
     Args:
-        matrix: any tensor of shape ``[B, R]`` on the device wanted; its values are not read.
-        labels: of the rows, ``[B]``; not needed with an ``indices_tuple``.
+        matrix: any tensor of shape ``[B, R]`` on the right device; its values are not read.
+        labels: of the rows, ``[B]``; unused with an ``indices_tuple``.
         indices_tuple: three index tensors (anchors, positives, negatives) or four (anchors, positives, anchors,
             negatives), or None.
-        ref_labels: of the columns, ``[R]``; needed without an ``indices_tuple``, unless the columns are the rows.
+        ref_labels: of the columns, ``[R]``; required with references, unless there is an ``indices_tuple``.
         has_references: whether the columns are references and not the batch itself.
         first: without references, the column of the first row, if the rows are a part of the batch.
     """
@@ -75,9 +75,9 @@ def pair_masks(
 
 
 def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of every True of a mask ``[B, R]``, in row-major order.
+    """Row and column of every True of a mask ``[B, R]``, in row-major order.
 
-    A CPU looks at eight entries of a large mask at a time, most of which have no True among them.
+    On a CPU, a large mask is read eight entries at a time.
     """
     if mask.device.type != "cpu" or mask.numel() < _MANY_ENTRIES or mask.shape[1] % 8:
         rows, columns = torch.where(mask)
@@ -88,16 +88,16 @@ def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of every entry of a matrix ``[B, R]``, ``[B * R]`` each, in row-major order."""
+    """Row and column of every entry of a matrix, ``[B * R]`` each, in row-major order."""
     places = torch.arange(matrix.shape[0] * matrix.shape[1], device=matrix.device)
     return places // matrix.shape[1], places % matrix.shape[1]
 
 
 class PairsOfRows:
-    """Pair masks of any slice of the rows of a batch; arguments as of :func:`pair_masks`.
+    """Pair masks of any slice of the rows of a batch; see :func:`pair_masks`.
 
-    ``self_column``, ``[B]``: the column of each embedding's own copy, excluded as its partner; None without copies.
-    ``rows``: B if slices of the rows will be requested, else None. ``relation``: weights that replace the labels.
+    ``self_column``, ``[B]``: the column of each embedding's own copy, which is excluded. ``rows``: B if slices will be
+    requested. ``relation``: weights that replace the labels.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PairsOfRows:
                 self._sort_lists(rows)
 
     def _sort_lists(self, rows: int) -> None:
-        """Sort the listed pairs by anchor, and find where each row's begin."""
+        """Sort the listed pairs by anchor, and find where each row begins."""
         assert self._lists is not None
         sorted_lists = []
         self._starts: list[list[int]] = []
@@ -143,7 +143,7 @@ class PairsOfRows:
         self._lists = sorted_lists
 
     def _listed(self, number: int, rows: slice | None) -> tuple[Tensor, ...]:
-        """Return the listed pairs or triplets of a slice of rows, anchors counted from the slice's start."""
+        """A list's entries for a slice of rows, anchors counted from the start of the slice."""
         assert self._lists is not None
         if rows is None:
             return self._lists[number]
@@ -153,12 +153,12 @@ class PairsOfRows:
         return (anchors[listed] - rows.start, *(index[listed] for index in others))
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> Tensor:
-        """Return the masks of positive and negative pairs of a slice of rows, ``[2, T, R]``; of all rows by default."""
+        """Masks of positive and negative pairs of a slice of rows, ``[2, T, R]``; of all rows by default."""
         masks, _ = self.weighted_masks(matrix, rows)
         return masks
 
     def weighted_masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the masks, and the weights of a graded relation, ``[T, R]``, or None without one."""
+        """The masks, and the weights ``[T, R]`` of a graded relation or None."""
         first = 0 if rows is None else rows.start
         if self._relation is not None:
             return self._related_masks(self._relation, matrix, rows, first)
@@ -179,7 +179,6 @@ class PairsOfRows:
     def _related_masks(
         self, relation: RelationWeights, matrix: Tensor, rows: slice | None, first: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the masks of a relation, or of listed pairs, with the relation's weights if it is graded."""
         weights = None
         if self._lists is None or relation.graded:
             weights = relation.of_rows(slice(None) if rows is None else rows)
@@ -209,7 +208,7 @@ class PairsOfRows:
         mask.scatter_(1, columns[:, None], False)
 
     def counts(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return how often each positive and negative pair is listed, ``[T, R]``; None without an indices_tuple."""
+        """How often each positive and negative pair is listed, ``[T, R]``; None without an indices_tuple."""
         if self._lists is None:
             return None
         one = torch.ones((), dtype=matrix.dtype, device=matrix.device)
@@ -218,7 +217,7 @@ class PairsOfRows:
         return positives, negatives
 
     def triplets(self, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the listed triplets of a slice of rows, anchors counted from the slice's start; None for pairs."""
+        """The listed triplets of a slice of rows, anchors counted from its start; None for pairs."""
         if self._lists is None or len(self._lists) < 3:
             return None
         a, p, n = self._listed(2, rows)
@@ -226,7 +225,7 @@ class PairsOfRows:
 
 
 def _lists_of(indices_tuple: tuple[Tensor, ...], device: torch.device) -> list[tuple[Tensor, ...]]:
-    """Return the listed positive pairs, negative pairs and, if the tuple has triplets, the triplets."""
+    """The listed positive pairs, negative pairs and, if any, triplets."""
     a1, p, a2, n = _as_pairs(indices_tuple, device)
     lists: list[tuple[Tensor, ...]] = [(a1, p), (a2, n)]
     if len(indices_tuple) == 3:
@@ -249,15 +248,14 @@ def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[
 
 
 def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> Tensor:
-    r"""Return the pairs that violate a margin (MS mining; CBML, Eq. 25 and 26).
+    r"""Masks of the pairs that violate a margin (MS mining; CBML, Eq. 25 and 26).
 
     .. math::
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    Similarities are ``[B, R]``, larger ones mean nearer; masks and the result, of positives and of negatives, are
-    ``[2, B, R]``, boolean or :func:`indicators`. Both results are empty for an anchor without positives or negatives.
-    Every pair of a row with NaN counts as hard, so that no NaN is left out.
+    Similarities are ``[B, R]``; masks, boolean or :func:`indicators`, and result are ``[2, B, R]``. An anchor without
+    positives or without negatives has no hard pairs. All pairs of a row with NaN are hard, so that NaN is noticed.
     """
     similarity = similarity.detach()
     far = torch.finfo(similarity.dtype).max / 4

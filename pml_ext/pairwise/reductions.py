@@ -1,4 +1,4 @@
-"""Masked reductions over the rows of a matrix; an empty mask gives a defined value and finite gradients."""
+"""Masked reductions over rows; an empty mask gives a defined value and finite gradients."""
 
 from __future__ import annotations
 
@@ -24,32 +24,31 @@ _LARGE = 50  # above it, float64 cannot tell log(1 + exp(x)) and x apart
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of each row's masked values, ``[B]``, 0 where there are none; values are ``[B, R]``."""
+    """Sum of each row's masked values, ``[B]``; 0 for an empty row."""
     return zero_outside(values, mask).sum(1)
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """Return the mean of each row's masked values, ``[B]``, 0 where there are none; ``count`` is ``mask.sum(1)``."""
+    """Mean of each row's masked values, ``[B]``; 0 for an empty row. ``count`` is ``mask.sum(1)``."""
     if count is None:
         count = mask.sum(1, dtype=values.dtype)
     return masked_sum(values, mask) / count.clamp(min=1)
 
 
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none."""
+    """Maximum of each row's masked values, ``[B]``; minus infinity for an empty row."""
     return fill_outside(values, mask, -torch.inf).amax(1)
 
 
 def masked_min(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the least masked value of each row, ``[B]``, infinity where there is none."""
+    """Minimum of each row's masked values, ``[B]``; infinity for an empty row."""
     return fill_outside(values, mask, torch.inf).amin(1)
 
 
 def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0) -> Tensor:
-    r"""Return :math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, ``[B]``.
+    r""":math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, ``[B]``.
 
-    A row without entries has a very low number, without gradient. Arguments and cost are those of
-    :func:`log_one_plus_sums`, for one sum with mask ``[B, R]``, slope k and center c.
+    An empty row gets a very low number without gradient. Like :func:`log_one_plus_sums`, for one mask ``[B, R]``.
     """
     arguments = (matrix, mask[None], (slope,), (center,), None, False)
     log_sums: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
@@ -63,11 +62,10 @@ def log_one_plus_sums(
     centers: tuple[float, ...],
     log_factors: Tensor | float | None = None,
 ) -> Tensor:
-    r"""Return :math:`\log(1 + f \sum_{j \in M_i} \exp(k (s_{ij} - c)))` of each row, for S sums over one matrix.
+    r""":math:`\log(1 + f \sum_{j \in M_i} \exp(k (s_{ij} - c)))` of each row, for S sums, ``[S, B]``.
 
-    The backward pass writes one matrix for all sums, from each term's share of its sum, which the forward pass saved,
-    and can be differentiated again. Under torch.func and in forward mode, plain operations give all derivatives.
-    *Cost:* four passes for each sum forward, one backward.
+    An empty row gets 0. The backward pass writes one matrix for all sums, and can be differentiated again. *Cost:* four
+    passes per sum forward, one backward.
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
@@ -75,9 +73,6 @@ def log_one_plus_sums(
         slopes: :math:`k` of each sum, not 0.
         centers: :math:`c` of each sum.
         log_factors: :math:`\log f`, a number or ``[S, B]``, without gradient; None for factors of 1.
-
-    Returns:
-        ``[S, B]``; a row without entries has 0.
     """
     arguments = (matrix, masks, slopes, centers, log_factors, True)
     terms: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
@@ -85,9 +80,9 @@ def log_one_plus_sums(
 
 
 def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope: float) -> Tensor:
-    r"""Return a matrix with its exponentials :math:`e^{k s_{ij}}` multiplied by weights inside a mask.
+    """A matrix whose exponentials :math:`e^{k s_{ij}}` are multiplied by weights inside a mask.
 
-    Without weights, return the matrix itself; ``weights``, ``[B, R]``, are above 0 in the mask.
+    ``weights``, ``[B, R]``, are above 0 in the mask; None changes nothing.
     """
     if weights is None:
         return matrix
@@ -95,17 +90,17 @@ def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope
 
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
-    r"""Return :math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
+    r""":math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
     return torch.nn.functional.softplus(x, threshold=_LARGE)
 
 
 def _lowest(like: Tensor) -> float:
-    """Return the finite value used as the logarithm of an empty sum."""
+    """The finite value used as the logarithm of an empty sum."""
     return torch.finfo(like.dtype).min / 4
 
 
 def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers: tuple[float, ...]) -> Tensor:
-    """Return the exponents :math:`k (s_{ij} - c)` inside masks, and a very low number outside, ``[S, B, R]``."""
+    """:math:`k (s_{ij} - c)` inside masks and a very low number outside, ``[S, B, R]``."""
     exponents = matrix
     if slopes.count(1) < len(slopes) or any(centers):
         exponents = torch.addcmul(constant(_offsets(slopes, centers), matrix), matrix, constant(slopes, matrix))
@@ -113,7 +108,7 @@ def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers
 
 
 def _offsets(slopes: tuple[float, ...], centers: tuple[float, ...]) -> tuple[float, ...]:
-    """Return :math:`-k c` of each sum."""
+    """:math:`-k c` of each sum."""
     return tuple([-slope * center for slope, center in zip(slopes, centers, strict=True)])
 
 
@@ -125,7 +120,7 @@ def _written_out(
     log_factors: Tensor | float | None,
     adds_one: bool,
 ) -> Tensor:
-    """Return :func:`log_one_plus_sums`, or without ``adds_one`` the logarithms of the sums, by plain operations."""
+    """:func:`log_one_plus_sums`, without the one unless ``adds_one``, by plain operations."""
     log_sums = _exponents(matrix, masks, slopes, centers).logsumexp(2)
     log_sums = torch.where(masks.any(2), log_sums, _lowest(matrix))
     if log_factors is not None:
@@ -136,7 +131,7 @@ def _written_out(
 
 
 class _LogSums(torch.autograd.Function):
-    """The logarithms of sums, whose backward pass writes one matrix; arguments as of :func:`_written_out`."""
+    """:func:`_written_out` with a backward pass that writes one matrix."""
 
     @staticmethod
     def forward(
@@ -191,6 +186,6 @@ class _LogSums(torch.autograd.Function):
 
 
 def exp_bounded(x: Tensor) -> Tensor:
-    """Return ``exp(x)``, continued linearly with equal slope above 66 (float64: 532), so that it stays finite."""
+    """``exp(x)``, continued linearly with equal slope above 66 (float64: 532) to stay finite."""
     limit = 0.75 * math.log(torch.finfo(x.dtype).max)
     return x.clamp(max=limit).exp() * (1 + (x - limit).clamp(min=0))

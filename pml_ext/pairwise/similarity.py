@@ -1,4 +1,4 @@
-"""Normalization, similarity matrices, and Euclidean distances that are accurate for near points too."""
+"""Normalization, similarity matrices, and Euclidean distances that are accurate for near points."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _CHUNK = 1 << 22  # entries of differences held at a time
 
 
 def normalize(x: Tensor) -> Tensor:
-    r"""Return L2-normalized rows, :math:`y = x / \max(|x|, 10^{-12})`, as ``torch.nn.functional.normalize`` does.
+    r"""L2-normalized rows, :math:`y = x / \max(|x|, 10^{-12})`, as in ``torch.nn.functional.normalize``.
 
-    The gradient is :math:`(g - y \, y^T g) / \max(|x|, 10^{-6})`, at most :math:`10^6 |g|` however short a
-    row is; a row of zeros stays zero and gets gradient zero. It takes three passes where autograd takes seven, which is
-    half of the time of a small batch, and can be differentiated again. Under torch.func, in forward mode and compiled
-    it is autograd's. Rows of float16, where :math:`10^{-12}` is 0, are normalized in float32.
+    The gradient :math:`(g - y \, y^T g) / \max(|x|, 10^{-6})` is at most :math:`10^6 |g|`, however short a row is. A
+    row of zeros stays zero and gets gradient zero. The backward pass takes three passes instead of autograd's seven,
+    and can be differentiated again. Rows of float16, where :math:`10^{-12}` is 0, are normalized in float32.
     """
     if x.dtype == torch.float16:
         return normalize(to_full_precision(x, normalized=True)).to(x.dtype)
@@ -64,7 +63,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def gram(x: Tensor) -> Tensor:
-    """Return ``x @ x.T``, ``[B, B]``, whose backward takes one matrix product, not two; differentiable repeatedly."""
+    """``x @ x.T``, ``[B, B]``, with one matrix product in the backward pass instead of two."""
     product: Tensor = apply_or_plain(_Gram, _plain_gram, x)
     return product
 
@@ -87,14 +86,14 @@ class _Gram(torch.autograd.Function):
 
 
 def _plus_transposed(matrix: Tensor) -> Tensor:
-    """Return a square matrix plus its transpose; a CPU adds long rows faster than a row and a column."""
+    """A square matrix plus its transpose, in the faster order on a CPU."""
     if prefers_floats(matrix) and len(matrix) > _LONG:
         return matrix.T.clone(memory_format=torch.contiguous_format).add_(matrix)
     return matrix + matrix.T
 
 
 def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Return the cosines of the angles between rows ``[B, D]`` and references ``[R, D]``, or the rows themselves."""
+    """Cosines of the angles between rows ``[B, D]`` and references ``[R, D]``, by default the rows."""
     x = normalize(x)
     if references is None:
         return gram(x)
@@ -102,18 +101,18 @@ def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
 
 
 def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized: bool = True) -> Tensor:
-    """Return distances between rows, from one matrix product; near pairs are computed from differences.
+    """Distances between rows from one matrix product; near pairs are computed from differences.
 
-    Equal rows have distance 0 with gradient 0. Higher derivatives and forward mode work; ``vmap`` does not, since the
-    choice of near pairs depends on the values. *Cost:* one product of ``B x D x R`` forward and one backward (two with
+    Equal rows have distance 0 with gradient 0. Higher derivatives and forward mode work; ``vmap`` does not, because the
+    values decide which pairs are near. *Cost:* one product of ``B x D x R`` forward and one backward (two with
     references), and ``O(D)`` for each pair nearer than 0.2 of the rows' length.
 
     Args:
         x: ``[B, D]``.
         references: ``[R, D]``, or None for ``x`` itself.
-        normalized: whether rows are as :func:`normalize` returns them. Then the gradient omits a multiple of the row,
-            which the gradient of ``normalize`` removes. Otherwise it is complete, and rows nearer than the product's
-            rounding error, eps times the root of D times their length, count as equal.
+        normalized: whether :func:`normalize` returned the rows. The gradient then omits a multiple of the row, which
+            the gradient of ``normalize`` removes anyway. Otherwise it is complete, and rows nearer than the product's
+            rounding error (eps times the root of D times their length) count as equal.
     """
     distances: Tensor = apply_or_plain(_EuclideanDistances, _distances_written_out, x, references, normalized)
     return distances
@@ -161,7 +160,7 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
 
 
 def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
-    """Return squared distances with an error of 1e-15; rows nearer than 1e-7 count as equal."""
+    """Squared distances with an error of 1e-15; rows nearer than 1e-7 count as equal."""
     one = x.double()
     other = y.double()
     squared = one.square().sum(1)[:, None] + other.square().sum(1) - 2 * one @ other.T
@@ -169,7 +168,7 @@ def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _distances_written_out(x: Tensor, references: Tensor | None, normalized: bool) -> Tensor:
-    """Return the same values by plain operations; if ``normalized``, squares have the gradient of ``-2 x @ y.T``."""
+    """The same values by plain operations; if ``normalized``, squares have the gradient of ``-2 x @ y.T``."""
     y = x if references is None else references
     fixed = x.detach()
     moving = -2 * x @ y.T

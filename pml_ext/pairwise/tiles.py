@@ -1,8 +1,7 @@
-"""Functions of the rows of a pair matrix, computed a tile of rows at a time, forward and backward.
+"""Functions of the rows of a pair matrix, computed a tile of rows at a time.
 
-A tile holds whole rows, so that an anchor's hardest negative, or the mean of its similarities, is that of the dense
-matrix. No tile is kept: if a gradient is needed, the backward pass recomputes each tile, or the forward pass computes a
-tile's gradient with its values. Memory is then linear in the batch.
+A tile holds whole rows. No tile is kept: the backward pass recomputes each tile, or the forward pass computes a tile's
+gradient with its values. Memory is therefore linear in the batch.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class Sharing(Protocol):
     """Division of the tiles of one batch among processes that all have the whole batch."""
 
     def part(self, count: int) -> slice:
-        """Return which of ``count`` tiles this process computes."""
+        """Which of ``count`` tiles this process computes."""
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """Return each tensor, joined over processes in tile order, and the row where this process's part begins."""
+        """Each tensor joined over processes in tile order, and the row where this process's part begins."""
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return each tensor, summed over the processes."""
+        """Each tensor summed over the processes."""
 
 
 _sharing: list[Sharing] = []
@@ -59,12 +58,12 @@ def shared(sharing: Sharing) -> Iterator[None]:
 
 
 def sharing() -> Sharing | None:
-    """Return the active :class:`Sharing`; None if each process computes all tiles."""
+    """The active :class:`Sharing`, or None."""
     return _sharing[-1] if _sharing else None
 
 
 def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.device) -> int | None:
-    """Return the rows per tile of a matrix: ``tile_size`` or a default; None for a dense matrix if small enough."""
+    """Rows per tile: ``tile_size`` or a default; None for a matrix small enough to be dense."""
     if tile_size is not None:
         return tile_size
     if sharing() is None:
@@ -80,7 +79,7 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
 def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
     """Split rows into tiles of ``size`` rows; without rows there is one empty tile.
 
-    With ascending ``ends``, those of classes for example, a tile ends at the first end that gives it ``size`` rows.
+    With ascending ``ends``, for example of classes, a tile ends at the first end that gives it ``size`` rows.
     """
     if ends is None:
         return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]
@@ -94,9 +93,9 @@ def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> li
 
 
 def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[Any]:
-    """Return a function's results on parts of tensors, ``size`` entries each; the backward pass recomputes parts.
+    """A function's results on parts of tensors, ``size`` rows each; the backward pass recomputes parts.
 
-    Under torch.func, which cannot recompute, all parts are kept; under torch.compile there is one part of any size.
+    Under torch.func, all parts are kept; under torch.compile there is one part of any size.
     """
     if torch.compiler.is_compiling():
         return [function(*tensors)]
@@ -109,10 +108,9 @@ def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """The arguments of :func:`in_tiles`, and how many of its tensors are of which sort.
+    """The arguments of :func:`in_tiles`, and the numbers of its tensors.
 
-    The tensors stand one after the other: those that are sliced by rows, those that every tile needs whole, and the
-    parameters.
+    The tensors stand in this order: sliced by rows, whole, parameters.
     """
 
     part: Part
@@ -129,13 +127,13 @@ class _Plan:
         return self.num_by_row + self.num_whole
 
     def tiles_of_process(self) -> Sequence[slice]:
-        """Return the tiles that this process computes."""
+        """The tiles that this process computes."""
         if self.sharing is None:
             return self.tiles
         return self.tiles[self.sharing.part(len(self.tiles))]
 
     def compute(self, tile: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the results of a tile."""
+        """The results of a tile."""
         sliced = [tensor[tile] for tensor in tensors[: self.num_by_row]]
         whole = tensors[self.num_by_row : self.first_parameter]
         return tuple(self.part(tile, tuple(sliced), tuple(whole)))
@@ -150,18 +148,17 @@ def in_tiles(
     values: int = 1,
     at_once: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Compute a function of rows in tiles and return each of its results, concatenated over the tiles.
+    """Compute a function of rows in tiles and return each of its results, concatenated.
 
-    Under torch.func and torch.compile, in forward mode and in double backward, all tiles are kept, which takes the
-    memory of a dense matrix.
+    Under torch.func and torch.compile, in forward mode and in double backward, all tiles are kept, with the memory of a
+    dense matrix.
 
     Args:
-        part: returns the results of a tile, each one-dimensional, from the slice, the tile's rows of ``by_row`` and the
-            tensors of ``whole``.
+        part: maps the slice, the tile's rows of ``by_row`` and the tensors of ``whole`` to one-dimensional results.
         by_row: tensors whose rows are anchors, each ``[B, ...]``.
         whole: tensors that every tile needs whole.
         tiles: slices of the rows.
-        parameters: other tensors that ``part`` uses and that may want a gradient.
+        parameters: other tensors that ``part`` uses and that may need a gradient.
         values: how many of the results have a gradient; they come first.
         at_once: whether the forward pass computes the gradient, for one value with equally weighted entries (a mean).
     """
@@ -182,7 +179,6 @@ def in_tiles(
 
 
 def _joined(results: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return each result, concatenated over the tiles."""
     return tuple(map(torch.cat, zip(*results, strict=True)))
 
 
@@ -199,7 +195,7 @@ class _Gradients:
         self.parameters = list(tensors[plan.first_parameter :])
 
     def add(self, tile: slice, weights: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> tuple[Tensor, ...]:
-        """Compute a tile, add its gradient, each value weighted by ``weights(values)``, and return its results."""
+        """Compute a tile, add the gradient of its weighted values, and return its results."""
         rows = [tensor[tile] for tensor in self.by_row]
         sliced = _leaves(rows, self.needed[: len(rows)])
         with torch.enable_grad():
@@ -213,7 +209,7 @@ class _Gradients:
         return tuple(result.detach() for result in results)
 
     def _add(self, number: int, tile: slice, gradient: Tensor) -> None:
-        """Add a tile's gradient to the total of the tensor with this number; of a sliced one, to the tile's rows."""
+        """Add a tile's gradient to the total of a tensor; of a sliced tensor, to the tile's rows."""
         total = self.total[number]
         if number < self.plan.num_by_row:
             if total is None:
@@ -226,7 +222,7 @@ class _Gradients:
             total.add_(gradient)
 
     def summed_over_processes(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the total gradients, summed over the processes if they share tiles."""
+        """The total gradients, summed over the processes if they share tiles."""
         if self.plan.sharing is None:
             return self.total
         numbers = []
@@ -244,9 +240,9 @@ class _Gradients:
 
 
 class _Results:
-    """Results of tiles, in memory that is allocated before the tiles.
+    """Results of tiles in preallocated memory.
 
-    Between two large tensors, small ones would keep the allocator from using the space again.
+    Small tensors between two large ones would keep the allocator from reusing the space.
     """
 
     def __init__(self, tiles: int) -> None:
@@ -271,7 +267,7 @@ class _Results:
             self._lengths[number] = stop
 
     def joined(self) -> tuple[Tensor, ...]:
-        """Return each result, concatenated over the tiles."""
+        """Each result, concatenated over the tiles."""
         joined = []
         for buffer, length in zip(self._buffers, self._lengths, strict=True):
             joined.append(buffer[:length].clone())
@@ -346,7 +342,7 @@ class _InTiles(torch.autograd.Function):
 
 
 def _leaves(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
-    """Return the tensors as leaves of a new graph; those that are needed take a gradient."""
+    """The tensors as leaves of a new graph."""
     leaves = []
     for tensor, want in zip(tensors, needed, strict=True):
         leaves.append(tensor.detach().requires_grad_(want))
@@ -354,7 +350,7 @@ def _leaves(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
 
 
 def _ones(values: Sequence[Tensor]) -> list[Tensor]:
-    """Return a weight of 1 for each entry; by its stride of 0, a backward pass sees that all weights are equal."""
+    """A weight of 1 for each entry; a stride of 0 tells the backward pass that all weights are equal."""
     weights = []
     for value in values:
         weights.append(value.new_ones(()).expand_as(value))
@@ -368,10 +364,7 @@ def _gradients_of(
     needed: Sequence[bool],
     create_graph: bool = False,
 ) -> list[Tensor | None]:
-    """Return the gradient of the weighted values to each input; None where it is not needed or does not depend on it.
-
-    Values without a graph are left out, as ``torch.autograd.grad`` refuses them.
-    """
+    """The gradient of the weighted values to each input; None if unneeded or independent."""
     outputs = []
     output_weights = []
     for value, weight in zip(values, weights, strict=True):
@@ -394,14 +387,14 @@ def _gradients_of(
 
 
 def _all_equal(grad: Tensor) -> bool:
-    """Return whether all weights are equal, as of a sum or mean; on a GPU only by the strides, without waiting."""
+    """Whether all weights are equal, as for a sum or mean; on a GPU judged by strides, without waiting."""
     if len(grad) == 0 or grad.stride() == (0,):
         return True
     return grad.device.type == "cpu" and bool((grad == grad[0]).all())
 
 
 def _next_weights(grads: Sequence[Tensor], starts: list[int], values: Sequence[Tensor]) -> list[Tensor]:
-    """Return the next entries of each gradient, one per entry of its value, and advance ``starts``."""
+    """The next entries of each gradient, one per entry of its value; advances ``starts``."""
     weights = []
     for number, (grad, value) in enumerate(zip(grads, values, strict=True)):
         start = starts[number]

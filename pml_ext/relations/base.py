@@ -1,4 +1,4 @@
-"""The base of relations between items."""
+"""Base of relations between items."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..pairwise.batch import describe, holds_texts, how_to_encode, labels_as_ten
 
 
 class Relation(nn.Module):
-    r"""Base of relations between items, by their labels ``[B, ...]``. A subclass writes :meth:`weights`.
+    r"""Base of relations between items by their labels ``[B, ...]``. A subclass defines :meth:`weights`.
 
-    Two items are positive where their weight :math:`w_{ij} \in [0, 1]` is above 0, negative where it is 0, and neither
-    where it is NaN. A ``graded`` relation has weights between 0 and 1. An item is no partner of itself, by index.
+    Two items are positive if their weight :math:`w_{ij} \in [0, 1]` is above 0, negative if it is 0, and neither if it
+    is NaN. A ``graded`` relation has weights between 0 and 1. An item is never its own partner.
 
     Attributes:
-        graded: whether positive pairs have weights other than 1, for the losses that use them.
-        levels: levels of a tree, from 1, other than the one that defines positives; recall is reported for each.
-        num_classes: the number of classes if labels are indices in a list of classes; None if they are any integers.
-        needs_labels: whether labels must be given.
+        graded: whether positive pairs have weights other than 1, for losses that use them.
+        levels: levels of a tree, from 1, except the one that defines positives; recall is reported for each.
+        num_classes: number of classes if labels are indices in a list of classes; None for arbitrary integers.
+        needs_labels: whether labels are required.
     """
 
     graded: bool = False
@@ -31,14 +31,11 @@ class Relation(nn.Module):
     needs_labels: bool = True
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the weights of items with labels x and y, whose leading dimensions broadcast against each other."""
+        """Weights of items with labels x and y, whose leading dimensions broadcast."""
         raise NotImplementedError
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the weights of all pairs, ``[T, R]``, of labels ``[T, ...]`` and ``[R, ...]``.
-
-        ValueError if :meth:`weights` does not return one weight for each pair.
-        """
+        """Weights of all pairs, ``[T, R]``, of labels ``[T, ...]`` and ``[R, ...]``."""
         weights = self.weights(rows[:, None], columns[None])
         if weights.shape != (len(rows), len(columns)):
             raise ValueError(
@@ -49,14 +46,14 @@ class Relation(nn.Module):
         return weights
 
     def positive(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return whether items with labels x and y are positive: PML's ``label_comparison_fn``."""
+        """Whether items are positive: PML's ``label_comparison_fn``."""
         return self.weights(x, y) > 0
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return the labels of ``count`` items as a tensor; raise TypeError or ValueError if invalid.
+        """The labels of ``count`` items as a tensor; TypeError or ValueError if invalid.
 
-        The base takes a tensor or array of any dtype, ``[count, ...]``; one-dimensional integers become int64.
-        ``axis``: 0 for the rows of the matrix, 1 for its columns.
+        The base accepts a tensor or array of any dtype, ``[count, ...]``; one-dimensional integers become int64.
+        ``axis``: 0 for rows of the matrix, 1 for columns.
         """
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.ndim == 0:
@@ -68,7 +65,7 @@ class Relation(nn.Module):
         return counted(labels.to(device), count)
 
     def _integers(self, labels: Any, count: int, device: torch.device | None) -> Tensor:
-        """Return integer labels ``[count]`` as int64; raise TypeError or ValueError for others."""
+        """Integer labels ``[count]`` as int64; TypeError or ValueError for others."""
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
             name = type(self).__name__
@@ -81,11 +78,11 @@ class Relation(nn.Module):
         return counted(labels.to(device, torch.long), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Return integers ``[B]``, equal for positive pairs and different for negative ones, or None if none exist."""
+        """Integers ``[B]``, equal exactly for positive pairs, or None if there are none such."""
         return None
 
     def extra_repr(self) -> str:
-        """Return the settings."""
+        """The settings."""
         settings = []
         for name in inspect.signature(type(self)).parameters:
             value = vars(self).get(name)
@@ -102,14 +99,14 @@ def from_array(labels: Any) -> Any:
 
 
 def encoding_of_texts(labels: Any) -> str:
-    """Return what to type if labels are texts; "" if they are not."""
+    """How to encode labels that are texts; empty for other labels."""
     if not holds_texts(labels):
         return ""
     return f"; {how_to_encode(labels, 'labels')}"
 
 
 def counted(labels: Tensor, count: int) -> Tensor:
-    """Return the labels unchanged; raise ValueError unless there is one for each of ``count`` items."""
+    """The labels unchanged; ValueError unless there are ``count`` rows."""
     if len(labels) != count:
         raise ValueError(f"labels of {len(labels)} items are given for {count} embeddings; wanted one row for each")
     return labels

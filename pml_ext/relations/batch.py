@@ -12,7 +12,7 @@ from .base import Relation
 
 
 class Related(NamedTuple):
-    """An ``indices_tuple`` that carries a relation, the labels that it compares, and the caller's tuple."""
+    """An ``indices_tuple`` that carries a relation, its labels, and the caller's tuple."""
 
     relation: Relation
     labels: Tensor  # of the batch, [B, ...]
@@ -20,7 +20,7 @@ class Related(NamedTuple):
     indices_tuple: Any
 
     def weights(self) -> RelationWeights:
-        """Return the weights of the batch's pairs, for any slice of its rows."""
+        """Weights of the batch's pairs, for any slice of its rows."""
 
         def of_rows(rows: slice) -> Tensor:
             return self.relation.matrix(self.labels[rows], self.ref_labels)
@@ -28,7 +28,7 @@ class Related(NamedTuple):
         return RelationWeights(of_rows, self.relation.graded)
 
     def has_negatives(self) -> Tensor:
-        """Return whether any pair is negative, in memory linear in the batch."""
+        """Whether any pair is negative, in memory linear in the batch."""
         found = []
         for labels in torch.split(self.labels, 1024):
             weights = self.relation.matrix(labels, self.ref_labels)
@@ -39,7 +39,7 @@ class Related(NamedTuple):
 def label_tensors(
     relation: Relation, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any
 ) -> tuple[Tensor, Tensor]:
-    """Check a batch and its references; return the labels of the rows and of the columns as the relation takes them."""
+    """Check a batch and its references; return the labels of rows and columns as tensors."""
     check_batch(embeddings)
     check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
     rows = relation.tensor(labels, len(embeddings), embeddings.device)
@@ -53,10 +53,10 @@ def label_tensors(
 def related(
     relation: Relation, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Tensor | None, ref_labels: Any
 ) -> tuple[Tensor | None, Any, Tensor | None]:
-    """Convert a batch with a relation; return labels, indices_tuple and ref_labels for PML's base classes.
+    """Convert a batch with a relation to labels, indices_tuple and ref_labels for PML's base classes.
 
-    Where labels are equivalent to classes, the classes are returned: one-hot sets give the result of labels, bit for
-    bit. Otherwise the relation and its labels are returned as a :class:`Related` in place of the ``indices_tuple``.
+    Labels that are equivalent to classes become these classes, so one-hot sets give the result of labels bit for bit.
+    Otherwise a :class:`Related` replaces the ``indices_tuple``.
     """
     if labels is None and indices_tuple is not None and not relation.graded:
         return None, indices_tuple, None
@@ -75,7 +75,7 @@ def related(
 
 
 def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself: bool) -> tuple[Tensor, ...]:
-    """Return all pairs as an ``indices_tuple`` of four tensors; ``itself``: whether the columns are the rows."""
+    """All pairs as an ``indices_tuple`` of four tensors; ``itself``: whether the columns are the rows."""
     weights = relation.matrix(labels, ref_labels)
     positives = weights > 0
     negatives = weights == 0

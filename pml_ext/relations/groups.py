@@ -1,4 +1,4 @@
-"""Equal classes of different groups."""
+"""Equal classes from different groups."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .base import Relation, counted, from_array
 
 
 class DifferentGroups(Relation):
-    """Equal classes of different groups, such as bursts of images or cameras.
+    """Equal classes from different groups, such as bursts of images or cameras.
 
-    Two items of one group are neither positive nor negative: easy pairs of nearly the same image are not learned from.
-    Labels are integers ``[B, 2]``, class and group; a negative group is none. For cameras, whose images of other
-    classes stay negatives, let each class have groups of its own: ``group = class * number_of_cameras + camera``. The
-    evaluation takes groups as such: ``RetrievalAccuracyCalculator().evaluate(..., query_groups=groups)``.
+    Two items of one group are neither positive nor negative, so easy pairs of nearly the same image are not learned.
+    Labels are integers ``[B, 2]``, class and group; a negative number means no group. For cameras, give each class its
+    own groups, so that a camera's images of other classes stay negatives: ``group = class * number_of_cameras +
+    camera``. The evaluation accepts groups too: ``RetrievalAccuracyCalculator().evaluate(..., query_groups=groups)``.
 
     Example:
         >>> labels = torch.tensor([[0, 7], [0, 7], [0, 8], [1, 9]])  # the first two are of one burst
@@ -26,7 +26,7 @@ class DifferentGroups(Relation):
     """
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return integers ``[count, 2]``."""
+        """Integers ``[count, 2]``."""
         labels = from_array(labels)
         is_integer = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex())
         if not is_integer or labels.ndim != 2 or labels.shape[1] != 2:
@@ -37,6 +37,6 @@ class DifferentGroups(Relation):
         return counted(labels.to(device, torch.long), count)
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return 1 for equal classes, 0 for others, NaN within a group."""
+        """1 for equal classes, 0 for different ones, NaN within a group."""
         same_group = (x[..., 1] == y[..., 1]) & (x[..., 1] >= 0)
         return torch.where(same_group, torch.nan, (x[..., 0] == y[..., 0]).float())

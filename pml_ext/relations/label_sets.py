@@ -1,4 +1,4 @@
-"""Items that have several labels each."""
+"""Items with several labels each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ class SharedLabel(Relation):
 
     .. math:: w_{ij} = [\,|L_i \cap L_j| > 0\,], \qquad \text{graded: } w_{ij} = |L_i \cap L_j| \, / \, |L_i \cup L_j|
 
-    Pairs that share labels, but have a Jaccard index below ``threshold``, are neither positive nor negative. An item
-    without labels has no positives.
+    Pairs with a shared label but a Jaccard index below ``threshold`` are neither positive nor negative. An item without
+    labels has no positives.
 
-    Labels are multi-hot, ``[B, C]``, of any dtype (nonzero is a label), or a list of B collections of integers;
-    with ``sets`` they are integers ``[B]``.
-
-    *Cost:* one product of ``B x C x R``.
+    Labels are multi-hot, ``[B, C]``, of any dtype (nonzero is a label), or a list of B collections of integers. With
+    ``sets`` they are integers ``[B]``. *Cost:* one product of ``B x C x R``.
 
     Args:
         threshold: least Jaccard index of a positive pair, from 0 to 1.
         graded: whether the Jaccard index is the weight.
-        num_labels: C, where labels are lists; by default one more than the largest in the list.
-        sets: the label set of each class, if the labels of items are classes ``[B]``, indices in this list.
+        num_labels: C for lists of labels; by default one more than the largest label.
+        sets: the label set of each class, if labels are classes ``[B]``, indices in this list.
 
     Example:
         >>> relation = SharedLabel(graded=True)
@@ -61,7 +59,7 @@ class SharedLabel(Relation):
         self.register_buffer("table", table, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return multi-hot labels ``[count, C]``, booleans, or class indices ``[count]`` with ``sets``."""
+        """Multi-hot labels ``[count, C]``, booleans, or class indices ``[count]`` with ``sets``."""
         labels = from_array(labels)
         if self.table is not None:
             return self._integers(labels, count, device)
@@ -86,7 +84,7 @@ class SharedLabel(Relation):
         return counted(multi_hot(labels, width).to(device), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Return the label of each item if each has exactly one, else None; waits for the device without ``sets``."""
+        """The label of each item if each has exactly one, else None; waits for the device without ``sets``."""
         if self.table is not None:
             if self._one_label_per_class:
                 return self.table.long().argmax(1).to(labels.device)[labels]
@@ -96,24 +94,24 @@ class SharedLabel(Relation):
         return None
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return 1 where a label is shared, or the Jaccard index."""
+        """1 where a label is shared, or the Jaccard index."""
         first, second = _of_one_width(self._sets(x), self._sets(y))
         shared = (first & second).sum(-1)
         return self._weights_of(shared, first.sum(-1), second.sum(-1))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the weights of all pairs, from one product of the sets."""
+        """Weights of all pairs, from one product of the sets."""
         first, second = _of_one_width(self._sets(rows).float(), self._sets(columns).float())
         return self._weights_of(first @ second.T, first.sum(1)[:, None], second.sum(1))
 
     def _sets(self, labels: Tensor) -> Tensor:
-        """Return the labels of each item as booleans, ``[..., C]``."""
+        """Each item's labels as booleans, ``[..., C]``."""
         if self.table is None:
             return labels != 0
         return self.table.to(labels.device)[labels.long()]
 
     def _weights_of(self, shared: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """Return the weights of pairs by the number of labels that they share, and those of either item."""
+        """Weights of pairs, by the numbers of shared labels and of each item's labels."""
         positive = (shared > 0).float()
         if not self.graded and self.threshold == 0:
             return positive
@@ -127,7 +125,7 @@ class SharedLabel(Relation):
 
     @classmethod
     def of_classes(cls, names: Sequence[str], threshold: float = 0.0, graded: bool = False) -> SharedLabel:
-        """Return the relation of classes whose names are their labels, separated by ``|``, such as ``"cat|dog"``."""
+        """The relation of classes whose names list their labels, such as ``"cat|dog"``."""
         sets = []
         for name in names:
             labels = map(str.strip, name.split("|"))
@@ -153,7 +151,7 @@ def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
 
 
 def _table_of_sets(sets: Sequence[Iterable[Any]]) -> Tensor:
-    """Return which labels each class has, ``[classes, labels]``, booleans; labels are sorted."""
+    """Which labels each class has, ``[classes, labels]``, booleans; labels are sorted."""
     sets_of_labels = [set(each) for each in sets]
     labels = sorted(set().union(*sets_of_labels))
     number_of_label = {label: number for number, label in enumerate(labels)}
@@ -164,14 +162,13 @@ def _table_of_sets(sets: Sequence[Iterable[Any]]) -> Tensor:
 
 
 def _are_collections(labels: Any) -> bool:
-    """Return whether labels are a list with a collection of labels for each item."""
     if not isinstance(labels, (list, tuple)):
         return False
     return all(isinstance(each, Iterable) and not isinstance(each, str) for each in labels)
 
 
 def _of_one_width(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sets of labels ``[..., C]`` padded to the same C."""
+    """Pad two sets of labels ``[..., C]`` to the same C."""
     width = max(first.shape[-1], second.shape[-1])
     first = nn.functional.pad(first, (0, width - first.shape[-1]))
     second = nn.functional.pad(second, (0, width - second.shape[-1]))

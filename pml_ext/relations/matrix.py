@@ -11,16 +11,16 @@ from .base import Relation
 
 
 class FromMatrix(Relation):
-    """Pairs from a matrix ``[B, R]``: 1 positive, 0 negative, NaN neither.
+    """Pairs from a matrix ``[B, R]``: 1 is positive, 0 negative, NaN neither.
 
-    Row i is item i of the batch; column j is reference j, or item j without references. Labels are not needed and not
-    read. With ``by_label`` rows and columns are classes, and labels, integers ``[B]``, are their indices; this works
-    with memories and several processes.
+    Row i is item i of the batch; column j is reference j, or item j without references. Labels are not read. With
+    ``by_label``, rows and columns are classes and labels, integers ``[B]``, are their indices; this works with memories
+    and several processes.
 
     Args:
         matrix: floating point, ``[B, R]``, or booleans.
         by_label: whether labels are rows and columns of the matrix.
-        graded: whether values between 0 and 1 are allowed, the weights of positive pairs.
+        graded: whether values between 0 and 1 are allowed, as weights of positive pairs.
     """
 
     values: Tensor
@@ -47,7 +47,7 @@ class FromMatrix(Relation):
         self.register_buffer("values", values, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return the rows or columns of the items, ``[count]``."""
+        """Rows or columns of the items, ``[count]``."""
         if self.by_label:
             return self._integers(labels, count, device)
         if count != self.values.shape[axis]:
@@ -59,5 +59,5 @@ class FromMatrix(Relation):
         return torch.arange(count, device=device)
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the values of the matrix."""
+        """The values of the matrix."""
         return self.values.to(x.device)[x.long(), y.long()]

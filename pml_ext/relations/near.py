@@ -1,4 +1,4 @@
-"""Labels that are numbers, of which near ones are positive."""
+"""Labels that are numbers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Near(Float64Buffers, Relation):
         w_{ij} = [\,d_{ij} \le r\,], \qquad \text{graded: } w_{ij} = \max(0, 1 - d_{ij} / r), \qquad
         d_{ij} = \lVert y_i - y_j \rVert_p
 
-    Pairs with :math:`r < d_{ij} \le f` are neither positive nor negative. Where graded, so is :math:`d_{ij} = r` if
-    f > r, and negative otherwise. Labels are numbers ``[B]`` or ``[B, K]``, or an array of them, all finite.
+    Pairs with :math:`r < d_{ij} \le f` are neither positive nor negative. With ``graded``, a pair at :math:`d_{ij} = r`
+    is negative if f = r, and neither otherwise. Labels are finite numbers ``[B]`` or ``[B, K]``, or an array of them.
 
     Args:
         within: r, above 0: the greatest distance of a positive pair.
-        beyond: f, at least r: pairs farther apart are negative; by default r.
+        beyond: f, at least r: pairs farther apart are negative; r by default.
         graded: whether the weight falls from 1 for equal numbers to 0 at the distance r.
         p: the norm of the distance, at least 1; 2 is Euclidean.
         numbers: the numbers of each class, ``[C]`` or ``[C, K]``, if labels are classes ``[B]``, indices in this list.
@@ -60,7 +60,7 @@ class Near(Float64Buffers, Relation):
         self.register_buffer("table", table, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return numbers ``[count, K]``, of the labels' own type, or class indices ``[count]`` with ``numbers``."""
+        """Numbers ``[count, K]`` in the labels' dtype, or class indices ``[count]`` with ``numbers``."""
         try:
             labels = from_array(labels)
             if isinstance(labels, (list, tuple)):
@@ -82,14 +82,14 @@ class Near(Float64Buffers, Relation):
         return _as_column(counted(labels, count))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the weights of all pairs, ``[T, R]``, of numbers ``[T]`` or ``[T, K]``, and ``[R]`` or ``[R, K]``."""
+        """Weights of all pairs, ``[T, R]``, of numbers ``[T]`` or ``[T, K]``, and ``[R]`` or ``[R, K]``."""
         if self.table is None:
             rows = _as_column(rows)
             columns = _as_column(columns)
         return super().matrix(rows, columns)
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the weights of numbers ``[..., K]``, or of classes ``[...]`` with ``numbers``."""
+        """Weights of numbers ``[..., K]``, or of classes ``[...]`` with ``numbers``."""
         if self.table is not None:
             table = to_device(self.table, x.device)
             x = table[x.long()]
@@ -118,10 +118,7 @@ class Near(Float64Buffers, Relation):
         graded: bool = False,
         p: float = 2.0,
     ) -> Near:
-        """Return the relation of classes whose names are numbers, such as ``"37"``, or several: ``"52.4 13.1"``.
-
-        ValueError for other names.
-        """
+        """The relation of classes named by numbers, such as ``"37"`` or ``"52.4 13.1"``; else ValueError."""
         numbers = []
         for name in names:
             try:
@@ -133,10 +130,9 @@ class Near(Float64Buffers, Relation):
         return cls(within, beyond, graded, p, torch.tensor(numbers, dtype=torch.float64))
 
     def extra_repr(self) -> str:
-        """Return the settings."""
+        """The settings."""
         return f"within={self.within:g}, beyond={self.beyond:g}, graded={self.graded}, p={self.p:g}"
 
 
 def _as_column(numbers: Tensor) -> Tensor:
-    """Return numbers ``[B]`` as ``[B, 1]``; others unchanged."""
     return numbers[:, None] if numbers.ndim == 1 else numbers

@@ -17,12 +17,12 @@ class Hierarchy(Relation):
 
     .. math:: w_{ij} = [\,d_{ij} \ge \ell\,], \qquad \text{graded: } w_{ij} = [\,d_{ij} \ge \ell\,] \, d_{ij} / D
 
-    where :math:`d_{ij}` is the depth of the lowest common ancestor: 0 if the first name differs; D, the depth of the
-    tree, within a class. Labels are integers ``[B]``, indices in ``paths``, or a list of paths.
+    where :math:`d_{ij}` is the depth of the lowest common ancestor: 0 if the first names differ, and D, the depth of
+    the tree, within a class. Labels are integers ``[B]``, indices in ``paths``, or a list of paths.
 
     Args:
         paths: the path of each class from the root, such as ``"animal/bird/sparrow"`` or a sequence of names.
-        level: :math:`\ell`, from 1 to D; by default D, the class itself, or 1 where graded.
+        level: :math:`\ell`, from 1 to D; by default D, the class itself, or 1 if graded.
         graded: whether the depth of the common ancestor is the weight.
 
     Example:
@@ -48,11 +48,11 @@ class Hierarchy(Relation):
         self.register_buffer("codes", _numbers_of_ancestors(self.paths, self.depth), persistent=False)
 
     def at(self, level: int) -> Hierarchy:
-        """Return the same tree, not graded, with another level."""
+        """The same tree, not graded, at another level."""
         return Hierarchy(self.paths, level).to(self.codes.device)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return integers ``[count]``, the indices of classes in ``paths``."""
+        """Integers ``[count]``, indices of classes in ``paths``."""
         if isinstance(labels, (list, tuple)) and labels and not isinstance(labels[0], Integral):
             known = {path: place for place, path in enumerate(self.paths)}
             places = []
@@ -65,13 +65,13 @@ class Hierarchy(Relation):
         return self._integers(labels, count, device)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Return the ancestors at the level; None where graded."""
+        """The ancestors at the level; None if graded."""
         if self.graded:
             return None
         return self.codes.to(labels.device)[labels][..., self.level - 1]
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return 1 where the ancestor at the level is common; if graded, the depth of the lowest common one over D."""
+        """1 for a common ancestor at the level; if graded, the depth of the lowest common one over D."""
         codes = self.codes.to(x.device)
         first = codes[x.long()]
         second = codes[y.long()]
@@ -81,12 +81,12 @@ class Hierarchy(Relation):
         return torch.where(depth >= self.level, depth / self.depth, 0.0)
 
     def extra_repr(self) -> str:
-        """Return the settings."""
+        """The settings."""
         return f"{len(self.paths)} classes, level={self.level}, graded={self.graded}"
 
 
 def _numbers_of_ancestors(paths: Sequence[tuple[str, ...]], depth: int) -> Tensor:
-    """Return the number of each class's ancestor at each level, ``[classes, depth]``; each node has one number."""
+    """A number for each class's ancestor at each level, ``[classes, depth]``."""
     numbers: dict[tuple[str, ...], int] = {}  # of nodes, by their paths
     rows = []
     for path in paths:
@@ -101,7 +101,6 @@ def _numbers_of_ancestors(paths: Sequence[tuple[str, ...]], depth: int) -> Tenso
 
 
 def _path_of(path: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names on a path, given as a text with slashes or as names."""
     if isinstance(path, str):
         return tuple(path.split("/"))
     return tuple(path)

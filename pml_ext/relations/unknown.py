@@ -1,4 +1,4 @@
-"""Equal labels, with items whose class is not known."""
+"""Equal labels, with items of unknown class."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .base import Relation
 
 
 class NegativesOnly(Relation):
-    """Equal labels; an item of unknown class has no positives and is a negative of all items of known class.
+    """Equal labels; items of unknown class are negatives of all items of known classes.
 
-    Two unknown items are neither positive nor negative. Labels are integers ``[B]``.
+    An unknown item has no positives. Two unknown items are neither positive nor negative. Labels are integers ``[B]``.
 
     Args:
-        unknown: the label of items whose class is not known.
+        unknown: the label of items of unknown class.
     """
 
     def __init__(self, unknown: int = -1) -> None:
@@ -25,16 +25,16 @@ class NegativesOnly(Relation):
         self.unknown = unknown
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return integers ``[count]``."""
+        """Integers ``[count]``."""
         return self._integers(labels, count, device)
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return 1 for equal known labels, NaN for two unknown ones."""
+        """1 for equal known labels, 0 for different ones, NaN for two unknown ones."""
         return torch.where((x == self.unknown) & (y == self.unknown), torch.nan, (x == y).float())
 
     @classmethod
     def of_classes(cls, names: Sequence[str], unknown: str = "unknown") -> NegativesOnly:
-        """Return the relation whose unknown items have the class named ``unknown``; ValueError if there is none."""
+        """The relation in which the class named ``unknown`` is unknown; ValueError if it is missing."""
         if unknown not in names:
             raise ValueError(f"no class is called {unknown!r}; classes: {', '.join(names)[:200]}")
         return cls(list(names).index(unknown))
