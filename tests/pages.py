@@ -14,7 +14,8 @@ def blocks_of(page: Path, languages: str) -> list[tuple[str, str]]:
 
 def not_printed(shown: str, printed: str) -> list[str]:
     """The lines of a page's output that were not printed. Numbers may differ; ``...`` is any text."""
-    return [line for line in shown.splitlines() if line.strip() and not re.search(_pattern(line), printed, re.MULTILINE)]
+    lines = [line for line in shown.splitlines() if line.strip()]
+    return [line for line in lines if not re.search(_pattern(line), printed, re.MULTILINE)]
 
 
 def _pattern(line: str) -> str:
