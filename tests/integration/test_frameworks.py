@@ -1,4 +1,4 @@
-"""The examples of "A loss in my PML script" in other frameworks: two processes train as one, and the page names the scripts."""
+"""The scripts that "A loss in my PML script" names: in other frameworks, two processes train as one."""
 
 import importlib.util
 import os
