@@ -14,6 +14,7 @@ from pml_ext_train.cli.app import app_for
 from pml_ext_train.launch.launch import train
 
 from .overrides import typed
+from .pages import blocks_of, not_printed
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -21,39 +22,38 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
 ALONE = ["evaluate", "index", "own-loop", "recipes", "relations", "scale"]
-# Pages whose lines run in a test below or in test_chapters.py, and blocks that need what a test does not have.
-RUN_ELSEWHERE = {"pairs.md", "vectors.md", "plugins.md", "checks.md", "components.md"}
+# Pages whose lines run in a test below, in test_chapters.py or in integration/test_photographs.py, and blocks that need
+# what a test does not have.
+FILES = {"pairs.md", "vectors.md"}
+PHOTOGRAPHS = {"copies.md", "individuals.md", "photographs.md", "search.md"}
+RUN_ELSEWHERE = FILES | PHOTOGRAPHS | {"plugins.md", "checks.md", "components.md"}
 NOT_RUN = {
     "browse.md": "serves until it is ended; tests/plugins/browse starts it",
-    "copies.md": "a folder of a user; tests/plugins/search/test_duplicates.py runs such lines",
-    "embedding.md": "a run of a user",
-    "folder.md": "a folder of a user; tests/plugins/fit/test_unlabeled.py and test_later_labels.py run such lines",
-    "individuals.md": "a folder of a user; tests/plugins/search/test_identify.py runs such lines",
-    "beyond-one-machine.md": "several machines and a database",
+    "beyond-one-machine.md": "several machines and a database; tests/plugins/parts and stores run such lines",
     "compare.md": "hours of training, Cars196",
     "data.md": "downloads",
+    "measurements.md": "benchmarks",
     "index.md": "the commands of the README",
-    "photographs.md": "photographs; tests/integration/test_photographs.py and tests/plugins/fit run such lines",
     "plugins.md": "installs a package; tests/integration/test_packages.py does",
     "pretrained.md": "weights of a hub, hours",
     "recipes.md": "accounts of trackers",
-    "search.md": "a folder of a user; tests/plugins/search/commands runs such lines",
     "what-holds-up.md": "hours of training, Cars196",
     "README.md": ".ci/run runs the first two to the letter",
 }
 
 
-def blocks_of(page, languages):
-    return re.findall(rf"^[ ]*```(?:{languages})\n(.*?)```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-
-
 @pytest.mark.parametrize("name", ALONE)
-def test_the_python_of_a_page_runs(name):
-    blocks = blocks_of(ROOT / "docs" / f"{name}.md", "python")
-    assert blocks
+def test_the_python_of_a_page_runs(name, capsys):
+    blocks = blocks_of(ROOT / "docs" / f"{name}.md", "python|bash|text")
     lines: dict[str, object] = {"__name__": "page"}
-    for block in blocks:
-        exec(compile(block, f"{name}.md", "exec"), lines)
+    before = ""
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, f"{name}.md", "exec"), lines)
+        if language == "text" and before == "python":
+            assert not not_printed(block, capsys.readouterr().out)
+        before = language
+    assert "python" in dict(blocks)
 
 
 @pytest.mark.parametrize("page", READMES, ids=lambda page: page.parent.name)
@@ -64,7 +64,7 @@ def test_the_python_of_a_readme_runs_in_a_loop(page):
     lines |= {"MultiSimilarityLoss": losses.MultiSimilarityLoss, "TripletMarginLoss": losses.TripletMarginLoss}
     lines |= {"queries": embeddings[:4], "gallery": embeddings}
     blocks = blocks_of(page, "python")
-    for block in blocks:
+    for _, block in blocks:
         exec(compile(block, page.name, "exec"), lines)
     assert blocks or page.parent.name in ("pml_ext_compare", "pml_ext_search")
 
@@ -73,12 +73,12 @@ def test_the_python_of_a_readme_runs_in_a_loop(page):
 def test_the_blocks_of_a_page_run_in_a_test_or_have_a_reason(page):
     runs = page.stem in ALONE or page.name in RUN_ELSEWHERE or page in READMES
     assert runs or page.name in NOT_RUN or not blocks_of(page, "python")
-    assert page.name in {"pairs.md", "vectors.md"} | set(NOT_RUN) or not blocks_of(page, "bash")
+    assert page.name in FILES | PHOTOGRAPHS | set(NOT_RUN) or not blocks_of(page, "bash")
 
 
 def commands_of(page):
     """The calls of ``pml-ext`` in a page's blocks, as lists of words without comments."""
-    for block in blocks_of(page, "bash|makefile"):
+    for _, block in blocks_of(page, "bash|makefile"):
         for line in block.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|(?=\s)|;", line):
                 words = shlex.split(part, comments=True)
@@ -101,7 +101,7 @@ def test_the_commands_and_options_of_a_page_exist(page):
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("vectors", "fit train fit query index query query query export"),
+        ("vectors", "fit train index query query query fit query embed export"),
         ("pairs", "train train train index query"),
     ],
 )
@@ -109,20 +109,23 @@ def test_the_lines_of_a_page_on_files_run(name, wanted, pml_ext_command, tmp_pat
     monkeypatch.chdir(tmp_path)
     lines: dict[str, object] = {"__name__": "page"}
     commands = []
-    page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
-    for language, block in re.findall(r"```(python|bash|toml)\n(.*?)```", page, re.DOTALL):
+    printed = ""
+    for language, block in blocks_of(ROOT / "docs" / f"{name}.md", "python|bash|toml|text"):
         if language == "python":
             exec(compile(block, f"{name}.md", "exec"), lines)
         if own := re.match(r"# (\w+\.toml)\n", block):
             (tmp_path / own[1]).write_text(block)
+        if language == "text":
+            assert not not_printed(block, printed)
         for line in block.splitlines() if language == "bash" else ():
             _, command, *given = shlex.split(line)
             if command in ("fit", "train"):
-                given += ["--quick", "--device", "cpu"]
+                given += ["--quick", "--device", "cpu"] if name == "vectors" else ["--device", "cpu"]
                 given += [] if "--no-labels" in given else ["--set", "schedule.epochs=2"]
                 given += [] if "cbml/digits" not in given else ["--set", "schedule.milestones=[1]"]
             done = pml_ext_command(command, *given)
             assert done.returncode == 0, f"{line}: {done.stderr}"
+            printed = done.stdout + done.stderr
             commands.append(command)
     assert commands == wanted.split()
     if name == "vectors":
