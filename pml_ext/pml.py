@@ -268,7 +268,7 @@ def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, class
 
     if issubclass(cls, samplers.HierarchicalSampler):
         raise ValueError(
-            "pml/hierarchical wants labels of two levels, and a run's images have one class each; type "
+            "pml/hierarchical needs labels of two levels, and a run's images have one class each; type "
             '--set sampler.name=tree, with [data] relation = "hierarchy"'
         )
     m = settings.get("m")

@@ -251,7 +251,7 @@ class WithinClassWhitening(_Whitening):
         usable = torch.nonzero(torch.bincount(indices, minlength=len(keys)) > 1).flatten()
         if len(usable) < _FEWEST_CLASSES:
             raise ValueError(
-                f"shrinkage='auto' wants {_FEWEST_CLASSES} classes of two items or more, found {len(usable)}; give a "
+                f"shrinkage='auto' needs {_FEWEST_CLASSES} classes of two items or more, found {len(usable)}; give a "
                 "number, such as 0.6"
             )
         folds = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(0)).to(usable.device)]

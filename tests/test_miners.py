@@ -107,7 +107,7 @@ def test_neither_labels_nor_a_tuple(kind):
 
 def test_classes_that_nobody_gave():
     listed = HardPairMiner()(points(), LABELS)
-    with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner wants classes"):
+    with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner needs classes"):
         HardQuadrupletMiner(per_class=True)(points(), None, indices_tuple=listed)
     with pytest.raises(ValueError, match="MultiSimilarityMiner takes no indices_tuple"):
         WithRelation(miners.MultiSimilarityMiner(), NegativesOnly())(points(), LABELS, indices_tuple=listed)

@@ -89,7 +89,7 @@ def test_names_that_pml_3_moves_are_taken_from_there(monkeypatch):
 
 
 def test_samplers_of_pml_that_a_run_cannot_use():
-    with pytest.raises(ValueError, match="pml/hierarchical wants labels of two levels"):
+    with pytest.raises(ValueError, match="pml/hierarchical needs labels of two levels"):
         pml.check_sampler(samplers.HierarchicalSampler, {}, 8, 4)
     with pytest.raises(ValueError, match="found batch_size = 16; 4 classes x m = 3 gives at most 12 images a batch"):
         pml.check_sampler(samplers.MPerClassSampler, {"m": 3}, 16, 4)

@@ -193,7 +193,7 @@ def test_wrong_settings_are_named():
         (
             lambda: WithinClassWhitening("auto").fit(torch.randn(8, 3), torch.arange(8) // 4),
             ValueError,
-            "wants 4 classes of two items or more, found 2",
+            "needs 4 classes of two items or more, found 2",
         ),
         (
             lambda: WithinClassWhitening().partial_fit(*some_features()).partial_fit(torch.randn(4, 3), [0, 0, 1, 1]),

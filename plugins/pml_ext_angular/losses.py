@@ -40,7 +40,7 @@ class _DotProductLoss(PairLoss):
         if "distance" in kwargs:
             raise ValueError(
                 f"{type(self).__name__} is written in dot products and takes no distance; normalize_embeddings=False "
-                "leaves the embeddings as they are"
+                "uses raw embeddings"
             )
         if normalize_embeddings:
             kwargs["distance"] = GramCosineSimilarity()

@@ -227,7 +227,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
     ) -> None:
         """Estimate ``"auto"`` statistics in the first training call; earlier calls use their own batch."""
         if relation is not None:
-            raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
+            raise ValueError(f"statistics={self.estimated!r} of CBMLLoss needs classes; give four numbers")
         if ref_emb is None:
             run_eagerly(self._fit, embeddings, labels)
         else:
@@ -240,7 +240,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
             self.wants_before_call = False
             return
         if labels is None:
-            raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants labels in the first call")
+            raise ValueError(f"statistics={self.estimated!r} of CBMLLoss needs labels in the first call")
         try:
             known = PairStatistics.of(embeddings, labels)
             self._use(known)

@@ -64,6 +64,6 @@ class HardQuadrupletMiner(PairMiner):
         scores = matrix if self.distance.is_inverted else -matrix
         positives, negatives = self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(scores)
         if self.per_class and not self.has_classes:
-            raise ValueError("per_class of HardQuadrupletMiner wants classes, and the labels are none")
+            raise ValueError("per_class of HardQuadrupletMiner needs classes; the labels are not classes")
         classes = labels if self.per_class else None
         return hard_quadruplets(scores, positives, negatives, self.num_quadruplets, classes)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-VARIABLE = "PML_EXT_ALLOCATOR"  # environment variable; "default" leaves the allocator as it is
+VARIABLE = "PML_EXT_ALLOCATOR"  # environment variable; "default" leaves the allocator unchanged
 KEPT = 2**30  # bytes of free memory at the heap's end from which it is returned to the system
 
 _SETTINGS = {

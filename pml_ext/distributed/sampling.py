@@ -61,7 +61,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         if batch_size is not None:
             check_count(self, "batch_size", batch_size)
         if (num_processes is None) != (rank is None):
-            raise ValueError("num_processes and rank go together; leave out both for those of the process group")
+            raise ValueError("num_processes and rank go together; leave out both to use the process group")
         if num_processes is not None and rank is not None:
             check_count(self, "num_processes", num_processes)
             if rank not in range(num_processes):

@@ -18,7 +18,7 @@ class Compilation(enum.Enum):
     """How ``torch.compile`` treats the equation of a loss."""
 
     ONE_GRAPH = "one graph"
-    """No shape of the equation depends on the labels; it is a part of the graph as it is."""
+    """No shape of the equation depends on the labels; it is part of the graph unchanged."""
 
     ALL_ENTRIES = "all entries"
     """``pairs.listed`` has all matrix entries, so that no shape depends on the labels; the equation is in the graph."""

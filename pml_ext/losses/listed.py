@@ -45,7 +45,7 @@ def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
             if counts.all():
                 return ""
     if same is None:
-        return "as it is set here, not every triplet adds to it"
+        return "with these settings, some triplets do not add to it"
     for answer, text in ((True, "the same"), (False, "not the same")):
         if not counts[tuples.same == answer].all():
             return f"a pair that is {text} adds nothing to it by itself"

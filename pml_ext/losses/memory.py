@@ -302,7 +302,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         if labels.shape[1:] != self.label_memory.shape[1:]:
             kept = list(self.label_memory.shape[1:])
             given = list(labels.shape[1:])
-            raise ValueError(f"the memory keeps labels of shape {kept}, and those of the batch have {given}")
+            raise ValueError(f"the memory keeps labels of shape {kept}, and the batch has labels of shape {given}")
         if labels.is_floating_point():
             self.label_memory = self.label_memory.to(torch.promote_types(self.label_memory.dtype, labels.dtype))
         self.curr_batch_idx = (self._cursor + torch.arange(count, device=embeddings.device)) % self.memory_size

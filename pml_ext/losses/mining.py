@@ -31,14 +31,14 @@ def mine(
     """
     if ref_emb is not None and isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):
         raise ValueError(
-            "EmbeddingsAlreadyPackagedAsTriplets gives rows of the batch and takes no references, such as those of a "
-            "CrossBatchMemory; leave out the miner, or take TripletMarginMiner()"
+            "EmbeddingsAlreadyPackagedAsTriplets gives rows of the batch and accepts no references, such as the "
+            "queue of a CrossBatchMemory; leave out the miner, or use TripletMarginMiner()"
         )
     declared = getattr(type(miner), "capabilities", None)  # a wrapper's property says nothing of the class
     if ref_emb is not None and isinstance(declared, Collection) and "references" not in declared:
         name = type(miner).__name__
         raise ValueError(
-            f"{name} takes no references, such as those of a CrossBatchMemory; leave out the miner, or declare "
+            f"{name} accepts no references, such as the queue of a CrossBatchMemory; leave out the miner, or declare "
             f'"references" in capabilities of {name} if it looks for partners in ref_emb'
         )
     if self_column is None or ref_emb is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..pairwise.batch import describe
 
-_SHARED = (str, bytes, bool, int, float, np.generic, type(None))  # values that every micro-batch gets as they are
+_SHARED = (str, bytes, bool, int, float, np.generic, type(None))  # values that every micro-batch gets whole
 _WANTED = "a tensor or array (batch size, ...), a list of one item for each row, or a tuple or dictionary of these"
 
 

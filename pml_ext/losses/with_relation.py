@@ -58,12 +58,12 @@ class WithRelation(torch.nn.Module):
         super().__init__()
         name = type(loss_or_miner).__name__
         if not isinstance(loss_or_miner, torch.nn.Module) or not isinstance(relation, Relation):
-            raise TypeError(f"WithRelation wants a loss or a miner and a relation; got {loss_or_miner!r}, {relation!r}")
+            raise TypeError(f"WithRelation needs a loss or a miner and a relation; got {loss_or_miner!r}, {relation!r}")
         has = capabilities(unwrapped(loss_or_miner))
         self.mines = isinstance(loss_or_miner, pml.BaseMiner)
         self.takes_relation = "relation" in has
         if not self.mines and ("indices_tuple" not in has or hasattr(unwrapped(loss_or_miner), "num_classes")):
-            raise TypeError(f"WithRelation tells a loss of pairs by its indices_tuple; {name} compares no pairs")
+            raise TypeError(f"WithRelation passes pairs as indices_tuple; {name} does not compare pairs")
         if relation.graded and not (self.takes_relation and getattr(unwrapped(loss_or_miner), "graded", self.mines)):
             raise ValueError(f"{name} has no weights of pairs; take a relation with graded=False")
         self.inner = loss_or_miner

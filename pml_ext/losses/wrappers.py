@@ -279,7 +279,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
             others = list(ref_emb)
         if isinstance(embeddings, (list, tuple)) or not others:
             raise TypeError(
-                "SelfSupervisedLoss wants one view as embeddings, and another one, or a list of them, as ref_emb; got "
+                "SelfSupervisedLoss needs one view as embeddings, and one or more others as ref_emb; got "
                 f"{describe(embeddings)}, and {describe(ref_emb)}; of a list of views, type "
                 "loss(views[0], views[1:])"
             )
@@ -288,7 +288,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
             check_batch(view, names=("ref_emb", ""))
             if embeddings.shape != view.shape:
                 raise ValueError(
-                    f"SelfSupervisedLoss wants each view of an image in its row; got {tuple(embeddings.shape)} "
+                    f"SelfSupervisedLoss needs each view of an image in its row; got {tuple(embeddings.shape)} "
                     f"embeddings and {tuple(view.shape)} ref_emb"
                 )
         labels = torch.arange(len(embeddings), device=embeddings.device)

@@ -58,7 +58,7 @@ def labels_as_tensor(labels: Any, name: str) -> Tensor:
 def how_to_encode(labels: Any, name: str) -> str:
     """The code that converts labels to a tensor of integers."""
     if holds_texts(labels):
-        return f"encode those of all items once: torch.as_tensor(numpy.unique({name}, return_inverse=True)[1])"
+        return f"encode the labels of all items once: torch.as_tensor(numpy.unique({name}, return_inverse=True)[1])"
     return f"type torch.as_tensor(numpy.asarray({name}))"
 
 

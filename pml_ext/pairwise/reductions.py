@@ -175,7 +175,7 @@ class _LogSums(torch.autograd.Function):
             return (*torch.autograd.grad(results, matrix, grad, create_graph=True), *none)
         if adds_one:
             columns = torch.ops.aten.softplus_backward(grad, log_sums, 1, _LARGE)  # 0 in a row without entries
-        else:  # the logarithm of a number of columns, added to the lowest number, leaves it as it is
+        else:  # the logarithm of a number of columns, added to the lowest number, leaves it unchanged
             columns = zero_at_most(grad, log_sums, _lowest(matrix))
         first_share, *other_shares = shares.unbind()
         first_column, *other_columns = weights_of_shares(columns, shares)[:, :, None].unbind()

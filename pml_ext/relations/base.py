@@ -58,7 +58,7 @@ class Relation(nn.Module):
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.ndim == 0:
             name = type(self).__name__
-            text = f"{name} wants a tensor of labels of shape ({count}, ...); got {describe(labels)}"
+            text = f"{name} needs a tensor of labels of shape ({count}, ...); got {describe(labels)}"
             raise TypeError(f"{text}{encoding_of_texts(labels)}")
         if labels.ndim == 1 and not labels.is_floating_point():
             labels = labels.long()
@@ -69,7 +69,7 @@ class Relation(nn.Module):
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
             name = type(self).__name__
-            text = f"{name} wants a tensor of integers of shape ({count},); got {describe(labels)}"
+            text = f"{name} needs a tensor of integers of shape ({count},); got {describe(labels)}"
             raise TypeError(f"{text}{encoding_of_texts(labels)}")
         if self.num_classes is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]

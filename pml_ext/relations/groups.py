@@ -31,7 +31,7 @@ class DifferentGroups(Relation):
         is_integer = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex())
         if not is_integer or labels.ndim != 2 or labels.shape[1] != 2:
             raise TypeError(
-                f"DifferentGroups wants integers of shape ({count}, 2), class and group of each item; got "
+                f"DifferentGroups needs integers of shape ({count}, 2), class and group of each item; got "
                 f"{describe(labels)}; type torch.stack([classes, groups], 1)"
             )
         return counted(labels.to(device, torch.long), count)

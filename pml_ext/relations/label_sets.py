@@ -73,7 +73,7 @@ class SharedLabel(Relation):
             return counted((labels != 0).to(device), count)
         if not _are_collections(labels):
             raise TypeError(
-                f"SharedLabel wants multi-hot labels ({count}, C) or {count} lists of integers; got "
+                f"SharedLabel needs multi-hot labels ({count}, C) or {count} lists of integers; got "
                 f"{describe(labels)}{encoding_of_texts(labels)}. A class for each item needs no relation, or the "
                 "labels of each class: SharedLabel(sets=...)"
             )

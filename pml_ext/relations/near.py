@@ -66,7 +66,7 @@ class Near(Float64Buffers, Relation):
             if isinstance(labels, (list, tuple)):
                 labels = torch.as_tensor(np.asarray(labels))  # in float64: float32 would merge timestamps
         except (TypeError, ValueError):  # texts, None, or lists of different lengths
-            raise TypeError(f"Near wants numbers of shape ({count},) or ({count}, K); got {describe(labels)}") from None
+            raise TypeError(f"Near needs numbers of shape ({count},) or ({count}, K); got {describe(labels)}") from None
         if self.table is not None:
             return self._integers(labels, count, device)
         return to_device(self._checked(labels, count), device)
@@ -74,7 +74,7 @@ class Near(Float64Buffers, Relation):
     def _checked(self, labels: Any, count: int) -> Tensor:
         is_number = isinstance(labels, Tensor) and labels.dtype != torch.bool and not labels.is_complex()
         if not is_number or labels.ndim not in (1, 2):
-            raise TypeError(f"Near wants numbers of shape ({count},) or ({count}, K); got {describe(labels)}")
+            raise TypeError(f"Near needs numbers of shape ({count},) or ({count}, K); got {describe(labels)}")
         if labels.device.type == "cpu" and not torch.compiler.is_compiling():
             bad = int((~labels.isfinite()).sum())
             if bad:

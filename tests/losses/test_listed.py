@@ -56,7 +56,7 @@ def test_the_page_has_all_losses_that_fit():
         (losses.TripletMarginLoss(), "pairs", "a pair that is the same adds nothing to it by itself"),
         (losses.LiftedStructureLoss(), "pairs", "a pair that is not the same adds nothing to it by itself"),
         (losses.DynamicSoftMarginLoss(), "triplets", "RuntimeError"),
-        (losses.ContrastiveLoss(neg_margin=0), "triplets", "as it is set here, not every triplet adds to it"),
+        (losses.ContrastiveLoss(neg_margin=0), "triplets", "with these settings, some triplets do not add to it"),
     ],
 )
 def test_why_a_loss_does_not_fit(loss, kind, reason):

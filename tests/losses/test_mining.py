@@ -111,10 +111,13 @@ class OfBatch(PairMiner):
 def test_a_miner_without_references_is_refused():
     x, labels = batch()
     for miner, text in (
-        (miners.EmbeddingsAlreadyPackagedAsTriplets(), "takes no references, such as those of a CrossBatchMemory"),
-        (HardQuadrupletMiner(), "takes no references"),
+        (
+            miners.EmbeddingsAlreadyPackagedAsTriplets(),
+            "accepts no references, such as the queue of a CrossBatchMemory",
+        ),
+        (HardQuadrupletMiner(), "accepts no references"),
         (OfBatch(), 'declare "references" in capabilities of OfBatch'),
-        (AnchorSwapMiner(), "takes no references"),
+        (AnchorSwapMiner(), "accepts no references"),
         (DistributedMiner(miners.BatchHardMiner()), "give the miner without DistributedMiner"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -127,7 +130,7 @@ def test_references_of_cached_gradients_are_not_mined_as_the_batch():
         torch.nn.Linear(x.shape[1], 4, dtype=x.dtype), losses.ContrastiveLoss(), 4, miner=OfBatch()
     )
     assert cached(x, labels) >= 0
-    with pytest.raises(ValueError, match="OfBatch takes no references"):
+    with pytest.raises(ValueError, match="OfBatch accepts no references"):
         cached(x, labels, reference_inputs=x, ref_labels=labels)
 
 

@@ -150,7 +150,7 @@ def test_views_that_do_not_fit():
         with pytest.raises(ValueError, match=r"each view .* in its row; got \(10, 4\) embeddings and \(9, 4\)"):
             SelfSupervisedLoss(CBMLLoss())(x, given)
     for given in (([x, y, y], x), ((x, y), None), (x, [])):
-        with pytest.raises(TypeError, match=r"wants one view as embeddings.* type loss\(views\[0\], views\[1:\]\)"):
+        with pytest.raises(TypeError, match=r"needs one view as embeddings.* type loss\(views\[0\], views\[1:\]\)"):
             SelfSupervisedLoss(CBMLLoss())(*given)
     with pytest.raises(TypeError, match="ref_emb must be a floating point tensor"):
         SelfSupervisedLoss(CBMLLoss())(x, None)

@@ -113,7 +113,7 @@ def test_float64_on_a_device_without_it(monkeypatch):
 
 
 TEXTS = ["a", "a", "b", "b"]
-ENCODED = "encode those of all items once: torch.as_tensor(numpy.unique({}, return_inverse=True)[1])"
+ENCODED = "encode the labels of all items once: torch.as_tensor(numpy.unique({}, return_inverse=True)[1])"
 AS_TENSOR = "type torch.as_tensor(numpy.asarray({}))"
 
 

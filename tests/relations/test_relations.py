@@ -58,12 +58,12 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
         (lambda: RegularizedLoss(OF_SETS, MetricVarianceRegularizer()), ValueError, "and the loss compares by Shared"),
         (lambda: registry.build("n-pair", "loss", relation=SharedLabel(graded=True)), ValueError, "has no weights"),
         (lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel(graded=True)), ValueError, "has no weights"),
-        (lambda: WithRelation(losses.ArcFaceLoss(3, 4), SharedLabel()), TypeError, "compares no pairs"),
+        (lambda: WithRelation(losses.ArcFaceLoss(3, 4), SharedLabel()), TypeError, "does not compare pairs"),
         (lambda: CBMLLoss()(points(), torch.arange(B), relation=FromMatrix(torch.eye(3))), ValueError, "3 rows"),
         (
             lambda: Hierarchy(["a/b"]).tensor([NUMPY_ZERO], 1),
             TypeError,
-            "wants a tensor of integers",
+            "needs a tensor of integers",
         ),
         (lambda: Hierarchy(["a/b"]).tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
         (lambda: NegativesOnly().tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
@@ -76,8 +76,8 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
         ),
         (lambda: pml_ext.Near(2).tensor([1.0, 2.0], 3), ValueError, "2 items are given for 3 embeddings"),
         (lambda: pml_ext.Near(2).tensor(torch.ones(2, 2, 2), 2), TypeError, r"numbers of shape \(2,\) or \(2, K\)"),
-        (lambda: pml_ext.Near(2).tensor(torch.ones(2).bool(), 2), TypeError, "wants numbers of shape"),
-        (lambda: pml_ext.Near(2).tensor(["a", "b"], 2), TypeError, "Near wants numbers of shape .* got a list"),
+        (lambda: pml_ext.Near(2).tensor(torch.ones(2).bool(), 2), TypeError, "needs numbers of shape"),
+        (lambda: pml_ext.Near(2).tensor(["a", "b"], 2), TypeError, "Near needs numbers of shape .* got a list"),
         (
             lambda: pml_ext.Near.of_classes(["1", "a"], 2),
             ValueError,
@@ -264,7 +264,7 @@ def test_miners_that_stand_apart():
     assert isinstance(miner.relation, SharedLabel)
     swapped = miner(x, sets)
     assert (SharedLabel().matrix(sets, sets)[swapped[0], swapped[1]] > 0).all()
-    with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner wants classes"):
+    with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner needs classes"):
         registry.build("hard-quadruplet", "miner", per_class=True, relation=SharedLabel())(x, sets)
 
 

@@ -89,7 +89,7 @@ def test_statistics_of_the_first_batch(statistics, exponent):
     again(x**3, labels)  # its own estimates are replaced
     again.load_state_dict(loss.state_dict())
     torch.testing.assert_close(again(other, labels), wanted(other, labels))
-    with pytest.raises(ValueError, match="wants labels in the first call"):
+    with pytest.raises(ValueError, match="needs labels in the first call"):
         CBMLLoss(statistics=statistics)(x, None, (torch.tensor([0]), torch.tensor([1]), *[torch.tensor([0, 1])] * 2))
     with pytest.raises(ValueError, match="leave delta out"):
         CBMLLoss(statistics=statistics, delta=0.25)
