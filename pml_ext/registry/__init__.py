@@ -1,4 +1,4 @@
-"""The registry: components, recipes, data sets and more, found by name in the installed plugins."""
+"""Components, recipes, data sets and more, by name, from the installed plugins."""
 
 from ..build_context import BuildContext, check_settings, fill_settings
 from ..settings import settings_of

@@ -1,4 +1,4 @@
-"""Components: named classes, with their kinds, capabilities and settings; PML's own classes are ``pml/...``."""
+"""Components: named classes with a kind, capabilities and settings. PML's own are named ``pml/...``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "relation", "
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """The paper that introduced a method; ``authors`` is text such as ``"Musgrave et al."``."""
+    """The paper that introduced a method."""
 
     title: str
-    authors: str
+    authors: str  # as in "Musgrave et al."
     year: int
     url: str
 
@@ -36,21 +36,18 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A class registered under a name; its PML base class determines its kind.
-
-    A class given as text, with a summary, is listed without importing torch.
-    """
+    """A class and its name. Given as text with a summary, it can be listed without importing torch."""
 
     source: type | str  # the class, or "package.module:Class", imported on first use
     name: str  # kebab-case, unique per kind
     paper: Paper | None = None  # source of the method
-    plugin: str = ""  # the entry point that registered it; the registry fills it in
-    named_kind: str = ""  # kind of a class given as text, if its name's suffix does not give it
+    plugin: str = ""  # its entry point; the registry fills it in
+    named_kind: str = ""  # kind of a class given as text, unless its name ends with it
     summary: str = ""  # one line for ``pml-ext list``; by default the first line of the class's docstring
 
     @property
     def cls(self) -> type:
-        """The class; PluginError, with the plugin's name, if text names none that can be imported."""
+        """The class. Raises PluginError if it cannot be imported or has another kind."""
         if isinstance(self.source, type):
             return self.source
         owner = f"the component {self.name!r} of the plugin {self.plugin!r}"
@@ -59,10 +56,9 @@ class Component:
             kind = kind_of(found)
         except TypeError as error:
             raise PluginError(f"{owner}: {error}") from None
-        named = self._kind_in_text
-        if named not in ("", kind):
-            advice = f'write Component(..., named_kind="{kind}")'
-            raise PluginError(f"{owner}: {self.source!r} is a {kind}, registered as a {named}; {advice}")
+        if self._kind_in_text not in ("", kind):
+            problem = f"{self.source!r} is a {kind}, registered as a {self._kind_in_text}"
+            raise PluginError(f'{owner}: {problem}; write Component(..., named_kind="{kind}")')
         return found
 
     @property
@@ -79,58 +75,56 @@ class Component:
 
     @property
     def kind(self) -> str:
-        """One of :data:`KINDS`; for a class given as text, from its name's suffix (``MyLoss``: ``"loss"``)."""
+        """One of :data:`KINDS`, by the PML base class or the suffix of the name (``MyLoss``: ``"loss"``)."""
         if isinstance(self.source, type):
             return kind_of(self.source)
         return self._kind_in_text or kind_of(self.cls)
 
     @property
     def _kind_in_text(self) -> str:
-        """The kind of a class given as text, as far as the text tells it; "" otherwise."""
         return self.named_kind or next((kind for kind in KINDS if self.class_name.endswith(kind.capitalize())), "")
 
     @property
     def one_line(self) -> str:
-        """The summary, or the first line of the class's docstring, which imports the class; "" for PML's classes."""
+        """The summary, or the first line of the class's docstring; empty for PML's classes."""
         if self.summary or self.plugin == PML:
             return self.summary
         return (self.cls.__doc__ or "").strip().partition("\n")[0]
 
     @property
     def qualified_name(self) -> str:
-        """``plugin:name``, which is unambiguous even if other plugins use the same name."""
+        """``plugin:name``, which is always unambiguous."""
         return f"{self.plugin}:{self.name}"
 
     @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """The class's :func:`pml_ext.settings.settings_of`."""
+        """The class's settings by name."""
         return settings_of(self.cls)
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of ``pml-ext``: a function with typer's annotations, imported when the command is called."""
+    """A command of ``pml-ext``: a function with typer's annotations, imported when it is called."""
 
     function: str  # "package.module:function"
     summary: str  # one line for ``pml-ext --help``
 
     def load(self, name: str = "", plugin: str = "") -> Callable[..., None]:
-        """Import the function; PluginError, with the command's name and its plugin's, if that fails."""
+        """Import the function. Raises PluginError with both names if that fails."""
         owner = f"the command {name!r} of the plugin {plugin!r}"
-        found: Callable[..., None] = import_name(self.function, owner, plugin, "pml_ext_commands", "function")
-        return found
+        return import_name(self.function, owner, plugin, "pml_ext_commands", "function")  # type: ignore[no-any-return]
 
 
 def package_of(path: str) -> str:
-    """Return the top package of a module, or of an import path ``"package.module:name"``."""
+    """Return the top package of a module or an import path."""
     return path.partition(":")[0].partition(".")[0]
 
 
 def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) -> Any:
-    """Import ``"package.module:name"`` of a plugin, a ``"class"`` or ``"function"``; what it prints goes to stderr.
+    """Import a ``"class"`` or ``"function"`` of a plugin by its path; its output goes to stderr.
 
-    ``owner`` is what the name is of, such as ``"the loss 'mine' of the plugin 'theirs'"``. PluginError if the import
-    fails, with the hook that named it, and the line.
+    ``owner`` describes the name in errors, as in ``"the loss 'mine' of the plugin 'theirs'"``. Raises PluginError with
+    the hook and the failing line.
     """
     is_imported = source.partition(":")[0] in sys.modules  # then nothing is executed
     try:
@@ -140,46 +134,41 @@ def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) ->
         raise
     except BaseException as error:  # a plugin's module may raise anything, SystemExit too
         problem = f"{owner} cannot be imported: {reason_of(error, package_of(source))}"
-        remedy = f"{hook} names {source!r} (PML_EXT_BLOCK={plugin} leaves the plugin out)"
+        remedy = f"correct {source!r} in {hook}, or leave the plugin out with PML_EXT_BLOCK={plugin}"
         raise PluginError(f"{problem}; {remedy}") from error
     if not (isinstance(found, type) if wanted == "class" else callable(found)):
-        raise PluginError(f'{owner}: {source!r} is {found!r}, wanted a {wanted}, "package.module:name"')
+        raise PluginError(f'{owner}: {source!r} is {found!r}; expected a {wanted}, "package.module:name"')
     return found
 
 
 def reason_of(error: BaseException, package: str) -> str:
-    """Return an error as one line, with the line of a package's code that raised it or called what did."""
-    place = place_in(package, error)
-    return f"{one_line(error)}, in {place}" if place else one_line(error)
-
-
-def place_in(package: str, error: BaseException) -> str:
-    """Return the file and the line of a package's code that raised an error, or called what did; "" if none did."""
+    """Return an error as one line, with the innermost line of a package's own code."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if package_of(str(frame.f_globals.get("__name__", ""))) == package:
             file = Path(frame.f_code.co_filename)
-            place = f"{file.parent.name}/{file.name}:{line}"
-    return place
+            place = f", in {file.parent.name}/{file.name}:{line}"
+    return one_line(error) + place
 
 
 def kind_of(cls: type) -> str:
-    """Return the kind of a class from its PML or torch base class; raise TypeError without such a base."""
+    """Return the kind of a class from its PML or torch base class; TypeError without one."""
     from .. import pml
 
     for kind, bases in pml.BASES.items():
         if issubclass(cls, bases):
             return kind
-    wanted = "; ".join(f"a {kind}: {base.__module__}.{base.__name__}" for kind, (base, *_) in pml.BASES.items())
-    raise TypeError(f"{cls.__module__}.{cls.__qualname__} extends none of the base classes of components ({wanted})")
+    known = "; ".join(f"a {kind}: {base.__module__}.{base.__name__}" for kind, (base, *_) in pml.BASES.items())
+    raise TypeError(f"{cls.__module__}.{cls.__qualname__} has no base class of a component ({known})")
 
 
 def capabilities(component: object) -> frozenset[str]:
     """Return the capabilities of a class or instance: its attribute ``capabilities``, or those of its PML base.
 
-    ``"labels"``: uses labels; ``"indices_tuple"``: takes a miner's pairs; ``"references"``: takes ``ref_emb`` and
-    ``ref_labels``; ``"relation"``: supports a relation instead of equal labels; ``"state"``: keeps state between
-    calls; ``"tiles"``: computes in tiles of bounded memory. The default is labels and indices_tuple.
+    - ``"labels"``: uses labels. ``"indices_tuple"``: accepts a miner's pairs. These two are the default.
+    - ``"references"``: accepts ``ref_emb`` and ``ref_labels``.
+    - ``"relation"``: supports a relation instead of equal labels.
+    - ``"state"``: keeps state between calls. ``"tiles"``: computes in tiles of bounded memory.
     """
     from .. import pml
 
@@ -190,7 +179,7 @@ def capabilities(component: object) -> frozenset[str]:
 
 
 def kebab(class_name: str) -> str:
-    """Return the default name of a class: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
+    """Return a class's default name: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
     for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):

@@ -1,12 +1,11 @@
-"""The hooks that a plugin may implement. A plugin is a module named by an entry point of group ``pml_ext``.
+"""The hooks that a plugin may implement, all optional. An entry point of group ``pml_ext`` names its module.
 
 .. code-block:: toml
 
     [project.entry-points.pml_ext]
     mine = "my_package"
 
-A hook is a function of ``my_package`` with one of these names, marked with :data:`pml_ext.plugin.hookimpl`; a marked
-function of another name is an error. All hooks are optional.
+A hook is a function of ``my_package`` with one of these names, marked with :data:`pml_ext.plugin.hookimpl`.
 """
 
 from __future__ import annotations
@@ -30,43 +29,37 @@ hookimpl = pluggy.HookimplMarker("pml_ext")
 
 
 def packaged(module: str) -> tuple[Callable[[], list[Traversable]], Callable[[], dict[str, Traversable]]]:
-    """Return the hooks ``pml_ext_recipes`` and ``pml_ext_papers`` of a package with folders ``recipes``, ``papers``."""
+    """Return the hooks for a package's folders ``recipes`` and ``papers``."""
     files = importlib.resources.files(module)
 
-    @hookimpl
-    def recipes() -> list[Traversable]:
-        return [files / "recipes"]
-
-    @hookimpl
     def papers() -> dict[str, Traversable]:
         found = (files / "papers").iterdir()
         return {file.name.removesuffix(".toml"): file for file in found if file.name.endswith(".toml")}
 
-    return recipes, papers
+    return hookimpl(lambda: [files / "recipes"]), hookimpl(papers)
 
 
 @hookspec
 def pml_ext_components() -> Sequence[Component]:  # type: ignore[empty-body]
-    """Return classes to register, as components; names are kebab-case and unique per kind."""
+    """Return components; their names are kebab-case and unique per kind."""
 
 
 @hookspec
 def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
-    """Return folders of the package; a file ``sub/name.toml`` in one becomes the recipe ``ENTRY-POINT/sub/name``."""
+    """Return folders of recipes: ``sub/name.toml`` becomes the recipe ``ENTRY-POINT/sub/name``."""
 
 
 @hookspec
 def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
-    """Return files with tables of papers, by name; a recipe refers to one by ``[paper] table = "mine/2"``."""
+    """Return files with papers' tables, by name; a recipe refers to one by ``[paper] table = "mine/2"``."""
 
 
 @hookspec
 def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return factories of data sets by name; called when a data set is first looked up.
+    """Return factories of data sets by name.
 
-    For a recipe's ``[data]`` table, ``factory(root, **options)`` returns a :class:`pml_ext.plugin.DataSplits` or raises
-    :class:`pml_ext.errors.DataError`. ``root`` is the :class:`pathlib.Path` of ``--data`` or None. ``options`` are the
-    keys of the table that are parameters of the factory.
+    ``factory(root, **options)`` returns a :class:`pml_ext.plugin.DataSplits` or raises
+    :class:`pml_ext.errors.DataError`. ``root`` is the path of ``--data`` or None. ``options`` come from ``[data]``.
     """
 
 
@@ -74,26 +67,26 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of networks from images ``[B, C, H, W]`` to features ``[B, F]``, by name.
 
-    ``factory(in_channels, image_size, **options)`` gets its options from the table ``[model.trunk]``.
+    They are called as ``factory(in_channels, image_size, **options)``, with the options of ``[model.trunk]``.
     """
 
 
 @hookspec
 def pml_ext_transforms() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return factories of transforms of training images by name, for ``transforms`` of ``[data.augment]``.
+    """Return factories of augmentations by name, for ``transforms`` of ``[data.augment]``.
 
-    ``factory(**options)`` returns a function from an image, uint8 ``[C, H, W]``, to one of the same type and shape. It
-    draws random numbers from torch's generator alone, and can be pickled. ``options`` are the settings in the recipe.
+    ``factory(**options)`` returns a function of an image, uint8 ``[C, H, W]``, that keeps type and shape, can be
+    pickled and draws random numbers from torch's generator only.
     """
 
 
 @hookspec
 def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return metrics by name (``snake_case``), in the form of PML's ``calculate_NAME``.
+    """Return metrics by name (``snake_case``), functions like PML's ``calculate_NAME``.
 
-    ``function(**kwargs)`` returns a number. It gets the arguments of PML's methods: ``query_labels`` ``[Q]``,
+    ``function(**kwargs)`` returns a number, given PML's arguments: ``query``, ``reference``, ``query_labels`` ``[Q]``,
     ``knn_labels`` and ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the size of the largest class),
-    ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``; ``cluster_labels`` ``[Q]`` if a parameter.
+    ``not_lone_query_mask``, ``label_counts``, and ``cluster_labels`` ``[Q]`` if it is a parameter.
     """
 
 
@@ -101,9 +94,8 @@ def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty
 def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of :class:`pml_ext.plugin.Tracker` by name, for a recipe's ``[track]`` and ``--track``.
 
-    Rank 0 calls ``factory(folder, recipe, **options)`` when a run starts and again when it is resumed. ``recipe`` has
-    the settings by dotted key. ``options`` are the keys of the table that are parameters of the factory. The parameters
-    ``iteration`` and ``epoch``, if it has them, get those of the checkpoint that the run resumes from.
+    Rank 0 calls ``factory(folder, recipe, **options)`` when a run starts or resumes. ``recipe`` has the settings by
+    dotted key; ``options`` come from ``[track]``. Parameters ``iteration`` and ``epoch`` get the checkpoint's values.
     """
 
 
@@ -111,27 +103,24 @@ def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of :class:`pml_ext.plugin.Store` by scheme, for ``--to SCHEME:ADDRESS`` and ``--store``.
 
-    ``factory(address, table, size)`` gets the text after the colon, the name of a table for one state of a network,
-    and the embedding size.
+    In ``factory(address, table, size)``, ``table`` names one state of a network, and ``size`` is the embedding size.
     """
 
 
 @hookspec
 def pml_ext_services() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return what a tool does for other tools, by name: functions without arguments that return an object.
+    """Return services for other tools, by name: functions without arguments that return an object.
 
-    A tool imports no other; ``pml_ext.registry.service("stores", "--to STORE")`` calls the function of the service
-    ``stores``. The methods of a service are written in :mod:`pml_ext_train.retrieval`.
+    :func:`pml_ext.registry.service` calls them. :mod:`pml_ext_train.retrieval` has the protocol of each service.
     """
 
 
 @hookspec
 def pml_ext_checks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return the conformance checks of kinds that this tool uses, by kind: ``{"store": check_store}``.
+    """Return conformance checks by kind: ``{"store": check_store}``.
 
-    ``pml-ext check`` calls ``check_store(named)`` with a :class:`pml_ext.testing.Named`, the name and the factory of a
-    plugin. It returns a line about what was tried, raises AssertionError with a finding, and
-    :class:`pml_ext.testing.SkipCheck` with the reason why it cannot try.
+    ``check_store(named)`` gets a :class:`pml_ext.testing.Named`. It returns a line about what it tried, or raises
+    AssertionError with a finding or :class:`pml_ext.testing.SkipCheck` with a reason.
     """
 
 
@@ -139,9 +128,8 @@ def pml_ext_checks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 def pml_ext_commands() -> Mapping[str, Command]:  # type: ignore[empty-body]
     """Return commands of ``pml-ext`` by name (kebab-case).
 
-    ``Command("my_package.commands:my_command", "One line for --help.")`` names a function with typer's annotations. Its
-    module is imported when the command is called, so that ``pml-ext --help`` stays fast. The function imports torch
-    when it runs.
+    In ``Command("my_package.commands:my_command", "One line for --help.")`` the function has typer's annotations. Its
+    module is imported when the command runs, so ``pml-ext --help`` stays fast.
     """
 
 
@@ -153,7 +141,7 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.m
 
 
 def _is_metric(value: Any) -> bool:
-    """Return whether a value is a function that takes any keyword, as metrics are called with all that is known."""
+    """Return whether a function accepts any keyword."""
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):  # not callable, or written in C
@@ -170,15 +158,14 @@ def _is_import_path(value: Any) -> bool:
 
 
 class HookTable(NamedTuple):
-    """What a hook's mapping has: names, and values of one kind, such as data sets."""
+    """What a hook's mapping may contain."""
 
     kind: str
     names: re.Pattern[str]  # of valid names
-    is_valid: Callable[[Any], bool]  # whether the hook may return a value
-    wanted: str  # valid values and names in words, for errors
+    is_valid: Callable[[Any], bool]  # whether a value is valid
+    expected: str  # valid values and names in words, for errors
 
 
-# By hook.
 TABLES = {
     "pml_ext_datasets": HookTable("data set", _NAME, callable, _FUNCTION),
     "pml_ext_trunks": HookTable("trunk", _NAME, callable, _FUNCTION),
@@ -206,7 +193,7 @@ TABLES = {
     ),
 }
 
-# The hook that names things of a kind. "class" are the classes of components, by the names of the classes.
+# The hook of each kind. "class" has the components by the name of their class.
 HOOK_OF = {
     **dict.fromkeys(KINDS, "pml_ext_components"),
     "recipe": "pml_ext_recipes",
@@ -218,9 +205,9 @@ Entry = tuple[str, str, Any]  # kind, name and value of what a plugin registers
 
 
 def check_marks(module: object) -> None:
-    """Raise PluginError for what is no module with hooks, and for a hook that is not marked as one."""
+    """Raise PluginError unless an object is a module whose hooks have known names and are marked."""
     if not hasattr(module, "__dict__"):
-        raise PluginError(f"its entry point names {shortened(repr(module), 100)}; wanted a module with hooks")
+        raise PluginError(f"its entry point names {shortened(repr(module), 100)}; expected a module with hooks")
     for name, value in vars(module).items():
         marked = hasattr(value, "pml_ext_impl")
         if not inspect.isfunction(value) or name.startswith("_") or not (marked or name.startswith("pml_ext_")):
@@ -228,14 +215,13 @@ def check_marks(module: object) -> None:
         if name not in HOOK_OF.values():
             raise PluginError(unknown("hook", name, HOOK_OF.values()))
         if not marked:
-            advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"
-            raise PluginError(f"{name} is not marked as a hook, so that nobody would call it; {advice}")
+            raise PluginError(f"{name} is not marked as a hook; write '@pml_ext.plugin.hookimpl' above 'def {name}'")
         if inspect.signature(value).parameters:
-            raise PluginError(f"the hook {name} takes no arguments; found {inspect.signature(value)}")
+            raise PluginError(f"the hook {name} must have no parameters; found {inspect.signature(value)}")
 
 
 def entries(hook: str, plugin: str, answer: Any) -> list[Entry]:
-    """Return what a hook's answer registers; PluginError if any of it is wrong."""
+    """Return what a hook's answer registers; PluginError if any part is invalid."""
     if hook == "pml_ext_components":
         return _entries_of_components(plugin, answer)
     if hook == "pml_ext_recipes":
@@ -257,7 +243,7 @@ def _entries_of_components(plugin: str, answer: Any) -> list[Entry]:
 
 
 def entries_of_component(component: Component) -> list[Entry]:
-    """Return a component under its name, and under the name of its class."""
+    """A component under its own name and its class's name."""
     return [(component.kind, component.name, component), ("class", component.class_name, component)]
 
 
@@ -265,8 +251,8 @@ def _entries_of_recipes(plugin: str, answer: Any) -> list[Entry]:
     found: list[Entry] = []
     for folder in _listed("pml_ext_recipes", answer, "folders"):
         if not isinstance(folder, Path) or not folder.is_dir():
-            wanted = 'importlib.resources.files(__name__) / "recipes"'
-            raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
+            remedy = 'write importlib.resources.files(__name__) / "recipes"'
+            raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is not a package's folder; {remedy}")
         for file in sorted(folder.rglob("*.toml")):
             name = file.relative_to(folder).with_suffix("").as_posix()
             found.append(("recipe", f"{plugin}/{name}", file))
@@ -276,22 +262,21 @@ def _entries_of_recipes(plugin: str, answer: Any) -> list[Entry]:
 def _entries_of_table(hook: str, answer: Any) -> list[Entry]:
     table = TABLES[hook]
     if not isinstance(answer, Mapping):
-        shown = shortened(repr(answer), 100)
-        raise PluginError(f"{hook} returned {shown}; it must return a mapping with names as keys")
+        raise PluginError(f"{hook} returned {shortened(repr(answer), 100)}; it must return a mapping by name")
     for name, value in answer.items():
         if not (isinstance(name, str) and table.names.fullmatch(name) and table.is_valid(value)):
-            raise PluginError(f"{hook}: {name!r} is {shortened(repr(value), 100)}, wanted {table.wanted}")
+            raise PluginError(f"{hook}: {name!r} is {shortened(repr(value), 100)}; expected {table.expected}")
     return [(table.kind, name, value) for name, value in answer.items()]
 
 
-def _listed(hook: str, answer: Any, wanted: str) -> list[Any]:
+def _listed(hook: str, answer: Any, expected: str) -> list[Any]:
     if isinstance(answer, (str, bytes, Mapping)) or not isinstance(answer, Iterable):
-        raise PluginError(f"{hook} returned {shortened(repr(answer), 100)}; it must return a list of {wanted}")
+        raise PluginError(f"{hook} returned {shortened(repr(answer), 100)}; it must return a list of {expected}")
     return list(answer)
 
 
 def validated(component: Any, plugin: str) -> Component:
-    """Return a component with its plugin's name; PluginError if it is invalid, TypeError for a class of no kind."""
+    """Return a component with its plugin's name; PluginError or TypeError for an invalid one."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     name, source, paper = component.name, component.source, component.paper
@@ -302,12 +287,12 @@ def validated(component: Any, plugin: str) -> Component:
         "summary": (isinstance(component.summary, str), "text, one line"),
         "paper": (paper is None or isinstance(paper, Paper), "a Paper(...)"),
     }
-    for field, (is_valid, wanted) in rules.items():
+    for field, (is_valid, expected) in rules.items():
         if not is_valid:
             found = shortened(repr(getattr(component, field)), 100)
-            raise PluginError(f"{field} of the component {name!r} is {found}, wanted {wanted}")
+            raise PluginError(f"{field} of the component {name!r} is {found}; expected {expected}")
     named: Component = dataclasses.replace(component, plugin=plugin)
     _ = named.kind  # raises for a class without a kind
     if isinstance(source, type):
-        _ = named.settings  # raises for a class whose signature cannot be read
+        _ = named.settings  # raises for a class without a readable signature
     return named

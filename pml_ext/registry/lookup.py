@@ -1,7 +1,7 @@
-"""Look-up of components, recipes, data sets, trunks ... by name, and construction of components from settings.
+"""Look-up by name, and construction of components from settings.
 
-If several plugins claim a name, the plugin of this distribution wins, so that third-party plugins cannot change our
-recipes; without such a plugin it is an error. ``entry-point:name`` is always unambiguous.
+If several plugins claim a name, this distribution's plugin wins, so that others cannot change its recipes. Without one
+it is an error. ``entry-point:name`` is always unambiguous.
 """
 
 from __future__ import annotations
@@ -25,28 +25,25 @@ _plugins = Plugins()
 
 
 def plugins() -> list[PluginRecord]:
-    """Return the record of each entry point; this calls no further hook, and changes none."""
+    """Return the record of each entry point, without calling hooks."""
     _plugins.load()
     return _plugins.records
 
 
 def registered(kind: str) -> dict[str, dict[str, Any]]:
-    """Return ``{name: {plugin: value}}`` of everything of a kind.
-
-    ``"class"`` has the classes of ``from pml_ext import X``, without PML's.
-    """
+    """Return ``{name: {plugin: value}}`` of a kind; ``"class"`` has the names of ``from pml_ext import X``."""
     return _plugins.registered(kind)
 
 
 def record_of(plugin: str) -> PluginRecord | None:
-    """Return the record of a plugin that is loaded; None for the core, PML and classes of the running process."""
+    """Return the record of a loaded plugin; None for the layer, PML and the running process."""
     _plugins.load()
     return None if plugin == BUILTIN else _plugins.loaded.get(plugin)
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Use a fresh registry inside the block, with entry points read again; restore the old one afterwards."""
+    """Use a fresh registry inside the block, with entry points read again."""
     global _plugins
     before = _plugins
     _plugins = Plugins()
@@ -57,7 +54,7 @@ def isolated() -> Iterator[None]:
 
 
 def owners_of(kind: str, name: str) -> dict[str, Any]:
-    """Return the candidates for a name, or ``entry-point:name``, by plugin: several if the name is ambiguous."""
+    """Return what a name may mean, by plugin; several values if it is ambiguous."""
     registered = _plugins.registered(kind)
     prefix, _, bare_name = name.rpartition(":")
     if prefix in registered.get(bare_name, {}):
@@ -67,16 +64,16 @@ def owners_of(kind: str, name: str) -> dict[str, Any]:
 
 
 def find(kind: str, name: str) -> tuple[str, Any]:
-    """Return the plugin and the value of a name; ``kind`` is one of :data:`KINDS`, ``"class"``, or of a factory.
+    """Return the plugin and the value of a name.
 
-    Raise UnknownNameError for an unknown name, and PluginError if two plugins claim it.
+    Raises UnknownNameError for an unknown name and PluginError if two plugins claim it.
     """
     found = owners_of(kind, name)
     if not found:
         if HOOK_OF[kind] in _plugins.missing_extras:
             raise _plugins.missing_extras[HOOK_OF[kind]]
         raise UnknownNameError(unknown(kind, name, sorted(_plugins.registered(kind))))
-    if len(found) > 1:  # components have names of their own
+    if len(found) > 1:
         qualified = [getattr(value, "qualified_name", f"{plugin}:{name}") for plugin, value in found.items()]
         names = " or ".join(map(repr, qualified))
         raise PluginError(f"{name!r} is claimed by two plugins; use {names}, or leave one out with PML_EXT_BLOCK")
@@ -84,7 +81,7 @@ def find(kind: str, name: str) -> tuple[str, Any]:
 
 
 def components(kind: str | None = None) -> list[Component]:
-    """Return all components, or all of one kind of :data:`KINDS`, sorted by name."""
+    """Return all components, or those of one kind, sorted by name; PML's come last."""
     found: list[Component] = []
     for chosen in (kind,) if kind else KINDS:
         for by_plugin in _plugins.registered(chosen).values():
@@ -93,37 +90,36 @@ def components(kind: str | None = None) -> list[Component]:
 
 
 def get(name: str, kind: str | None = None) -> Component:
-    """Return the component with a name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
+    """Return a component: ``"my-loss"``, ``"pml/multi-similarity"`` or ``"entry-point:name"``.
 
-    ``kind`` is one of :data:`KINDS`, required if two kinds share the name; errors as in :func:`find`.
+    ``kind``, one of :data:`KINDS`, is required if two kinds share the name. Errors as in :func:`find`.
     """
     if kind is None:
         kinds = [each for each in KINDS if owners_of(each, name)]
         if not kinds:
             raise UnknownNameError(unknown("component", name, (c.name for c in components())))
         if len(kinds) > 1:
-            named = " and ".join(f"a {kind}" for kind in kinds)
-            raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
+            meanings = " and ".join(f"a {each}" for each in kinds)
+            raise UnknownNameError(f"{name!r} is {meanings}; choose one with kind={kinds[0]!r}")
         kind = kinds[0]
     return factory(kind, name)  # type: ignore[return-value]
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
-    """Return the components that a name (see :func:`get`) may refer to: of several kinds or plugins."""
+    """Return all components that a name may refer to, of any kind or plugin."""
     return [component for each in ((kind,) if kind else KINDS) for component in owners_of(each, name).values()]
 
 
 def short_name(component: Component) -> str:
-    """Return the shortest unambiguous name of a component: its own, or with its plugin's as prefix."""
+    """Return the shortest unambiguous name: ``name`` or ``plugin:name``."""
     alone = candidates(component.name, component.kind) == [component]
     return component.name if alone else component.qualified_name
 
 
 def register(cls: type | None = None, *, name: str | None = None, paper: Paper | None = None) -> Any:
-    """Register a class in the running process, as ``@register`` or ``@register(name="mine", paper=Paper(...))``.
+    """Register a class in the running process: ``@register`` or ``@register(name="mine", paper=Paper(...))``.
 
-    The name is kebab-case, by default that of the class (``MyOwnLoss`` becomes ``my-own``); registering the same name
-    again replaces the class.
+    The default name of ``MyOwnLoss`` is ``my-own``. Registering a name again replaces the class.
     """
     if cls is None:
         return lambda target: register(target, name=name, paper=paper)
@@ -131,8 +127,8 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     _plugins.register(LOCAL, entries_of_component(component))
     meant = owners_of(component.kind, component.name)
     if LOCAL not in meant:
-        text = f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means"
-        warnings.warn(f"{text}; {component.qualified_name} is yours", PluginWarning, stacklevel=2)
+        problem = f"{component.name!r} already means a {component.kind} of the plugin {next(iter(meant))!r}"
+        warnings.warn(f"{problem}; use {component.qualified_name!r} for yours", PluginWarning, stacklevel=2)
     return cls
 
 
@@ -142,24 +138,16 @@ def recipes() -> dict[str, Traversable]:
 
 
 def values(kind: str) -> dict[str, Any]:
-    """Return everything of a kind by name, ``"recipe"``, ``"data set"``, ``"trunk"``, ``"metric"``, ``"store"`` ...
-
-    A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
-    """
-    named = _by_shortest_name(kind)
-    return {name: named[name][1] for name in sorted(named)}
+    """Return everything of a kind (``"recipe"``, ``"data set"``, ``"trunk"``, ...) by its shortest unambiguous name."""
+    return {name: value for name, (_, value) in sorted(_by_shortest_name(kind).items())}
 
 
 def commands() -> dict[str, tuple[str, Command]]:
-    """Return the plugin and the command of each name of ``pml-ext``, those of the layer first.
-
-    A command whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
-    """
+    """Return the plugin and the command of each command name, the layer's first."""
     return _by_shortest_name("command")
 
 
 def _by_shortest_name(kind: str) -> dict[str, tuple[str, Any]]:
-    """Return the plugin and the value of everything of a kind, by its shortest unambiguous name."""
     found = {}
     for name, by_plugin in _plugins.registered(kind).items():
         meant = list(owners_of(kind, name))
@@ -169,34 +157,30 @@ def _by_shortest_name(kind: str) -> dict[str, tuple[str, Any]]:
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
-    """Return the factory of a ``"data set"``, ``"trunk"``, ``"transform"``, ``"tracker"`` ...; see :func:`find`."""
+    """Return the value of a name, usually a factory; errors as in :func:`find`."""
     return find(kind, name)[1]  # type: ignore[no-any-return]
 
 
 def service(name: str, what: str) -> Any:
-    """Return what a tool does for others, by the hook :func:`pml_ext.registry.hooks.pml_ext_services`.
-
-    PluginError, "``what`` needs the plugin ...", if no plugin offers it. A tool of this distribution has the name of
-    its service as the name of its entry point.
-    """
+    """Return a service of the hook ``pml_ext_services``; PluginError, "``what`` needs the plugin ...", without one."""
     if owners_of("service", name):
         return factory("service", name)()
     reasons = [f"{record.status} ({shortened(record.error, 200)})" for record in plugins() if record.name == name]
-    reason = "".join(reasons) or "not installed; type: pip install --force-reinstall pml-ext"
+    reason = "".join(reasons) or "not installed; run: pip install --force-reinstall pml-ext"
     raise PluginError(f"{what} needs the plugin {name!r}, which is {reason}")
 
 
 class Origin(NamedTuple):
-    """A plugin of another distribution, and the place in its code, in words."""
+    """A plugin of another distribution and a place in its code, in words."""
 
     plugin: str
     place: str
 
 
 def origin_of(error: BaseException) -> Origin | None:
-    """Return where an error comes from if the code of another distribution's plugin raised or called what did.
+    """Return where in another distribution's plugin an error comes from, or None.
 
-    A method that a class of the plugin inherits, from PML or torch, counts as the class's own.
+    Methods that a plugin's class inherits from PML or torch count as its own.
     """
     foreign = {record.package: record.name for record in plugins() if not record.shipped}
     origin = None
@@ -213,11 +197,10 @@ def origin_of(error: BaseException) -> Origin | None:
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
-    """Return an instance of the component that :func:`get` finds.
+    """Return an instance of the component that :func:`get` finds; ConfigError for an unknown setting.
 
-    ``context`` is a :class:`BuildContext`, which fills omitted settings; ``settings`` are arguments of the
-    class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is the last word
-    of the setting. ConfigError for a setting that the class does not have.
+    ``context``, a :class:`BuildContext`, fills omitted settings. A table with a ``name``, such as
+    ``distance={"name": "pml/lp", "p": 2}``, is built first; the last word of its key is its kind.
     """
     from .. import pml
 

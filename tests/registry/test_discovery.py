@@ -43,7 +43,7 @@ BROKEN = {
     "raise RuntimeError('no luck')": "RuntimeError: no luck",
     "import sys; sys.exit(3)": "SystemExit: 3",
     "import pytest\npytest.skip('not here', allow_module_level=True)": "Skipped: not here",
-    "def pml_ext_components(): return []": "not marked as a hook.*'@hookimpl' above 'def pml_ext_components'",
+    "def pml_ext_components(): return []": "not marked as a hook.*hookimpl' above 'def pml_ext_components'",
     MARKED + "component(): return []": "no hook 'pml_ext_component'; nearest: pml_ext_components",
     MARKED + "recipes(extra): return []": "extra",
     MARKED + "components(): return [int]": r"Component\(...\) entries",
@@ -51,11 +51,11 @@ BROKEN = {
     MARKED + "components(): return [Component(NCALoss, 'a'), Component(AngularLoss, 'a')]": (
         r"names the loss 'a' twice \(NCALoss and AngularLoss\)"
     ),
-    MARKED + "recipes(): return ['recipes']": r"'recipes', which is no folder of a package; write importlib.resources",
+    MARKED + "recipes(): return ['recipes']": r"'recipes', which is not a package's folder; write importlib.resources",
     MARKED + "trunks(): pass": "pml_ext_trunks returned None; it must return a mapping",
-    MARKED + "trunks(): return {'t': 5}": "'t' is 5, wanted a function",
-    MARKED + "datasets(): return {'a b': int}": "'a b' is .*wanted a function .and a name without space",
-    MARKED + "papers(): return {'my-paper': 'tables.toml'}": "wanted a file: importlib.resources",
+    MARKED + "trunks(): return {'t': 5}": "'t' is 5; expected a function",
+    MARKED + "datasets(): return {'a b': int}": "'a b' is .*expected a function .and a name without space",
+    MARKED + "papers(): return {'my-paper': 'tables.toml'}": "expected a file: importlib.resources",
 }
 
 
@@ -81,7 +81,9 @@ def test_a_failing_hook_costs_its_own_names_and_nothing_else(install_loss):
     works = "\n    @hookimpl\n    def pml_ext_trunks():\n        return {'late-trunk': int}\n"
     install_loss("late", "Late", "late", more=failing + works)
     before = registry.get("late")
-    with pytest.warns(PluginWarning, match="'late' of late 1.0 is broken and the answer of pml_ext_datasets.*no disk"):
+    with pytest.warns(
+        PluginWarning, match="pml_ext_datasets of the plugin 'late' of late 1.0 is broken and was left out: .*no disk"
+    ):
         assert "digits" in registry.values("data set")
     assert registry.get("late") == before
     assert registry.factory("trunk", "late-trunk") is int
@@ -104,7 +106,7 @@ def test_without_extras_the_core_hooks_cost_no_plugin_anything(install_loss, mon
 def test_two_distributions_with_one_entry_point_name(install_loss):
     install_loss("first", "One", "one", entry_point="shared", distribution="dist-a")
     install_loss("second", "Two", "two", entry_point="shared", distribution="dist-b")
-    with pytest.warns(PluginWarning, match="already claims the entry-point name 'shared'"):
+    with pytest.warns(PluginWarning, match="already has an entry point named 'shared'"):
         diagnosis()
     assert sorted(record.status for record in diagnosis() if record.name == "shared") == ["broken", "ok"]
     assert len({"one", "two"} & names()) == 1
@@ -114,7 +116,7 @@ def test_two_entry_points_of_one_module(install_loss):
     package = install_loss("foreign")
     points = package.parent / "foreign-1.0.dist-info" / "entry_points.txt"
     points.write_text("[pml_ext]\nforeign = foreign\nsame = foreign\n")
-    with pytest.warns(PluginWarning, match="its module is that of the entry point 'foreign' already; remove one"):
+    with pytest.warns(PluginWarning, match="the entry point 'foreign' already names its module; remove one"):
         assert registry.get("foreign").plugin == "foreign"
     assert (record("foreign").status, record("same").status) == ("ok", "broken")
 
@@ -150,7 +152,7 @@ def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
     trunk = "\n    @hookimpl\n    def pml_ext_trunks():\n        return {'convnet': lambda channels, size: None}\n"
     install_loss("foreign", class_name="CBML", name="cbml", more=trunk)
     install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
-    with pytest.warns(PluginWarning, match="division by zero, in broken/__init__.py:2 .pml-ext plugins -v shows where"):
+    with pytest.warns(PluginWarning, match="division by zero, in broken/__init__.py:2; see 'pml-ext plugins -v'"):
         records = {record.name: record for record in diagnosis()}
     foreign = records["foreign"]
     broken = records["broken"]
@@ -194,7 +196,7 @@ def test_a_plugin_that_is_imported_before_the_registry_is_read(install_plugin):
 def test_an_entry_point_that_is_no_module_is_named(install_plugin):
     package = install_plugin("text", "plugin = 'hello'\n")
     (package.parent / "text-1.0.dist-info" / "entry_points.txt").write_text("[pml_ext]\ntext = text:plugin\n")
-    with pytest.warns(PluginWarning, match="its entry point names 'hello'; wanted a module with hooks"):
+    with pytest.warns(PluginWarning, match="its entry point names 'hello'; expected a module with hooks"):
         diagnosis()
 
 
@@ -312,7 +314,7 @@ def test_an_entry_point_that_names_no_module_harms_no_other(install_plugin, inst
     points = package.parent / "wrong-1.0.dist-info" / "entry_points.txt"
     points.write_text(f"[pml_ext]\nwrong = {value}\n")
     install_loss("foreign")
-    with pytest.warns(PluginWarning, match="its entry point is .*; wanted a module, such as 'my_package'"):
+    with pytest.warns(PluginWarning, match="its entry point is .*; expected a module, such as 'my_package'"):
         assert registry.get("foreign").kind == "loss"
     assert record("wrong").status == "broken"
     assert (record("foreign").status, record("cbml").status) == ("ok", "ok")
