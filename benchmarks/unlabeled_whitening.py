@@ -1,10 +1,11 @@
 """What whitening without labels does to retrieval: Recall@1 and P@5 of features, and of what ``fit`` makes of them.
 
-``python -m benchmarks.unlabeled_whitening [FOLDER | FILE.npz ...] [--seeds N]`` (extra ``photos``) prints a row for
-each set: scikit-learn's digits, made-up classes, squares of scikit-learn's photographs, folders of images with a
-sub-folder per class, and files of ``embeddings`` and ``labels``. Of larger sets, random parts of 500 and 1,000 items
-are drawn as well. Labels are used to test alone. Columns are the unwhitened features, and what they
-gain by the shrinkage of ``fit`` and by constant ones. A star marks a loss of more than 0.5 points.
+``python -m benchmarks.unlabeled_whitening [FOLDER | FILE.npz ...] [--seeds N] [--mixtures N]`` (extra ``photos``)
+prints a row for each set: scikit-learn's digits, made-up classes, squares of scikit-learn's photographs, folders with
+a sub-folder per class, files of ``embeddings`` and ``labels``, and N random mixtures of 3 to 50 Gaussian classes. Large
+sets are tested on random parts of 500 and 1,000 items, too. Labels only test. The columns are the unwhitened features,
+the share of parts that ``fit`` whitens, and what is gained by its rule and by constant shrinkages. A star marks a loss
+of more than 0.5 points.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from pml_ext.evaluation import RetrievalAccuracyCalculator
 from pml_ext.whitening import TotalWhitening
-from pml_ext_fit.closed_forms import shrinkage_without_labels
 from pml_ext_fit.one_pass import _cache_of
 from pml_ext_fit.unlabeled import WHITENED_FROM
+from pml_ext_fit.unlabeled_whitening import shrinkage_without_labels, whitening_helps
 from pml_ext_train.recipe import build_dataset, load_recipe, preprocessing_of
 
 from .closed_form_rules import from_scikit_learn, made_up
@@ -63,7 +64,7 @@ def features_of(folder: Path) -> tuple[Tensor, Any]:
     cache, steps = _cache_of(recipe, preprocessing, torch.device("cpu"))
     assert splits.train.paths is not None
     names = [path.parent.name for path in splits.train.paths]
-    return cache.of(splits.train.with_transform(steps)).float(), np.unique(names, return_inverse=True)[1]
+    return cache.of(splits.train.with_transform(steps))[:].float(), np.unique(names, return_inverse=True)[1]
 
 
 def scores(embeddings: Tensor, labels: Tensor) -> Any:
@@ -74,22 +75,51 @@ def scores(embeddings: Tensor, labels: Tensor) -> Any:
     return np.array([100 * float(found[name]) for name in names])
 
 
+def mixtures(count: int) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield random mixtures: numbers, distances and shapes of classes, dimensions and nuisance directions vary."""
+    generator = np.random.default_rng(300)
+    for _ in range(count):
+        classes = int(generator.choice([3, 5, 8, 12, 20, 30, 50]))
+        size = int(generator.choice([32, 64, 256, 512, 1280]))
+        items = int(generator.choice([500, 640, 1000, 2000]))
+        distance = float(generator.choice([0.3, 0.7, 1, 1.5, 3]))
+        decay = int(generator.choice([0, 1, 2, 3]))  # decades from the first to the last direction
+        nuisance = float(generator.choice([0, 0, 2, 5]))
+        offset = float(generator.choice([0, 0, 1]))
+        turned = generator.random() < 0.5
+        scales = np.logspace(0, -decay, size)
+        spread = generator.standard_normal((size, size)) * scales / np.sqrt(size) if turned else np.diag(scales)
+        labels = np.arange(items) % classes
+        within = generator.standard_normal((items, size)) @ spread
+        rows = distance * (generator.standard_normal((classes, size)) @ spread)[labels] + within
+        directions = np.linalg.qr(generator.standard_normal((size, 8)))[0]
+        rows += nuisance * within.std() * generator.standard_normal((items, 8)) @ directions.T
+        rows += offset * rows.std() * generator.standard_normal(size)
+        name = f"mixture of {classes}, {size} dimensions, distance {distance}, {decay} decades, nuisance {nuisance}"
+        yield name, torch.from_numpy(rows).float(), labels
+
+
 def show(name: str, features: Tensor, labels: Any, size: int | None, seeds: int) -> None:
     """Print the row of a set, the mean over random parts of a size."""
     rows = []
+    whitens = []
     for seed in range(seeds if size else 1):
         chosen = np.random.default_rng(seed).permutation(len(labels))[:size]
         part, of_part = features[chosen], torch.as_tensor(labels[chosen])
-        tried = [shrinkage_without_labels(*part.shape), *CONSTANTS]
-        whitened = [TotalWhitening(shrinkage).fit(part)(part).detach() for shrinkage in tried]
-        rows.append([scores(each, of_part) for each in (part, *whitened)])
-    plain, *others = np.mean(rows, axis=0)
-    cells = [f"{recall - plain[0]:+.1f} / {precision - plain[1]:+.1f}" for recall, precision in others]
-    star = "*" if (others[0] - plain).min() < -TOLERATED else ""
+        shrinkage = shrinkage_without_labels(*part.shape)
+        plain = scores(part, of_part)
+        tried = []
+        for each in (shrinkage, *CONSTANTS):
+            tried.append(scores(TotalWhitening(each).fit(part)(part).detach(), of_part) - plain)
+        whitens.append(whitening_helps(part, shrinkage))
+        delivered = tried[0] if whitens[-1] else np.zeros(2)
+        rows.append([plain, delivered, *tried])
+    plain, *gains = np.mean(rows, axis=0)
+    cells = [f"{recall:+.1f} / {precision:+.1f}" for recall, precision in gains]
+    star = "*" if gains[0].min() < -TOLERATED else ""
     count = size or len(labels)
-    print(
-        f"| {name}{star} | {count} | {plain[0]:.1f} / {plain[1]:.1f} | {tried[0]} | {' | '.join(cells)} |", flush=True
-    )
+    share = f"{np.mean(whitens):.0%}"
+    print(f"| {name}{star} | {count} | {plain[0]:.1f} / {plain[1]:.1f} | {share} | {' | '.join(cells)} |", flush=True)
 
 
 def sets_of(places: Iterable[Path]) -> Iterator[tuple[str, Tensor, Any]]:
@@ -115,9 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("places", type=Path, nargs="*", help="folders of classes, files with embeddings and labels")
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--mixtures", type=int, default=0)
     given = parser.parse_args()
-    print(f"| set | items | unwhitened | shrinkage | fit's | {' | '.join(map(str, CONSTANTS))} |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(f"| set | items | unwhitened | whitened | fit | always | {' | '.join(map(str, CONSTANTS))} |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name, features, labels in mixtures(given.mixtures):
+        show(name, features, labels, None, 1)
     for name, features, of_set in sets_of(given.places):
         for size in (*(size for size in PARTS if size < len(of_set)), None):
             show(name, features, of_set, size, given.seeds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,16 +41,6 @@ class ClosedForm:
         if self.embedder == "within-class":
             return WithinClassWhitening(shrinkage, relation=relation).fit(features, labels)
         return nn.Identity()
-
-
-def shrinkage_without_labels(count: int, size: int) -> float:
-    r"""Return the shrinkage of whitening for ``count`` items of ``size`` features whose classes nobody knows.
-
-    .. math:: \lambda = 1 - 0.06 \sqrt{\frac{N}{N + F}}
-
-    Few items of few classes differ most in the directions between the classes, which a smaller shrinkage flattens.
-    """
-    return round(1 - 0.06 * math.sqrt(count / (count + size)), 3)
 
 
 def coordinates(features: Tensor) -> Tensor:

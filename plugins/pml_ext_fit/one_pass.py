@@ -13,7 +13,7 @@ from pml_ext.errors import DataError, counted, first_of
 from pml_ext_train.data import LabeledImages, Steps, prepare
 from pml_ext_train.networks import Preprocessing, use_channels_last
 from pml_ext_train.recipe import Recipe, build_network
-from pml_ext_train.training import FeatureCache, check
+from pml_ext_train.training import FeatureCache, Features, check
 
 BATCH = 64  # images in a forward pass
 PART = 256  # images that are read, and whose features are kept, together
@@ -34,6 +34,7 @@ class OnePass(NamedTuple):
     """The images whose features are kept, and what was left out."""
 
     readable: LabeledImages
+    features: Features  # of the readable images
     unreadable: dict[str, str]  # why, by path
 
     @property
@@ -81,7 +82,8 @@ def keep_features(
     if len(unreadable) == len(images):
         raise DataError(f"none of {len(images)} images can be read; the first: {next(iter(unreadable.values()))}")
     is_readable = np.array([str(path) not in unreadable for path in images.paths])
-    return OnePass(images.subset(is_readable), unreadable)
+    kept = images.subset(is_readable)
+    return OnePass(kept, cache.of(kept.with_transform(steps)), unreadable)
 
 
 def _cache_of(recipe: Recipe, preprocessing: Preprocessing, device: torch.device) -> tuple[FeatureCache, Steps]:

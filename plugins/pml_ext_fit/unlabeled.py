@@ -23,20 +23,24 @@ from pml_ext_train.records import RECIPE, tables_of_run
 from pml_ext_train.retrieval import SearchService
 
 from . import folder_runs
-from .closed_forms import WHITENED, shrinkage_without_labels
+from .closed_forms import WHITENED
 from .framing import SQUASH
 from .one_pass import keep_features
 from .resume import begun_folder
 from .settings import Settings
 from .trunk import Trunk, check_resumed
+from .unlabeled_whitening import shrinkage_without_labels, whitening_helps
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pml_ext_train.retrieval import EmbeddingListener
+    from pml_ext_train.training import Features
 
 IMAGES = "fit/unlabeled"
 VECTORS = "fit/unlabeled-vectors"
 DATA = "unlabeled"
-# Images from which on features are whitened: of fewer, whitening has made retrieval worse
+# Fewer images are not whitened: whitening made their retrieval worse
 WHITENED_FROM = 500
 
 
@@ -81,9 +85,9 @@ def fit_unlabeled(asked: UnlabeledFit) -> list[dict[str, Any]]:
     out = asked.out or default_folder(place.stem, asked.seed)
     asked = replace(asked, place=place, out=out)
     name, settings = _recipe_of(asked, out)
-    splits = _splits_of(asked, out, name, settings)
+    splits, features = _splits_of(asked, out, name, settings)
     if name in (IMAGES, VECTORS):
-        settings |= _closed_form(splits, name, settings, asked)
+        settings |= _closed_form(splits, features, name, settings, asked)
     results = train(
         name,
         out=out,
@@ -130,12 +134,13 @@ def unlabeled_settings(trunk: Trunk) -> Settings:
     return trunk.settings | framing | {"model.embedding_size": trunk.features}
 
 
-def _splits_of(asked: UnlabeledFit, out: Path, name: str, settings: Settings) -> DataSplits:
-    """Return the data without files that cannot be read, with a note on these; the features of images are kept then."""
+def _splits_of(asked: UnlabeledFit, out: Path, name: str, settings: Settings) -> tuple[DataSplits, Features | Tensor]:
+    """Return the readable data and their features; a note names files that cannot be read."""
     recipe = load_recipe(name, [*overrides_of(settings), *asked.overrides])
     splits = build_dataset(recipe.data, None)
     if splits.vector_size is not None:
-        return splits
+        vectors: Tensor = splits.train.images
+        return splits, vectors
     preprocessing, _ = preprocessing_of(recipe, splits)
     device = choose_device(asked.device)
     keep_freed_memory(device)
@@ -143,23 +148,28 @@ def _splits_of(asked: UnlabeledFit, out: Path, name: str, settings: Settings) ->
         found = keep_features(
             recipe, splits.train, preprocessing, device, asked.listener.step, asked.listener.embedding
         )
-    return replace(splits, train=found.readable, note=found.note)
+    return replace(splits, train=found.readable, note=found.note), found.features
 
 
-def _closed_form(splits: DataSplits, name: str, settings: Settings, asked: UnlabeledFit) -> Settings:
-    """Return the settings of whitening, where there are enough data for it and the user has not chosen a head."""
+def _closed_form(
+    splits: DataSplits, features: Features | Tensor, name: str, settings: Settings, asked: UnlabeledFit
+) -> Settings:
+    """Return the settings of whitening, or none if it is not expected to help or the user chose a head."""
     count = len(splits.train)
     noun = "images" if splits.vector_size is None else "vectors"
     if any(override.key.startswith("model.") for override in asked.overrides):
         return {}
     if count < WHITENED_FROM:
-        asked.listener.step(f"takes features as they are: whitening helps from {WHITENED_FROM} {noun} on")
+        asked.listener.step(f"uses unwhitened features: whitening needs {WHITENED_FROM} {noun}, found {count}")
         return {}
     size = load_recipe(name, overrides_of(settings)).model.embedding_size
     shrinkage = shrinkage_without_labels(count, size)
+    if not whitening_helps(features, shrinkage):
+        asked.listener.step("uses unwhitened features: whitening would not keep their groups apart")
+        return {}
     asked.listener.step(
-        f"whitens the features by their covariance over all {count:,} {noun}, shrinkage {shrinkage:g}; to leave them "
-        "as they are: --set model.embedder=none"
+        f"whitens the features by the covariance of all {count:,} {noun}, shrinkage {shrinkage:g}; to turn this off: "
+        "--set model.embedder=none"
     )
     return WHITENED.settings(size) | {"model.shrinkage": shrinkage}
 

@@ -12,7 +12,7 @@ from .evaluation import (
     tested_features as tested_features,
 )
 from .feature_reader import FeatureReader as FeatureReader
-from .features import FeatureCache as FeatureCache
+from .features import FeatureCache as FeatureCache, Features as Features
 from .listener import Listener as Listener, Silence as Silence
 from .loader import WorkerDataset as WorkerDataset, data_loader as data_loader
 from .loop import train_run as train_run

@@ -60,9 +60,11 @@ def test_a_pass_goes_on_where_it_was_interrupted(images, monkeypatch):
     computed = []
     of = FeatureCache.of
     monkeypatch.setattr(FeatureCache, "of", lambda self, part, view=0: computed.extend(part.paths) or of(self, part))
-    keep(images)
+    found = keep(images)
     assert seen == [2, 4]
-    assert [path.name for path in computed] == ["4.png"]
+    assert [path.name for path in computed] == ["4.png", *(f"{number}.png" for number in range(5))]
+    assert found.features.shape == (64,)
+    assert len(found.features) == 5
 
 
 def test_a_folder_of_broken_files_is_an_error(tmp_path):

@@ -59,10 +59,14 @@ def test_what_has_no_labels(flat, tmp_path):
 
 
 def test_vectors_are_whitened_by_their_covariance(tmp_path, capsys):
-    rows = save_vectors(tmp_path / "rows.npz", 600)
+    generator = np.random.default_rng(0)
+    means = generator.normal(size=(60, 8))
+    rows = means[np.arange(600) % 60] + 0.1 * generator.normal(size=(600, 8))
+    rows[:, :2] += generator.normal(size=(600, 2))  # directions in which the items of a class differ
+    np.savez(tmp_path / "rows.npz", embeddings=rows.astype(np.float32))
     out = tmp_path / "run"
     fit(tmp_path / "rows.npz", out=out, device="cpu")
-    assert "whitens the features by their covariance over all 600 vectors" in capsys.readouterr().err
+    assert "whitens the features by the covariance of all 600 vectors" in capsys.readouterr().err
 
     found = load_run(out, "cpu").vectors.embedded(tmp_path / "rows.npz").embeddings
     centered = rows - rows.mean(0)
@@ -75,12 +79,20 @@ def test_vectors_are_whitened_by_their_covariance(tmp_path, capsys):
     assert np.allclose(found.numpy() @ found.numpy().T, wanted @ wanted.T, atol=1e-4)
 
 
+def test_vectors_without_visible_groups_stay_unwhitened(tmp_path, capsys):
+    save_vectors(tmp_path / "rows.npz", 600)
+    out = tmp_path / "run"
+    fit(tmp_path / "rows.npz", out=out, device="cpu")
+    assert "uses unwhitened features: whitening would not keep their groups apart" in capsys.readouterr().err
+    assert tables_of_run(out)["model"]["embedder"] == "none"
+
+
 def test_few_vectors_stay_as_they_are_and_nothing_is_claimed(tmp_path, capsys):
     rows = save_vectors(tmp_path / "rows.npz", 40)
     out = tmp_path / "run"
     fit(tmp_path / "rows.npz", out=out, device="cpu")
     shown = capsys.readouterr()
-    assert "takes features as they are: whitening helps from 500 vectors on" in shown.err
+    assert "uses unwhitened features: whitening needs 500 vectors, found 40" in shown.err
     assert "40 vectors, without labels; nothing was tested" in shown.out
     metrics = read_json(out / "metrics.json")
     assert (metrics["after"], metrics["epochs"], metrics["images"]) == ({}, 0, {"train": {"images": 40}})
