@@ -1,6 +1,6 @@
 """Relations: the cost of label sets, and two digits on an image trained with both labels or with the first alone.
 
-``python -m benchmarks.relations`` prints what docs/measurements.md quotes; ``--seeds`` counts trainings of each kind.
+``python -m benchmarks.relations`` prints what docs/measurements.md quotes: ``--seeds`` trainings of each kind on a CPU.
 """
 
 import argparse
