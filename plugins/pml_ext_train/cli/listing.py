@@ -35,7 +35,7 @@ def list_names(
     """List losses, recipes, data sets and more.
 
     A recipe is a TOML file that describes a training. A table is a table or figure of a paper; its entry has recipes
-    on the paper's data and on small data, or the reason why there are none, and says whether the README has results.
+    on the paper's data and on small data, or the reason why there are none, and says whether results were measured.
     A pipeline is a partial recipe for preprocessing or a pretrained trunk. A trunk is the backbone, which turns an
     image into features; the embedder turns these into the embedding. A transform changes training images at random, in
     [data.augment]. A tracker records a run's numbers while it trains; a metric is computed after it. A store is a

@@ -68,7 +68,7 @@ class NamedTable(Table):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    name: str
+    name: str  # the other keys are settings of what it names
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -91,17 +91,18 @@ _listed = BeforeValidator(_list_of_one)
 class ImagesTable(Table):
     """``[data.images]``: preprocessing of images in color in training, tests and retrieval."""
 
-    resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
+    resize: Count | None = None  # shorter side in pixels before cropping; by default 256/224 of the crop
     crop: Count | None = None  # size of the network's input; by default the data set's image size
     interpolation: Literal["bilinear", "bicubic"] | None = None  # of resizing; by default the trunk's own, or bilinear
     squash: bool = False  # resize to squares, whatever the aspect ratio
     random_crop: bool = False  # in training, crop at a random place; tests crop the center
-    random_crop_scale: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None  # of the area
+    # range of the area of random crops, as shares of the image
+    random_crop_scale: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
     flip: bool = False  # in training, mirror half of the images left to right
     bgr: bool = False  # the order of the channels is blue, green, red
     value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
-    mean: list[float] | None = None  # by default, with std, that of the trunk's pretrained weights
-    std: list[Annotated[float, Field(gt=0)]] | None = None
+    mean: list[float] | None = None  # mean of each channel; by default that of the pretrained weights
+    std: list[Annotated[float, Field(gt=0)]] | None = None  # standard deviation of each channel; goes with mean
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -137,8 +138,8 @@ class PseudoTable(Table):
     """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels."""
 
     clusters: int = Field(100, ge=2, le=MOST)  # number of clusters of k-means
-    features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
-    # range from which each epoch's batch size is drawn, in multiples of the sampler's m; None: the sampler's own size
+    features: Literal["embedder", "trunk"] = "embedder"  # the outputs that are normalized and clustered
+    # range from which each epoch draws its batch size, in multiples of the sampler's m; by default the sampler's size
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
 
 
@@ -165,16 +166,17 @@ def _with_tables_of_transforms(augment: dict[str, Any]) -> dict[str, Any]:
 class DataTable(NamedTable):
     """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
 
-    workers: int = Field(0, ge=0, le=MOST)
-    cache: Literal["none", "memory"] = "none"
-    unreadable: Literal["stop", "skip"] = "stop"
+    workers: int = Field(0, ge=0, le=MOST)  # processes that read images; 0 reads them in the process of the run
+    cache: Literal["none", "memory"] = "none"  # whether decoded images are kept in memory
+    unreadable: Literal["stop", "skip"] = "stop"  # what happens at a damaged image: an error, or a warning
+    # of training images: shift in pixels, random_crop, flip, transforms (pml-ext list transforms)
     augment: Annotated[dict[str, Any], AfterValidator(_with_tables_of_transforms)] = {}
-    images: ImagesTable = ImagesTable()
-    # of training images; clusters as [data.pseudo] says; instance: each image is a class of its own
+    images: ImagesTable = ImagesTable()  # preprocessing of color images
+    # labels of training images: the given classes, clusters ([data.pseudo]), or each image as its own class
     labels: Literal["given", "clusters", "instance"] = "given"
-    pseudo: PseudoTable | None = None
-    views: Count = 1  # of each image in a training batch, each augmented by random numbers of its own
-    relation: Annotated[NamedTable, _name_alone] | None = None  # between classes, by their names; see docs/relations.md
+    pseudo: PseudoTable | None = None  # clustering for labels = "clusters"
+    views: Count = 1  # views of each image in a training batch, augmented independently
+    relation: Annotated[NamedTable, _name_alone] | None = None  # replaces equality of classes: shared-label, ...
 
     @property
     def listed(self) -> Literal["pairs", "triplets"] | None:
@@ -228,8 +230,8 @@ class CutTable(Table):
     """``freeze = {until = "BLOCK"}``: freeze the trunk before a block, and train the rest from cached activations."""
 
     until: Text  # name of the first block that trains, such as "blocks.5"; "head": the head alone trains
-    precision: Literal["float16", "float32"] = "float16"  # of the activations that are kept
-    gigabytes: float = Field(8.0, gt=0)  # the most that they may take
+    precision: Literal["float16", "float32"] = "float16"  # precision of the cached activations
+    gigabytes: float = Field(8.0, gt=0)  # greatest size of that cache
 
 
 _FORMS = ("word", "names", "cut")  # of a freeze, as pydantic places its errors
@@ -267,32 +269,32 @@ def cut_of(freeze: Freeze) -> CutTable | None:
 class LoraTable(Table):
     """``[model] lora``: low-rank adapters of linear layers, the only trained part of the trunk (extra peft)."""
 
-    rank: Count = 8
+    rank: Count = 8  # rank of the two matrices of an adapter
     targets: list[str]  # ends of the names of layers, such as "qkv", "query"
 
 
 class ModelTable(Table):
     """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
 
-    trunk: Annotated[NamedTable, _name_alone]
-    embedding_size: Count = 64
-    hidden_sizes: list[Count] = []
-    # "mlp" has a hidden layer of 512, unless hidden_sizes say otherwise; "pca" and "within-class" are whitening, fitted
-    # on the features of training images and not trained; with "none" the features are the embeddings
+    trunk: Annotated[NamedTable, _name_alone]  # the backbone: a name, or a table of the name and its options
+    embedding_size: Count = 64  # length of an embedding
+    hidden_sizes: list[Count] = []  # hidden layers of the embedder
+    # "mlp": one hidden layer of 512 by default; "pca", "within-class": whitening in closed form, not trained;
+    # "none": the features are the embeddings
     embedder: Literal["linear", "mlp", "pca", "within-class", "none"] = "linear"
-    # of whitening, towards the mean variance; by default 0 for "pca", else 0.6; "auto": chosen on held-out classes
+    # shrinkage of whitening towards the mean variance; default 0 for "pca", else 0.6; "auto": by held-out classes
     shrinkage: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] | None = None
-    start: Literal["random", "within-class"] = "random"  # what the training of a linear embedder starts from
-    refit: Literal["none", "within-class"] = "none"  # what replaces the trained embedder, fitted on trained features
-    norm: Literal["none", "batch", "layer"] = "none"  # of the input of each of the embedder's layers
-    dropout: float = Field(0.0, ge=0, lt=1)  # of the input of each of the embedder's layers
-    # "trunk": features are computed once and kept; a list: patterns of layer names; a table: a cut, whose activations
-    # are computed once and kept
+    start: Literal["random", "within-class"] = "random"  # initial weights of a linear embedder
+    refit: Literal["none", "within-class"] = "none"  # closed form that replaces the trained embedder
+    norm: Literal["none", "batch", "layer"] = "none"  # normalization of the input of each embedder layer
+    dropout: float = Field(0.0, ge=0, lt=1)  # dropout on the input of each embedder layer
+    # "trunk": features are computed once and cached; a list: patterns of layer names; a table: layers before a block,
+    # whose activations are computed once and cached
     freeze: Freeze = "none"
-    views: Count = 1  # kept per training image under freeze = "trunk" or a cut; 1: not augmented; more: augmented
-    lora: LoraTable | None = None
-    freeze_batch_norm: bool = False
-    init: str | None = None  # folder of a run with the initial weights of the networks
+    views: Count = 1  # cached views of each image, with freeze = "trunk" or a block; above 1 they are augmented
+    lora: LoraTable | None = None  # low-rank adapters, the only trained part of the trunk
+    freeze_batch_norm: bool = False  # keep the statistics of batch norms
+    init: str | None = None  # folder of a run whose weights the training starts from
 
     @model_validator(mode="after")
     def _trunk_has_weights(self) -> Self:
@@ -396,11 +398,11 @@ class ModelTable(Table):
 class OptimizerTable(NamedTable):
     """``[optimizer]``: a torch optimizer with its options."""
 
-    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
-    lr: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    head_lr_factor: float = Field(1.0, gt=0)  # the embedder's learning rate is lr times this
-    scheduled: bool = False  # in [loss.optimizer]: the schedule applies to the loss's own parameters too
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"  # torch's optimizer; its options are keys too
+    lr: float = Field(1e-3, gt=0)  # learning rate
+    weight_decay: float = Field(0.0, ge=0)  # weight decay
+    head_lr_factor: float = Field(1.0, gt=0)  # factor of the embedder's learning rate
+    scheduled: bool = False  # in [loss.optimizer]: whether the schedule applies to the loss's own parameters
 
     @property
     def optimizer(self) -> Any:
@@ -413,52 +415,52 @@ class OptimizerTable(NamedTable):
 class RegularizerTable(NamedTable):
     """``[loss.regularizer]``: a regularizer, labeled or not, added to the loss with a weight."""
 
-    weight: float = 1.0
+    weight: float = 1.0  # factor of the regularizer
 
 
 class MemoryTable(Table):
     """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from ``start_epoch`` on."""
 
-    size: Count
-    start_epoch: Count = 1
+    size: Count  # number of past embeddings
+    start_epoch: Count = 1  # first epoch that uses them
 
 
 class LossTable(NamedTable):
     """``[loss]``: the loss, its miner, regularizer and memory, and the optimizer of its own parameters."""
 
-    miner: Annotated[NamedTable, _name_alone] | None = None
-    regularizer: Annotated[RegularizerTable, _name_alone] | None = None
-    memory: MemoryTable | None = None
-    relation: Literal["data", "none"] = "data"  # whether loss and miner use [data] relation, or classes
-    optimizer: dict[str, Any] = {}
+    miner: Annotated[NamedTable, _name_alone] | None = None  # selects pairs or triplets
+    regularizer: Annotated[RegularizerTable, _name_alone] | None = None  # term that is added to the loss
+    memory: MemoryTable | None = None  # embeddings of past batches, as references
+    relation: Literal["data", "none"] = "data"  # "none": loss and miner ignore [data] relation
+    optimizer: dict[str, Any] = {}  # changes of [optimizer] for proxies and other parameters of the loss
 
 
 class SamplerTable(NamedTable):
     """``[sampler]``: composition of batches; an epoch has ``iterations`` of them, or one pass over the sampler."""
 
-    name: str = SHUFFLE
-    batch_size: int = Field(128, ge=2, le=MOST)
-    iterations: Count | None = None
+    name: str = SHUFFLE  # "shuffle", or a sampler; its settings are keys too
+    batch_size: int = Field(128, ge=2, le=MOST)  # images of a batch, over all processes
+    iterations: Count | None = None  # batches of an epoch; by default one pass over the images
 
 
 class StageTable(Table):
     """``[[stages]]``: epochs with another loss (and sampler), before the recipe's own."""
 
-    epochs: Count
-    loss: LossTable
-    sampler: SamplerTable | None = None
-    freeze: Freeze = "none"  # in addition to [model] freeze
-    lr_factor: float = Field(1.0, gt=0)  # of the networks' learning rates
+    epochs: Count  # length of the stage
+    loss: LossTable  # loss of the stage
+    sampler: SamplerTable | None = None  # by default the recipe's own
+    freeze: Freeze = "none"  # parts of the trunk to freeze in addition to [model] freeze
+    lr_factor: float = Field(1.0, gt=0)  # factor of the network's learning rates
 
 
 class ScheduleTable(Table):
     """``[schedule]``: number of epochs, stages included, warm-up and decay of the learning rate."""
 
-    epochs: Count
-    name: Literal["constant", "multi-step", "cosine"] = "constant"
-    milestones: list[Count] = []
-    gamma: float = Field(0.1, gt=0, le=1)
-    warmup: float = Field(0.0, ge=0)  # epochs, or a part of one, in which the learning rate rises to the schedule's
+    epochs: Count  # epochs of the run, including stages
+    name: Literal["constant", "multi-step", "cosine"] = "constant"  # how the learning rate decays
+    milestones: list[Count] = []  # epochs after which "multi-step" multiplies the learning rate by gamma
+    gamma: float = Field(0.1, gt=0, le=1)  # factor of "multi-step"
+    warmup: float = Field(0.0, ge=0)  # epochs in which the learning rate rises linearly; may be a fraction
 
     @model_validator(mode="after")
     def _milestones_fit(self) -> Self:
@@ -476,39 +478,39 @@ class ScheduleTable(Table):
 class EngineTable(Table):
     """``[engine]``: computation of a training step."""
 
-    # of the network; the loss is in full precision; float16 skips steps that overflow
+    # precision of the network; the loss is always in full precision; float16 skips steps that overflow
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
-    compile: bool = False  # by torch.compile, which takes up to minutes before the first step
-    channels_last: bool | None = None  # memory format of images and convolutions; None: on a CPU, where it is faster
-    deterministic: bool = False  # torch's deterministic operators: on a GPU, a repeated or resumed run is then the same
-    clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
-    checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints inside of an epoch
+    compile: bool = False  # torch.compile, which can take minutes before the first step
+    channels_last: bool | None = None  # memory format of convolutions; by default only on a CPU
+    deterministic: bool = False  # deterministic operators: a repeated or resumed run on a GPU gives the same result
+    clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the gradients
+    checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints within an epoch
 
 
 class EvaluationTable(Table):
     """``[evaluation]``: metrics, and the choice of the tested epoch; docs/recipes.md describes the protocols."""
 
-    recall_at: list[Count] = [1, 2, 4, 8]
-    precision_at: list[Count] = [1]
-    ndcg_at: list[Count] = []
-    clusters_per_class: list[Count] = [1]
-    verification: Count | None = None  # pairs of each kind, same or not, for the verification metrics; None for none
-    lone_queries: Literal["miss", "drop"] = "drop"  # queries whose class has no other image, in recall_at_K
-    protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
-    baselines: bool = True  # test raw pixels and the untrained network too
-    figures: Literal["all", "few"] = "all"  # few: losses, similarities and nearest neighbors, without t-SNE
-    training_images: int = Field(5_000, ge=0, le=MOST)  # tested training images, a sample by class where there are more
+    recall_at: list[Count] = [1, 2, 4, 8]  # K of Recall@K
+    precision_at: list[Count] = [1]  # K of Precision@K
+    ndcg_at: list[Count] = []  # K of NDCG@K
+    clusters_per_class: list[Count] = [1]  # clusters of k-means per class, for NMI, F1 and purity
+    verification: Count | None = None  # pairs of equal and of different classes, as many each, to verify
+    lone_queries: Literal["miss", "drop"] = "drop"  # how Recall@K counts queries without another image of their class
+    protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []  # classification by class means
+    baselines: bool = True  # also test raw pixels and the untrained network
+    figures: Literal["all", "few"] = "all"  # "few": losses, similarities and nearest neighbors, without t-SNE
+    training_images: int = Field(5_000, ge=0, le=MOST)  # tested training images, sampled by class
     shortlist: Count | None = None  # number of nearest images that the learned metric re-ranks
-    batch_size: Count = 256  # images per forward pass at most; fewer on a CPU where images are large
-    test_every: int = Field(0, ge=0, le=MOST)  # interval in epochs of tests for a curve, not for selection; 0 for none
-    validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
-    held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
-    fold: Count | None = None  # one of 1 / validation disjoint parts of the classes, the same for every seed
-    validation_trains: bool = False  # whether those classes train too, as in some papers' programs
-    every: Count = 1  # interval in epochs of the candidates for the choice; the last epoch is one
-    select: str | None = None  # metric to choose the epoch by; None tests the last epoch
-    select_on: Literal["validation", "test", "split"] = "validation"  # split: the data set's own validation images
+    batch_size: Count = 256  # most images in a forward pass; fewer if large images meet a CPU
+    test_every: int = Field(0, ge=0, le=MOST)  # epochs between tests that draw a curve without selecting; 0 for none
+    validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to select the epoch
+    held_out: Literal["drawn", "last"] = "drawn"  # drawn by the seed, or the last by label
+    fold: Count | None = None  # hold out this one of 1/validation disjoint parts, the same for all seeds
+    validation_trains: bool = False  # also train on the held-out classes, as some papers' code does
+    every: Count = 1  # epochs between candidates for selection; the last is always one
+    select: str | None = None  # metric that selects the epoch; by default the last is tested
+    select_on: Literal["validation", "test", "split"] = "validation"  # "split": the validation images of the data
 
     @model_validator(mode="after")
     def _selection_has_images(self) -> Self:
@@ -582,18 +584,18 @@ class PaperTable(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    table: str = ""  # of a registered paper, "cbml/7", or any text
-    row: str | list[str] | dict[str, str] = []  # the paper's name of the row, or rows; or texts of their heads
-    column: str = ""  # heading of the columns to quote, where it does not follow from the data set
+    table: str = ""  # table of a registered paper ("cbml/7"), or any text
+    row: str | list[str] | dict[str, str] = []  # names of the rows, or texts by their heads
+    column: str = ""  # heading of the columns to quote; by default by data set
     note: str = ""  # differences from the paper
 
 
 class TuneTable(Table):
     """A range of ``[tune]``: the values of a key that ``pml-ext compare --tune`` tries."""
 
-    low: int | float = 0
-    high: int | float = 0
-    log: bool = False  # drawn evenly on a logarithmic scale
+    low: int | float = 0  # least value
+    high: int | float = 0  # greatest value
+    log: bool = False  # draw on a logarithmic scale
     choices: list[bool | int | float | str] = []  # instead of low and high
 
     @model_validator(mode="after")
@@ -612,21 +614,22 @@ class TuneTable(Table):
 class Recipe(Table):
     """A validated recipe; each attribute is the table of its name."""
 
-    description: str = ""
-    data: DataTable
-    model: ModelTable
-    loss: LossTable
-    sampler: SamplerTable = SamplerTable()
-    stages: list[StageTable] = []
-    optimizer: OptimizerTable = OptimizerTable()
-    schedule: ScheduleTable
-    engine: EngineTable = EngineTable()
-    evaluation: EvaluationTable = EvaluationTable()
+    description: str = ""  # one line for pml-ext list
+    data: DataTable  # data set, preprocessing, augmentation
+    model: ModelTable  # trunk and embedder
+    loss: LossTable  # loss, miner, regularizer, memory
+    sampler: SamplerTable = SamplerTable()  # composition of batches
+    stages: list[StageTable] = []  # training before the recipe's own loss
+    optimizer: OptimizerTable = OptimizerTable()  # optimizer of the network
+    schedule: ScheduleTable  # epochs and learning rate
+    engine: EngineTable = EngineTable()  # precision, memory, checkpoints
+    evaluation: EvaluationTable = EvaluationTable()  # metrics, and the epoch that is tested
+    # trackers: "tensorboard", "wandb", "mlflow", "trackio", or a plugin's
     track: Annotated[list[Annotated[NamedTable, _name_alone]], _listed] = [NamedTable(name="tensorboard")]
-    paper: PaperTable | None = None
+    paper: PaperTable | None = None  # the paper's results to compare with
 
-    origin: dict[str, Text] = Field({}, exclude=True)  # of settings, by key or group: paper, program or ours
-    tune: dict[str, TuneTable] = Field({}, exclude=True)
+    origin: dict[str, Text] = Field({}, exclude=True)  # source of settings by key or table: paper, program or ours
+    tune: dict[str, TuneTable] = Field({}, exclude=True)  # ranges by key, for pml-ext compare --tune
 
     @model_validator(mode="after")
     def _origins_and_ranges_fit(self) -> Self:

@@ -1,0 +1,69 @@
+"""The generated reference: nothing is left out, and every key and setting says what it means."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from pml_ext import registry
+from pml_ext.registry.components import KINDS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    pytest.importorskip("griffe")
+    generators = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["PAGES"]
+    return {name: generate() for name, generate in generators.items()}
+
+
+def rows_of(text):
+    """The cells of each row of a page's tables, without headings."""
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_every_key_of_recipes_has_a_meaning(pages):
+    page = pages["reference/recipes.md"]
+    tables = set(re.findall(r"## `\[([\w.]+)\]`", page))
+    assert {"data", "data.images", "loss.memory", "model.freeze", "stages", "evaluation", "tune"} <= tables
+    rows = rows_of(page)
+    assert len(rows) > 100
+    assert [key for key, _, _, meaning in rows if not meaning] == []
+    assert ["`lr`", "number above 0", "`0.001`", "learning rate"] in rows
+
+
+def test_every_component_is_on_its_page(pages):
+    page = pages["reference/components.md"]
+    for kind in KINDS:
+        for component in registry.components(kind):
+            assert f"### `{registry.short_name(component)}`: {component.class_name}" in page
+    assert "| `mvc_gamma` | `0.2` | $\\gamma$, in [0, 1]. |" in page
+
+
+def test_every_command_shows_its_help(pages):
+    page = pages["reference/commands.md"]
+    for name in registry.commands():
+        assert f"## pml-ext {name}\n\n```text\nUsage: pml-ext {name} " in page
+    assert "Traceback" not in page
+
+
+def test_every_metric_of_runs_is_named(pages):
+    names = {row[0] for row in rows_of(pages["reference/metrics.md"])}
+    assert {"`recall_at_1`", "`map_at_r`", "`nmi_3`", "`verification_eer`", "`triplet_accuracy`"} <= names
+
+
+def test_every_hook_and_helper_is_described(pages):
+    rows = dict(rows_of(pages["plugins/reference.md"]))
+    assert "`pml_ext_components()`" in rows
+    assert any(name.startswith("`PairLoss(") for name in rows)
+    assert [name for name, meaning in rows.items() if not meaning] == []
+
+
+def test_the_hook_leaves_other_pages_alone():
+    pytest.importorskip("griffe")
+    hook = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["on_page_markdown"]
+    page = type("Page", (), {"file": type("File", (), {"src_uri": "index.md"})})
+    assert hook("# Title", page) == "# Title"
