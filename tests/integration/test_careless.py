@@ -224,7 +224,7 @@ def test_a_tracker_that_exits_ends_no_run(install_plugin, tmp_path, without_repo
         "triplets/digits", out=tmp_path / "run", overrides=typed((*QUICK, "track=['exits', 'late']")), device="cpu"
     )
     (warning,) = measured["warnings"]
-    assert warning.startswith("exits of the plugin 'careless': what happens is not recorded there (SystemExit: log in")
+    assert warning.startswith("exits of the plugin 'careless': recording failed (SystemExit: log in")
     assert measured["after"]
 
 

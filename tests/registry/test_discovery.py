@@ -158,11 +158,11 @@ def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
     broken = records["broken"]
     assert (foreign.hooks, foreign.components) == (["pml_ext_components", "pml_ext_trunks"], 1)
     assert foreign.clashes == [
-        "loss 'cbml': also of 'cbml'; the bare name means that of 'cbml'",
-        "trunk 'convnet': also of 'pml'; the bare name means that of 'pml'",
-        "class 'CBMLLoss': also of 'cbml'; the bare name means that of 'cbml'",
+        "loss 'cbml': also in 'cbml'; the bare name refers to 'cbml'",
+        "trunk 'convnet': also in 'pml'; the bare name refers to 'pml'",
+        "class 'CBMLLoss': also in 'cbml'; the bare name refers to 'cbml'",
     ]
-    assert "loss 'cbml': also of 'foreign'; the bare name means that of 'cbml'" in records["cbml"].clashes
+    assert "loss 'cbml': also in 'foreign'; the bare name refers to 'cbml'" in records["cbml"].clashes
     assert 0 < foreign.seconds < 60
     assert "in inner" in broken.traceback
     assert not records["angular"].clashes

@@ -58,7 +58,7 @@ def bench(
         raise ConfigError("--to goes with --scale")
     if run is not None:
         if losses or shapes is not None or scale:
-            raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes, and --scale")
+            raise ConfigError("--run measures the steps of a recipe; leave out losses, --shapes and --scale")
         from ..launch.profile import profile_recipe
 
         profile = profile_recipe(run, data, overrides or (), device, threads, repeats or STEPS)
@@ -86,7 +86,7 @@ def _scale_losses(
     start = benchmark.START
     if shape is not None:
         if "," in shape:
-            raise ConfigError(f"--shapes {shape}: wanted one shape with --scale, from which the batch doubles")
+            raise ConfigError(f"--shapes {shape}: with --scale, give one shape, at which the batch starts to double")
         start = benchmark.Shape.parse(shape)
     return benchmark.scale(
         losses or benchmark.LOSSES,

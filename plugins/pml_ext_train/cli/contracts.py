@@ -136,7 +136,7 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
     if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 4:
         raise AssertionError(f"images {tuple(images.shape)} give {_described(features)}; wanted features [4, F]")
     if images._version:
-        raise AssertionError("it changes the images in place, which tests use too; clone() them first")
+        raise AssertionError("it changes the images in place, but tests use them too; clone() them first")
     if features.dtype != torch.float32:
         raise AssertionError(f"it gives {features.dtype} for float32 images; wanted float32")
     parameters = [parameter for parameter in trunk.parameters() if parameter.requires_grad]
@@ -155,7 +155,7 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
             raise AssertionError("its features of random images are not finite")
         alone = torch.cat([trunk(image[None]) for image in images])
         if not torch.allclose(alone, whole, rtol=1e-3, atol=1e-4):
-            raise AssertionError("in eval() the features of an image depend on the others of the batch, or are random")
+            raise AssertionError("in eval() the features of an image depend on the rest of the batch, or are random")
         twin = named.value(channels, size).eval()
         twin.load_state_dict(copy.deepcopy(trunk.state_dict()))
         if not torch.allclose(twin(images), whole, rtol=1e-3, atol=1e-4):
@@ -173,8 +173,8 @@ def check_transform(named: Named) -> str:
         pickle.dumps(transform)
     except Exception as error:
         raise AssertionError(
-            f"it cannot be pickled, which data.workers wants: {error_summary(error)}; define functions and classes at "
-            "the top of a module"
+            f"it cannot be pickled, as data.workers requires: {error_summary(error)}; define functions and "
+            "classes at the top of a module"
         ) from error
     fitting = []
     problems = []
@@ -230,7 +230,7 @@ def check_metric(named: Named) -> str:
     first = value(points, labels)
     other = value(points[order], labels[order])
     if not needs_clusters(named.value) and not math.isclose(first, other, rel_tol=1e-5, abs_tol=1e-6):
-        raise AssertionError(f"the order of the images changes it: {first:.6g} and {other:.6g}")
+        raise AssertionError(f"it depends on the order of the images: {first:.6g} and {other:.6g}")
     in_gallery = value(points[::2], labels[::2], points[1::2], labels[1::2])
     return f"{first:.4g}, and {in_gallery:.4g} with a gallery"
 
@@ -263,7 +263,7 @@ def check_command(named: Named) -> None:
     function = named.value.load(named.name, named.plugin)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(named.name)(function)
-    text = "its --help stops, as its parameters are not typer's"
+    text = "its --help fails, because typer cannot read its parameters"
     try:
         told = CliRunner().invoke(app, ["--help"])
     except Exception as error:

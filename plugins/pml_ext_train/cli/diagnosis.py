@@ -55,8 +55,8 @@ def _add_names(record: Diagnosis) -> None:
 
 def _clash(kind: str, name: str, others: list[str]) -> str:
     meant = list(owners_of(kind, name))  # by the bare name
-    meaning = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
-    return f"{kind} {name!r}: also of {' and '.join(map(repr, others))}; the bare name {meaning}"
+    meaning = f"refers to {meant[0]!r}" if len(meant) == 1 else "is an error"
+    return f"{kind} {name!r}: also in {' and '.join(map(repr, others))}; the bare name {meaning}"
 
 
 def _add_failing_imports(record: Diagnosis) -> None:

@@ -218,7 +218,14 @@ def _test_neighbors() -> str:
     _, found = nearest_of(points, 3, points)
     expected = torch.cdist(points, points).topk(3, largest=False).indices
     wrong = (found.sort().values != expected.sort().values).any(1).nonzero().flatten().tolist()
-    return f"the nearest of point {wrong[0]} are {found[wrong[0]].tolist()}, by distance others" if wrong else ""
+    return (
+        (
+            f"search and distances disagree about the nearest neighbors of point {wrong[0]}, found as "
+            f"{found[wrong[0]].tolist()}"
+        )
+        if wrong
+        else ""
+    )
 
 
 def _test_saving() -> str:

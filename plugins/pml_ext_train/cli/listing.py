@@ -69,7 +69,7 @@ def _print_short_list() -> None:
     others = ", ".join(kind for kind in get_args(What) if kind not in kinds)
     stdout().print(
         textwrap.fill(
-            f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of {others}", WIDTH
+            f"pml-ext show NAME describes one; pml-ext list KIND lists others. KIND is one of {others}", WIDTH
         ),
         soft_wrap=True,
     )
@@ -82,7 +82,7 @@ def _print_tables_of_papers(entries: list[dict[str, Any]]) -> None:
         small = "\n".join(entry["recipes"]["small"])
         has_results = "yes" if entry["measured"] else ""
         rows.append([entry["name"], entry["title"], full, small, has_results])
-    print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
+    print_table(["table", "title", "recipe, or why it has no recipe", "small", "README"], rows)
 
 
 def _entries(what: str | None) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def show(
             help="A loss, miner, ..., recipe or .toml file, table of a paper, data set, transform or trunk.",
         ),
     ],
-    kind: Annotated[str | None, Option(help="loss, ..., recipe, table; where several share the name.")] = None,
+    kind: Annotated[str | None, Option(help="loss, ..., recipe, table; needed if several share the name.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the settings of a loss, recipe or data set.
@@ -272,7 +272,7 @@ def data(
     known = published_sets()
     if name is None:
         if download or root is not None:
-            raise ConfigError("--download and --data want the name of a data set; pml-ext data lists them")
+            raise ConfigError("--download and --data need the name of a data set; pml-ext data lists them")
         _print_data_sets(list(known.values()), as_json)
         return
     if name not in known:

@@ -52,7 +52,7 @@ def _main() -> None:
         if "" in arguments:  # pathlib reads "" as the current folder
             number = arguments.index("") + 1
             raise ConfigError(
-                f"argument {number} is empty, as that of a variable that is not set; leave it out, or say what is meant"
+                f"argument {number} is empty, perhaps from an unset variable; leave it out, or give a value"
             )
         _check_data_without_recipe(arguments)
         with _exits_of_plugins_named(arguments):
@@ -80,7 +80,7 @@ def _check_data_without_recipe(arguments: Sequence[str]) -> None:
             data = argument.removeprefix(option).removeprefix("=")
             following = [*arguments[place + 1 :], "DATA"]
             raise ConfigError(
-                f"{option}: train takes a recipe; to have it chosen for your own data, type: pml-ext fit "
+                f"{option}: train needs a recipe; to have one chosen for your data, type: pml-ext fit "
                 f"{shlex.quote(data or following[0])}"
             )
 
@@ -95,8 +95,8 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
         if origin is None or origin.plugin == _plugin_of_command(arguments):
             raise
         raise PluginError(
-            f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception "
-            f"(PML_EXT_BLOCK={origin.plugin} leaves the plugin out)"
+            f"{origin.place} calls sys.exit({error.code!r}), which ends the command; it should raise an "
+            f"exception (PML_EXT_BLOCK={origin.plugin} leaves the plugin out)"
         ) from error
 
 

@@ -20,8 +20,10 @@ ComparedBy = Annotated[
     Literal["embeddings", "features"] | None,
     Option(
         "--by",
-        help="Compare images by embeddings, or by features: those of the trunk, before the head (default: as the "
-        "collection was made, at first by embeddings).",
+        help=(
+            "Compare by embeddings, or by features of the trunk, before the head (default: as in the "
+            "collection; embeddings for a new one)."
+        ),
     ),
 ]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all details, with tracebacks.")]

@@ -21,7 +21,9 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise ConfigError(f"{name}: a plugin's name is kebab-case: small letters, digits and hyphens, such as my-loss")
+        raise ConfigError(
+            f"{name}: a plugin's name is in kebab-case: lowercase letters, digits and hyphens, such as my-loss"
+        )
     module = name.replace("-", "_")
     words = name.removesuffix("-loss").split("-")
     class_name = "".join(word.capitalize() for word in words) + "Loss"

@@ -47,8 +47,8 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     defined_here = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
     if not defined_here:
         raise ConfigError(
-            f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, distances, "
-            "samplers or reducers"
+            f"{what}: there is no component in it; it needs a class that extends one of PML's losses, "
+            "miners, regularizers, distances, samplers or reducers"
         )
     return defined_here
 

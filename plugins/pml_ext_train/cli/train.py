@@ -64,7 +64,7 @@ def train(
 
     if recipe is None:
         raise ConfigError(
-            "no recipe given; wanted one, such as pml-ext train cbml/digits, or for data of your own: pml-ext fit DATA"
+            "no recipe given; type pml-ext train cbml/digits, for example, or for data of your own pml-ext fit DATA"
         )
     first = process_number() == 0
     failed = None

@@ -74,7 +74,7 @@ def execute(
     if is_longer and metrics is not None and not is_trained(metrics):
         is_longer = False
         if listener is not None:
-            listener.step(f"{plan.name} in {folder}: there is nothing to train in this run; more epochs change nothing")
+            listener.step(f"{plan.name} in {folder}: this run trains nothing, so more epochs change nothing")
     if metrics is not None and not damaged and not is_longer:
         return metrics  # type: ignore[no-any-return]
 
@@ -86,7 +86,7 @@ def execute(
     with locked(folder) if rank() == 0 else contextlib.nullcontext():
         if rank() == 0:
             if MODEL in damaged:
-                run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
+                run.listener.warn(f"{folder / MODEL} is missing or damaged; it is restored from {folder / LAST}")
             if is_longer:
                 (folder / METRICS).unlink(missing_ok=True)
             if not only_files or RECIPE in damaged:
@@ -104,9 +104,9 @@ def _first_line(plan: Plan, is_longer: bool) -> str:
     if not is_longer:
         return text
     schedule = plan.recipe.schedule
-    falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
-    text += f": {schedule.epochs} epochs in place of {plan.epochs_before}{falls}"
-    return f"{text}; metrics and report are made again"
+    falls = ", with a longer cosine schedule" if schedule.name == "cosine" else ""
+    text += f": {schedule.epochs} epochs instead of {plan.epochs_before}{falls}"
+    return f"{text}; metrics and report are written again"
 
 
 def _write_recipe(plan: Plan) -> None:
@@ -218,7 +218,7 @@ def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
             raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
         raise StoppedError(
             error.signal,
-            f"{error}; go on with the same command with --out {shlex.quote(str(_common_folder(plans)))} --resume",
+            f"{error}; resume with the same command and --out {shlex.quote(str(_common_folder(plans)))} --resume",
         ) from None
 
 

@@ -73,16 +73,16 @@ def check_folder(out: Path | None, resume: bool) -> None:
 
 def _check_resumable(out: Path | None, resume: bool) -> None:
     if out is None and resume:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with; type --out RUN --resume")
+        raise ConfigError("--resume needs --out, the folder of the run to resume; type --out RUN --resume")
     if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
-        raise ConfigError("torchrun --max-restarts needs --out, the folder that restarted processes go on with")
+        raise ConfigError("torchrun --max-restarts needs --out, the folder of the run that restarted processes resume")
     if resume and out is not None and not out.exists() and not restarted():
         raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
 
 
 def _check_free(out: Path, resume: bool) -> None:
     if out.exists() and not (resume and out.is_dir()):
-        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
+        raise ConfigError(f"{out} exists; add --resume to resume the run in it, or choose another --out")
 
 
 def _recorded_name(name: str, out: Path) -> str | None:
@@ -142,7 +142,7 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
         if old.get(key) != new.get(key) and not may_change:
             if _is_untrained(folder):
                 raise ConfigError(
-                    f"{folder}: there is nothing to train in the run there, whose embeddings are features as they are; "
+                    f"{folder}: the run there trains nothing, because its embeddings are the raw features; "
                     "choose another --out to train"
                 )
             raise ConfigError(

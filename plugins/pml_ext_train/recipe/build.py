@@ -108,8 +108,8 @@ def vector_input_of(recipe: Recipe, splits: DataSplits) -> networks.VectorInput:
     """Return the input of a head on vectors; ConfigError for images."""
     if splits.vector_size is None:
         raise ConfigError(
-            f"{IDENTITY} is for vectors, and {recipe.data.name} has images; "
-            "wanted data.name = 'vectors:FILE' (or data.vectors of pairs and triplets), or a trunk such as convnet",
+            f"{IDENTITY} is for vectors, but {recipe.data.name} has images; set data.name = 'vectors:FILE' "
+            "(or data.vectors of pairs and triplets), or a trunk such as convnet",
             key="model.trunk",
         )
     check_vectors(recipe)
@@ -192,9 +192,9 @@ def _check_normalization_is_known(trunk: NamedTable) -> None:
     """Refuse weights of transformers that do not state their normalization."""
     if trunk.name.startswith(networks.HF) and networks.is_pretrained(trunk.settings):
         raise ConfigError(
-            f"{trunk.name}: found no preprocessor_config.json, so that mean and standard deviation of its images are "
-            "not known; wanted the file, as processor.save_pretrained(FOLDER) writes it, or type: "
-            "--set data.images.mean=[0.5,0.5,0.5] --set data.images.std=[0.5,0.5,0.5], with its own values",
+            f"{trunk.name}: no preprocessor_config.json, so mean and std are not known. Write it with "
+            "processor.save_pretrained(FOLDER), or type, with its own values: --set "
+            "data.images.mean=[0.5,0.5,0.5] --set data.images.std=[0.5,0.5,0.5]",
             key="model.trunk",
         )
 

@@ -101,8 +101,8 @@ def _check_views(data: DataTable) -> None:
     random_settings = [images.random_crop, images.random_crop_scale, images.flip, *data.augment.values()]
     if data.views > 1 and not any(random_settings):
         raise ConfigError(
-            f"found {data.views}, and views would be equal without augmentation; wanted [data.augment], "
-            "such as --set data.augment.random_crop=true",
+            f"found {data.views}, but views are equal without augmentation; add [data.augment], such as "
+            "--set data.augment.random_crop=true",
             key="data.views",
         )
 

@@ -37,7 +37,7 @@ def check_listed(recipe: Recipe, kind: Kind) -> None:
     by_label = [
         ("data.labels", data.labels != "given", f"{data.labels} are labels"),
         ("data.views", data.views != 1, "views of an image are positives by its label"),
-        ("data.relation", data.relation is not None, "it is one of labels"),
+        ("data.relation", data.relation is not None, "a relation is between labels"),
     ]
     by_label += [
         (f"evaluation.{key}", True, "it is for images with labels") for key in recipe.evaluation.changed(_BY_CLASS)
@@ -46,11 +46,11 @@ def check_listed(recipe: Recipe, kind: Kind) -> None:
         by_label += _settings_by_label(prefix, stage, kind)
     for key, is_set, reason in by_label:
         if is_set:
-            raise ConfigError(f"{reason}, and {data.name} lists {kind}; leave it out", key=key)
+            raise ConfigError(f"{reason}, but {data.name} lists {kind}; leave it out", key=key)
     for prefix, stage in recipe.stages_by_prefix():
         for name, parameter in registry.get(stage.loss.name, "loss").settings.items():
             if name in ("num_classes", "class_labels") and parameter.default is parameter.empty:
-                raise _refused(prefix, stage.loss.name, data.name, kind, "it keeps something for each class")
+                raise _refused(prefix, stage.loss.name, data.name, kind, "it keeps values for each class")
 
 
 def _settings_by_label(prefix: str, stage: StageTable, kind: Kind) -> Iterator[tuple[str, bool, str]]:
@@ -84,8 +84,9 @@ def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Rec
     if tuples.conflict() is None or takes_conflicts(loss, recipe.model.embedding_size):
         return
     raise ConfigError(
-        f"{loss_name} cannot train on {recipe.data.name}: an image is the positive of an anchor in one training "
-        "triplet, and its negative in another; take pml/triplet-margin, which looks at whole triplets",
+        f"{loss_name} cannot train on {recipe.data.name}: an image is the positive of an anchor in one "
+        "training triplet, and its negative in another; use pml/triplet-margin, which compares whole "
+        "triplets",
         key=f"{key}.name",
     )
 
@@ -94,7 +95,7 @@ def _refused(prefix: str, loss: str, name: str, kind: Kind, reason: str) -> Conf
     from pml_ext.losses.listed import INSTEAD
 
     return ConfigError(
-        f"{loss} cannot train on {name}, which lists {kind} without labels: {reason}; take "
-        f"{INSTEAD[kind]}, or another of docs/pairs.md",
+        f"{loss} cannot train on {name}, which lists {kind} without labels: {reason}; use {INSTEAD[kind]}, "
+        "or another of docs/pairs.md",
         key=f"{prefix}loss.name",
     )

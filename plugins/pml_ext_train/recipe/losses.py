@@ -84,8 +84,7 @@ def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module
         part = name.removesuffix("_reg_weight")
         if part != name and getattr(loss, f"{part}_regularizer", None) is None:
             raise ConfigError(
-                f"{table.name} has no {part}_regularizer here, whose weight it is; wanted [{key}.regularizer] with "
-                "name and weight",
+                f"{table.name} has no {part}_regularizer to weight; add [{key}.regularizer] with name and weight",
                 key=f"{key}.{name}",
             )
 
@@ -107,11 +106,11 @@ def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, A
     """Build a loss's miner; ConfigError if the loss cannot use it or nothing trains it."""
     miner = _related(key, _component(key, "miner", table, context), context)
     if "indices_tuple" not in registry.capabilities(registry.get(loss, "loss").cls):
-        raise ConfigError(f"{loss} takes no miner's indices_tuple", key=key)
+        raise ConfigError(f"{loss} does not accept a miner's indices_tuple", key=key)
     if next(miner.parameters(), None) is not None:
         raise ConfigError(
-            f"{table.name} has parameters here (a learned distance), which nothing would train; take a loss that has "
-            "them and mines by them itself",
+            f"{table.name} has parameters (a learned distance) that nothing would train; use a loss that "
+            "has such a distance and mines by itself",
             key=key,
         )
     return miner
@@ -192,8 +191,8 @@ def checked_component(key: str, kind: str, table: NamedTable, context: Mapping[s
         component = registry.get(table.name, kind)
     if kind != "sampler" and _settings_by_class(component) and "num_classes" not in context:
         raise ConfigError(
-            f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch; take a "
-            "loss of pairs or triplets",
+            f"{table.name} keeps values for each class (num_classes), but clusters change with each epoch; "
+            "use a loss of pairs or triplets",
             key=key,
         )
     _, missing = registry.fill_settings(component.cls, context, table.settings)

@@ -218,7 +218,7 @@ def _quoted_headings(paper: PaperTable, read: Printed, table: PrintedTable, data
     of_data = [heading for heading in table.columns if read.data.get(heading) == data]
     if not of_data and paper.row and not table.data and len(table.columns) > 1:
         headings = ", ".join(table.columns)
-        raise ConfigError(f"missing; {paper.table} has {headings}, none of which is {data}", key="paper.column")
+        raise ConfigError(f"missing; {paper.table} has {headings}, but not {data}", key="paper.column")
     return of_data or list(table.columns)
 
 

@@ -128,7 +128,7 @@ class ImagesTable(Table):
             (
                 self.random_crop and area is not None,
                 "",
-                "random_crop and random_crop_scale both say how images are cut; leave out one",
+                "random_crop and random_crop_scale both set how images are cut; leave out one",
             ),
         )
         return self
@@ -186,11 +186,6 @@ class DataTable(NamedTable):
             return "pairs"
         return "triplets" if path and kind == "triplets" else None
 
-    @property
-    def labels_without_names(self) -> str:
-        """What the classes are where they are not those of the data, as texts begin: ``"clusters have"``."""
-        return "clusters have" if self.labels == "clusters" else "labels = 'instance' has"
-
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         if self.labels == "clusters":
@@ -209,18 +204,20 @@ class DataTable(NamedTable):
             (
                 self.relation is not None and self.labels != "given",
                 "relation",
-                f"it follows from the names of classes, which {self.labels_without_names} not",
+                f"it needs the names of the data's classes, which labels = {self.labels!r} replaces",
             ),
             (
                 self.labels == "instance" and self.views < 2,
                 "views",
-                f"found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive pairs "
-                "are its views",
+                (
+                    f"found {self.views}; labels = 'instance' needs 2 or more, because the only positive pairs "
+                    "are views of one image"
+                ),
             ),
             (
                 bool(self.augment.get("random_crop") and cuts),
                 "",
-                "images and augment both say how images are cut; leave out augment.random_crop",
+                "images and augment both set how images are cut; leave out augment.random_crop",
             ),
         )
         return self
@@ -322,9 +319,7 @@ class ModelTable(Table):
         unused = ["freeze"] if self.freeze not in ("none", "trunk") else []
         unused += self.changed(("views", "lora", "freeze_batch_norm"))
         if unused:
-            raise ConfigError(
-                "it is of a trunk for images, and vectors go into the embedder as they are", key=unused[0]
-            )
+            raise ConfigError("it is for trunks of images, but vectors go straight into the embedder", key=unused[0])
         self.freeze = "trunk"
         return self
 
@@ -349,7 +344,7 @@ class ModelTable(Table):
                 "",
                 "lora trains adapters of a trunk that is frozen otherwise; leave out freeze",
             ),
-            *((True, key, f"it is of an embedder that is trained, not of {self.embedder!r}") for key in of_training),
+            *((True, key, f"it is for a trained embedder, not for {self.embedder!r}") for key in of_training),
             (
                 self.freeze != "trunk" and self.embedder in FITTED_EMBEDDERS,
                 "embedder",
@@ -360,7 +355,7 @@ class ModelTable(Table):
             (
                 self.init is not None and keeps_features and not self.takes_vectors,
                 "init",
-                "a run's weights are trained further; features are kept of pretrained trunks alone",
+                "features are cached for pretrained trunks only, not for the weights of a run",
             ),
         )
         return self
@@ -371,12 +366,14 @@ class ModelTable(Table):
         is_within = "within-class" in (self.embedder, self.start, self.refit)
         for key in ("start", "refit"):
             is_wrong = getattr(self, key) == "within-class" and not is_linear
-            yield is_wrong, key, "it is of embedder = 'linear' without hidden_sizes, norm and dropout"
+            yield is_wrong, key, "it is for embedder = 'linear' without hidden_sizes, norm and dropout"
         yield (
             self.refit != "none" and self.freeze == "trunk",
             "refit",
-            "the trunk is frozen, so that nothing of the training would be left; wanted embedder = 'within-class', "
-            "which takes no training",
+            (
+                "the trunk is frozen, so refit would undo all training; set embedder = 'within-class', which "
+                "needs no training"
+            ),
         )
         yield (
             self.start != "random" and self.init is not None,
@@ -386,7 +383,7 @@ class ModelTable(Table):
         yield (
             self.shrinkage is not None and not is_within and self.embedder != "pca",
             "shrinkage",
-            "it is of embedder 'pca' or 'within-class', start or refit; wanted one of them",
+            "it needs 'pca' or 'within-class' as embedder, or 'within-class' as start or refit",
         )
         yield (
             self.shrinkage == "auto" and not is_within,
@@ -470,7 +467,7 @@ class ScheduleTable(Table):
                 "",
                 "milestones (epochs) go with name = 'multi-step', and with it alone",
             ),
-            (self.warmup > self.epochs, "warmup", f"found {self.warmup:g} epochs, and the run has {self.epochs}"),
+            (self.warmup > self.epochs, "warmup", f"found {self.warmup:g} epochs, but the run has {self.epochs}"),
         )
         return self
 
@@ -523,13 +520,16 @@ class EvaluationTable(Table):
             (
                 not fits,
                 "",
-                "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
-                "out for that) or select_on = 'test' or 'split', for example validation = 0.2, select = 'map_at_r'",
+                (
+                    "select, the metric that chooses the epoch, goes with validation (a share of training "
+                    "classes to hold out) or select_on = 'test' or 'split', for example validation = 0.2, "
+                    "select = 'map_at_r'"
+                ),
             ),
             (
                 self.validation_trains and not self.validation,
                 "",
-                "validation_trains goes with validation, the share of the training classes that it is of",
+                "validation_trains goes with validation, the share of the training classes that is held out",
             ),
             (
                 self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)),
@@ -660,18 +660,18 @@ class Recipe(Table):
             (
                 stage_epochs >= epochs,
                 "schedule.epochs",
-                f"found {epochs}; the stages take {stage_epochs} epochs, so it must be more",
+                f"found {epochs}, but the stages alone have {stage_epochs} epochs; set more",
             ),
             *self._problems_of_cuts(),
             (
                 self.data.labels != "given" and bool(self.evaluation.validation),
                 "evaluation.validation",
-                f"it holds out classes by labels, which {self.data.labels_without_names} not",
+                f"it holds out the data's classes, which labels = {self.data.labels!r} replaces",
             ),
             (
                 self.evaluation.verification is not None and self.data.relation is not None,
                 "evaluation.verification",
-                "it takes pairs of equal classes, which data.relation replaces",
+                "it needs pairs of one class, which data.relation replaces",
             ),
         )
         for stage in self.all_stages():
@@ -685,8 +685,10 @@ class Recipe(Table):
         yield (
             self.data.labels == "instance" and stage.sampler.name != SHUFFLE and per_class != 1,
             "sampler.m",
-            f"found {per_class!r}, and with labels = 'instance' a class has 1; wanted m = 1, or sampler.name = "
-            "'shuffle'",
+            (
+                f"found {per_class!r}, but with labels = 'instance' a class has 1 image; set m = 1, or "
+                "sampler.name = 'shuffle'"
+            ),
         )
         if stage.loss.memory is None:
             return
@@ -694,10 +696,10 @@ class Recipe(Table):
         start = stage.loss.memory.start_epoch
         batch = stage.sampler.batch_size * self.data.views
         clusters = self.data.labels == "clusters"
-        yield clusters, "loss.memory", "it keeps labels of past batches, and clusters change with each epoch"
+        yield clusters, "loss.memory", "it keeps labels of past batches, but clusters change with each epoch"
         yield size < batch, "loss.memory.size", f"found {size}; it holds at least one batch, here {batch}"
         epochs = self.schedule.epochs
-        yield start > epochs, "loss.memory.start_epoch", f"found {start}; the run has {epochs} epochs"
+        yield start > epochs, "loss.memory.start_epoch", f"found {start}, but the run has {epochs} epochs"
 
     def _problems_of_cuts(self) -> Iterator[tuple[bool, str, str]]:
         """Yield problems of views that are not kept, and of cuts that do not fit the stages or the network."""
@@ -707,13 +709,15 @@ class Recipe(Table):
         yield (
             model.views > 1 and not keeps_views,
             "model.views",
-            f"{model.views!r} goes with freeze = 'trunk' or a cut, whose features or activations are kept",
+            f"{model.views!r} goes with freeze = 'trunk' or a cut, which cache features or activations",
         )
         yield (
             keeps_views and not model.takes_vectors and self.data.views > max(1, model.views),
             "data.views",
-            f"found {self.data.views}, and a frozen trunk or a cut keeps model.views = {model.views} of each image; "
-            f"wanted model.views = {self.data.views} or more, of which a batch has different ones",
+            (
+                f"found {self.data.views}, but a frozen trunk or a cut caches only model.views = {model.views} "
+                f"of each image; set model.views = {self.data.views} or more"
+            ),
         )
         yield (
             any(cuts) and (model.freeze != "none" or model.lora is not None or model.init is not None),
@@ -724,7 +728,7 @@ class Recipe(Table):
         yield (
             any(cuts[first_live:]),
             "stages.freeze",
-            "activations are kept of a trunk that has not been trained; stages with a cut come first",
+            "activations are cached only before the trunk is trained, so stages with a cut come first",
         )
 
     def check_effects(self) -> None:
@@ -779,7 +783,7 @@ def wrong_setting(error: ValidationError) -> ConfigError:
     key = ".".join(str(part) for part in problem["loc"] if part not in _FORMS)
     text = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
-        text = "missing, and without a default"
+        text = "missing, and there is no default"
     elif problem["type"] != "value_error":
         text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
     elif isinstance(found := problem["ctx"]["error"], ConfigError):

@@ -119,8 +119,8 @@ def _check_still_differ(swept: Mapping[str, Tables], overridden_variants: Mappin
         other = first_of.setdefault(_settings_as_text(tables), name)
         if other != name and _settings_as_text(swept[other]) != _settings_as_text(swept[name]):
             raise ConfigError(
-                f"--set, or an option that sets keys, leaves the variants {other} and {name} equal; leave it out, or "
-                f"name one of them: {other}"
+                f"--set, or an option that sets keys, makes the variants {other} and {name} equal; leave it "
+                f"out, or name one of them: {other}"
             )
 
 

@@ -74,16 +74,15 @@ def delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable
                 (database.parent / f"{table}.csv").unlink(missing_ok=True)
     except sqlite3.OperationalError as error:  # locked, unreadable or on a full disk, but not damaged
         raise DataError(
-            f"{database}: the rows after the checkpoint cannot be deleted ({error}); another program, such as a "
-            f"monitor of the run, may hold the file (type: fuser {shlex.quote(str(database))}); end it, then repeat "
-            "the command"
+            f"{database}: rows after the checkpoint cannot be deleted ({error}). Another program may hold "
+            f"the file; find it (type: fuser {shlex.quote(str(database))}), end it, and repeat the command"
         ) from None
     except sqlite3.DatabaseError as error:
         aside = database.with_name("damaged.db")
         os.replace(database, aside)
         warn(
-            f"{database} is damaged ({one_line(error)}); it is now {aside.name}, and the records begin with iteration "
-            f"{iteration + 1}"
+            f"{database} is damaged ({one_line(error)}) and was renamed to {aside.name}; the records start "
+            f"again at iteration {iteration + 1}"
         )
 
 

@@ -91,7 +91,7 @@ class Records:
                 raise
             if not isinstance(tracker, RecordKeeper):  # which may write again, once a disk has room
                 self._trackers = [each for each in self._trackers if each[1] is not tracker]
-            self._warn(f"{name}: what happens is not recorded there ({one_line(error)}); training goes on without")
+            self._warn(f"{name}: recording failed ({one_line(error)}); training continues without it")
 
 
 def _flattened(tables: Rows) -> dict[str, float]:

@@ -48,8 +48,8 @@ def read_finished(folder: Path) -> tuple[Metrics, list[str]]:
         damaged.add(REPORT)
     if MODEL in damaged and not (folder / LAST).exists():
         raise DataError(
-            f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone; "
-            f"delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
+            f"{folder / MODEL} is missing or damaged, and {folder / LAST} is missing; delete "
+            f"{folder / METRICS} and train with --resume to start over at the first epoch"
         )
     return metrics, sorted(damaged)
 

@@ -82,7 +82,7 @@ def check_unchanged(folder: Path, name: str) -> None:
         differs = wanted is not None and sha256_of(folder / name) != wanted
     if differs:
         raise DataError(
-            f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or "
+            f"{folder / name}: not the file that the run wrote (see {folder / SUMS}); restore it, or "
             f"{how_to_redo(folder, name)}"
         )
 

@@ -110,7 +110,7 @@ def write_export(
         (folder / ONNX).unlink()
     replace_file(folder, ABOUT, lambda path: path.write_text(json.dumps(about, indent=2) + "\n", "utf-8"))
     if (folder / CARD).exists() and not is_unchanged(folder, CARD):
-        text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
+        text = f"{folder / CARD} was changed, or not written by an export, and is kept"
         warnings.warn(text, UserWarning, stacklevel=3)
     else:
         text = card(run, recipe, about, [*measured.values()])
@@ -165,7 +165,7 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
         foreign.extend(name for name in names if (folder / name).exists() and not is_unchanged(folder, name))
     if foreign:
         files = " and ".join(str(folder / name) for name in foreign)
-        raise ConfigError(f"-o {folder}: no export wrote {files}, or it was changed since; choose another folder")
+        raise ConfigError(f"-o {folder}: {files} was changed, or not written by an export; choose another folder")
 
 
 @torch.no_grad()
@@ -195,8 +195,8 @@ def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str 
         largest = max(differences)
         if not largest <= MOST:  # NaN too
             raise ConfigError(
-                f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "
-                f"than {MOST:.0e}; it is not kept. model.safetensors has the weights"
+                f"{path.name} was deleted: its embeddings differ from the network's by {largest:.1e}, more "
+                f"than {MOST:.0e}. model.safetensors has the weights"
             )
     except Exception as error:  # torch's exporters have no common base class of errors
         path.unlink(missing_ok=True)

@@ -47,8 +47,8 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         yield draw(
             f"Queries and their nearest {searched}",
             lambda: _gallery(view, nearest(view, view.queries)),
-            "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: "
-            "green (✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
+            "Half of the queries have a wrong nearest image if enough do; the worst classes come first. "
+            "Frames: green (✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
             keeps_colors=True,
         )
     if not few and is_trained(metrics):
@@ -114,7 +114,7 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     yield draw(
         title,
         lambda: figures.recall_curve(by_phase),
-        f"The share of {tested} with another of their class among the K nearest.",
+        f"The share of {tested} with one of their own class among the K nearest.",
     )
 
 

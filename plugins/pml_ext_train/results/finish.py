@@ -24,9 +24,7 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     if not run.data.labeled:
         return _finish_without_test(run, records)
     run.pseudo_labels = None
-    run.listener.step(
-        "testing the trained network" if run.epochs else "testing the network, which has nothing to train"
-    )
+    run.listener.step("testing the trained network" if run.epochs else "testing the network, without training")
     started = time.perf_counter()
     best = load_model(run, "best")["epoch"] if run.history.best["epoch"] is not None else run.epoch
     metrics = dict(run.history.metrics)
@@ -72,8 +70,8 @@ def _warn_of_the_end(run: Run) -> None:
         run.warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
     if run.history.skipped:
         run.warn(
-            f"{run.history.skipped} of {run.stages.iterations_until(run.epoch)} iterations were left out, since a "
-            "loss, an embedding or a gradient was not finite"
+            f"{run.history.skipped} of {run.stages.iterations_until(run.epoch)} iterations were skipped, "
+            "because a loss, an embedding or a gradient was not finite"
         )
 
 
@@ -122,7 +120,10 @@ def write_again(run: Run, metrics: Mapping[str, Any], damaged: Collection[str] =
     lost = [name for name in damaged if not name.startswith(derived)]
     named = [name for name in damaged if name != REPORT or (run.folder / REPORT).exists()]
     if named:
-        run.listener.warn(f"{run.folder}: not what {SUMS} says: {first_of(named, 4)}; what can be is made again")
+        run.listener.warn(
+            f"{run.folder}: damaged or changed, according to {SUMS}: {first_of(named, 4)}; repairable files are "
+            "written again"
+        )
     if has_records:
         write_csv_files(run.folder / "records")
     write_run_json(run.folder, NETWORK, run.data.network_json(run.network.features))

@@ -39,7 +39,7 @@ def add_measurement(folder: Path, name: str, measurement: Measurement) -> None:
 
     Raises DataError for a missing, damaged or changed ``metrics.json``, ConfigError if the run is being written.
     """
-    taken = ConfigError(f"{folder} is being written by another run; {measurement.title!r} is not in its metrics")
+    taken = ConfigError(f"{folder} is being written by another run; {measurement.title!r} was not added to its metrics")
     with locked_folder(folder, taken):
         recover(folder, WRITTEN)
         check_unchanged(folder, METRICS)

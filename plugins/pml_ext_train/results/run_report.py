@@ -88,8 +88,10 @@ def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
     text = render(
         "report",
         **_shared_parts(view, metrics),
-        headline=f"{count:,} {view.data.noun} without labels, ready to be searched. Nothing was tested: what is right "
-        "is not known.",
+        headline=(
+            f"{count:,} {view.data.noun} without labels, ready to be searched. Nothing was tested, because the "
+            "right answers are not known."
+        ),
         notes=[],
         gain="",
         by_features="",
@@ -149,7 +151,7 @@ def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
         return ""
     name = headline_metric(metrics["after"])
     if view.data.listed.kind == "pairs":
-        text = "Of two test pairs, one the same and one not, the one that is the same is more similar in"
+        text = "A matching test pair is more similar than another pair in"
         of = "cases"
     else:
         text = "The anchor is more similar to the positive than to the negative in"
@@ -343,5 +345,5 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
         rows.append([name, percent(value.value), percent(measured)])
     caption = ""
     if not is_full(recipe.paper.table, recipe.data.name):
-        caption = f"The paper's are of its own data, this run's of {recipe.data.name}."
+        caption = f"The paper's values are on its own data, this run's on {recipe.data.name}."
     yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)

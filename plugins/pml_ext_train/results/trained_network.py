@@ -82,7 +82,7 @@ class LoadedRun:
             if (self.folder / name).is_file():
                 continue
             if (self.folder / METRICS).is_file():
-                raise DataError(f"{self.folder / name} is gone; {how_to_redo(self.folder, name)}")
+                raise DataError(f"{self.folder / name} is missing; {how_to_redo(self.folder, name)}")
             raise no_finished_run(self.folder, name)
 
     def _read_recipe(self) -> Recipe:
@@ -122,7 +122,7 @@ class LoadedRun:
         return network.to(self.device).eval()
 
     def _damaged(self, name: str, error: Exception) -> DataError:
-        reason = f"empty, cut or of another run ({shortened(one_line(error), 200)})"
+        reason = f"empty, truncated or from another run ({shortened(one_line(error), 200)})"
         return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
 
     @functools.cached_property

@@ -136,7 +136,7 @@ def headline(metrics: Mapping[str, Any], seen: bool) -> str:
 
     blank = metrics.get("blank", {}).get("recall_at_1", "")
     if blank:
-        return f"On {where}, nothing can be said of the nearest {noun[:-1]}: {blank}."
+        return f"On {where}, nothing can be said about the nearest {noun[:-1]}: {blank}."
     counted = metrics.get("queries", {}).get("recall_at_1", queries)
     after = 100 * metrics["after"]["recall_at_1"] * counted / answerable
     of_queries = f"the {answerable:,} queries that have a right answer" if left_out else "queries"
@@ -180,8 +180,8 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
         if name in after and metrics[phase][name] > after[name]:
             return (
                 f"The features before the head are better than the embeddings: {title_of(name)} is "
-                f"{percent(metrics[phase][name])} %, and {percent(after[name])} % of the embeddings. To search by "
-                f"them, type: pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
+                f"{percent(metrics[phase][name])} % instead of {percent(after[name])} %. To search by them, "
+                f"type: pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
             )
     return ""
 
@@ -249,8 +249,8 @@ def not_compared(recipe: Recipe) -> str:
     if not is_pretrained(recipe.model.trunk.settings):
         return ""
     return (
-        "The network was not compared with the frozen trunk, and may be behind it: the tests before training were left "
-        "out. Train without --quick, or evaluation.baselines = false, to compare."
+        "The tests before training were skipped, so the network may be worse than the frozen trunk. To "
+        "compare them, train without --quick and without evaluation.baselines = false."
     )
 
 

@@ -59,7 +59,7 @@ def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callab
     each = f"{in_units(cut.bytes_per_image)} in {cut.table.precision}"
     how = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
     if others:
-        how += f", and {others:,} images to validate"
+        how += f", and {others:,} validation images"
     if size > cut.table.gigabytes * GIGABYTE:
         ways = ["a later block", "fewer model.views"]
         if cut.table.precision != "float16":
@@ -67,7 +67,7 @@ def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callab
         ways.append(f"model.freeze.gigabytes = {math.ceil(size / GIGABYTE)}")
         ways.append("model.freeze = ['NAME', ...], which trains from images")
         raise ConfigError(
-            f"model.freeze: {kept} ({how}); wanted at most gigabytes = {cut.table.gigabytes:g}: {', or '.join(ways)}"
+            f"model.freeze: {kept} ({how}), but the limit is {cut.table.gigabytes:g} GB; use {', or '.join(ways)}"
         )
     tell(f"{kept} ({how})")
 

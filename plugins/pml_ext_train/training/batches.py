@@ -53,8 +53,8 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     drawn = [_indices(sampler, batch) for batch in islice(batches, iterations)]
     if len(drawn) < iterations:
         raise TrainingError(
-            f"a pass of {type(sampler).__name__} gave {len(drawn)} batches of {batch_size} images, wanted "
-            f"{iterations}; give as many as len() says, or make iterations smaller"
+            f"one pass of {type(sampler).__name__} gave {len(drawn)} batches of {batch_size} images instead "
+            f"of {iterations}; yield as many as len() says, or lower iterations"
         )
     return drawn
 
@@ -102,7 +102,7 @@ def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
     fewest = min(map(len, joined), default=processes) * views
     if fewest < processes:
         raise TrainingError(
-            f"a batch of {fewest} images has none for some of {processes} processes; wanted sampler.batch_size of "
+            f"a batch of {fewest} images is too small for {processes} processes; set sampler.batch_size to "
             f"{processes} or more"
         )
 

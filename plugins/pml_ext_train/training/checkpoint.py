@@ -72,7 +72,7 @@ def load(
     with reading(path):
         differs = wanted is not None and (digest or sha256_of(path)) != wanted
     if differs:
-        raise _refused(path, f"the file is damaged (its checksum is not that in {SUMS})")
+        raise _refused(path, f"the file is damaged (its checksum differs from {SUMS})")
     try:
         state = from_plain(torch.load(path, map_location=device, weights_only=True))
     except torch.cuda.OutOfMemoryError:
@@ -84,12 +84,12 @@ def load(
         raise _refused(
             path,
             "it cannot be read here (UnpicklingError): another version of pml_ext or torch wrote it, or it is damaged",
-            "go on with the versions that wrote it; if it is damaged, ",
+            "use the versions that wrote it; if it is damaged, ",
         ) from error
     except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
     if not isinstance(state, dict) or (of is not None and state.get("of") != of):
-        raise _refused(path, "it is of another run, of another recipe or seed")
+        raise _refused(path, "it belongs to a run with another recipe or seed")
     return state  # type: ignore[no-any-return]
 
 
@@ -109,7 +109,7 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
             reason = str(error).partition("; ")[0]
             return (
                 state,
-                f"{reason}; the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})",
+                f"{reason}; the run resumes from the earlier checkpoint {previous} (epoch {state['epoch']})",
             )
         raise
 
@@ -134,11 +134,11 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
 def _refused(path: Path, reason: str, advice: str = "") -> DataError:
     """Return the error of a checkpoint; ``advice`` precedes the remedy for its file."""
     remedies = {
-        "model.pt": "train with --resume: it is made again from last.pt",
+        "model.pt": "train with --resume to restore it from last.pt",
         "before.pt": "the report leaves out its figure",
-        "within.pt": "the epoch begins again",
+        "within.pt": "the epoch starts over",
     }
-    anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
+    anew = f"delete the folder {path.parent} and train with --resume to start over at the first epoch"
     return DataError(f"{path}: {reason}; {advice}{remedies.get(path.name, anew)}")
 
 

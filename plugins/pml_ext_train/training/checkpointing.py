@@ -86,7 +86,7 @@ class Checkpointer:
         if signal_number:
             raise signals.stopped(
                 signal_number,
-                f"in epoch {self._run.epoch}, after iteration {len(losses)} of it; a checkpoint is written",
+                f"in epoch {self._run.epoch}, after iteration {len(losses)}; a checkpoint is written",
             )
 
     def _is_due(self) -> bool:

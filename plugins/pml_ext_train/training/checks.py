@@ -25,8 +25,9 @@ def check_validation(run: Run) -> None:
     images = run.images("validation")
     if classes_of_two(images.labels) == 0:
         raise DataError(
-            f"evaluation.select: no class has two of the {len(images)} {run.data.noun} to validate with, so that all "
-            "epochs are equal; wanted two or more of a class, or leave out evaluation.select, select_on and validation"
+            f"evaluation.select: no class has two of the {len(images)} validation {run.data.noun}, so "
+            "epochs cannot be compared. Validate on two or more of a class, or leave out "
+            "evaluation.select, select_on and validation"
         )
 
 
@@ -41,9 +42,9 @@ def warn_of_small_batches(run: Run) -> None:
     sizes = [_normalized_together(run, stage) for stage in run.stages if _trains_batch_norms(run, stage)]
     if sizes and min(sizes) <= LARGEST_MEASURED:
         run.warn(
-            f"the batch norms of the pretrained trunk {model.trunk.name} normalize by {min(sizes)} images; up to "
-            f"{LARGEST_MEASURED}, the statistics that came with the weights gave better results. To keep these, type "
-            "--set model.freeze_batch_norm=true"
+            f"batch norms of the pretrained trunk {model.trunk.name} see {min(sizes)} images at once; up to "
+            f"{LARGEST_MEASURED}, its pretrained statistics gave better results. To keep them, type --set "
+            "model.freeze_batch_norm=true"
         )
 
 

@@ -41,8 +41,8 @@ def _check_size(view: View) -> None:
     whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
     if whitens and size > view.network.features:
         raise ConfigError(
-            f"model.embedding_size: found {size}, but the trunk gives {view.network.features} features, and whitening "
-            "has no more outputs than these"
+            f"model.embedding_size: found {size}, but whitening has at most as many outputs as the trunk "
+            f"has features ({view.network.features})"
         )
 
 

@@ -166,9 +166,9 @@ class Engine:
             given = f"a {type(loss).__name__}"
             if isinstance(loss, Tensor):
                 given = f"a tensor of shape {list(loss.shape)}"
-            raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
+            raise TrainingError(f"the loss gave {given} instead of one value; its reducer should give a mean or a sum")
         if not loss.requires_grad:
-            raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
+            raise TrainingError("the loss does not depend on any trained parameter, so nothing can be learned")
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
         self._check_that_the_trunk_learns()
@@ -186,7 +186,7 @@ class Engine:
             is_trained = True
         if is_trained:
             raise TrainingError(
-                f"no parameter of the trunk, {type(trunk).__name__}, gets a gradient; look for detach(), "
+                f"no parameter of the trunk {type(trunk).__name__} has a gradient; look for detach(), "
                 "torch.no_grad() and .data in it, or freeze it: --set model.freeze=trunk"
             )
 
@@ -235,9 +235,9 @@ class Engine:
         if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
             raise NotFiniteError(f"the {name} became {value}")
         if self._overflows > MOST_SKIPPED:
-            text = f"the {name} became {value} in {self._overflows} iterations one after the other"
+            text = f"the {name} became {value} in {self._overflows} iterations in a row"
             if not self._skips:
-                text += "; wanted engine.precision = 'bfloat16', which has a wider range than float16"
+                text += "; set engine.precision = 'bfloat16', which has a wider range than float16"
             raise NotFiniteError(text)
         self._undo()
 

@@ -120,6 +120,6 @@ class FeatureStore:
             name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
             if isinstance(error, sqlite3.OperationalError) and name != "SQLITE_ERROR":  # that is of a missing table
                 text = f"{self._database}: cannot be written now ({one_line(error)})"
-                raise UnwritableError(f"{text}; what was written before stays") from error
+                raise UnwritableError(f"{text}; earlier entries are kept") from error
             text = f"{self._database}: damaged ({one_line(error)})"
-            raise DataError(f"{text}; delete {self.folder}, and it is computed again") from error
+            raise DataError(f"{text}; delete {self.folder} to compute it again") from error

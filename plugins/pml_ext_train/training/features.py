@@ -132,8 +132,8 @@ class FeatureCache:
             seen_by_rank = gather_objects(seen.exists())
         if not all(seen_by_rank):
             raise ConfigError(
-                f"model.freeze: process {seen_by_rank.index(False)} does not see {seen.parent}, the store of process "
-                "0; wanted a folder that all of them share: XDG_CACHE_HOME=FOLDER"
+                f"model.freeze: process {seen_by_rank.index(False)} cannot see {seen.parent}, where process "
+                "0 stores features; set XDG_CACHE_HOME to a folder that all processes share"
             )
         self.store = self._store_in(seen.parent)
 
@@ -152,7 +152,7 @@ class FeatureCache:
         found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
         missing = _first_places(keys, found)
         if missing and rank() == 0:
-            self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
+            self._tell(f"computing features of {len(missing):,} images with the frozen trunk")
         mine = missing[share_of(len(missing), rank(), num_processes())]
         for part in gather_objects(self._computed(images, mine, keys, stats, remainder)):
             found |= part
@@ -249,7 +249,7 @@ def _writable_folder(name: str) -> Path:
 
 def _warn_not_kept(error: OSError) -> None:
     warnings.warn(
-        f"features are not kept for other runs: {one_line(error)}; XDG_CACHE_HOME=FOLDER names a writable folder",
+        f"features are not cached for other runs: {one_line(error)}; set XDG_CACHE_HOME to a writable folder",
         UserWarning,
         stacklevel=4,
     )

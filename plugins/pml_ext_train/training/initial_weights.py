@@ -27,19 +27,21 @@ def start_from(run: Run, folder: Path) -> None:
     """Load another run's trunk, and its embedder if the shapes match."""
     path = folder / "checkpoints" / "model.pt"
     if not path.is_file():
-        raise ConfigError(f"model.init: {folder} is no finished run (no {path}); wanted the folder of one")
+        raise ConfigError(
+            f"model.init: {folder} is not a finished run ({path} is missing); give the folder of a finished run"
+        )
     state = checkpoint.load(path, run.device)
     try:
         run.trunk.load_state_dict(state["trunk"])
     except RuntimeError as error:
         raise ConfigError(
-            f"model.init: the trunk of {folder} is another one ({shortened(error, 160)}); take that run's [model] "
-            f"trunk and image size, in {folder / RECIPE}"
+            f"model.init: the trunk differs from that of {folder} ({shortened(error, 160)}); copy [model] "
+            f"trunk and the image size from {folder / RECIPE}"
         ) from None
     if _shapes(state["embedder"]) == _shapes(run.embedder.state_dict()):
         run.embedder.load_state_dict(state["embedder"])
     else:
-        run.warn(f"model.init: the embedder of {folder} has other sizes; it begins from random")
+        run.warn(f"model.init: the embedder of {folder} has other sizes, so it starts from random weights")
     run.changed()
 
 

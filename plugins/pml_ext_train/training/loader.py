@@ -52,16 +52,16 @@ class _Loader(DataLoader[Any]):
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             images = type(self.dataset._images).__name__  # type: ignore[attr-defined]
             raise DataError(
-                f"{images}: these images or their transform cannot be passed to data-loader workers, since they are "
-                f"not picklable ({one_line(error)}). Define functions and classes at the top of a module and open "
-                "files on first use, or read without workers: data.workers = 0"
+                f"{images} or their transform cannot be pickled for data-loader workers "
+                f"({one_line(error)}). Define functions and classes at the top of a module and open files "
+                "on first use, or set data.workers = 0"
             ) from error
         except RuntimeError as error:
             if "shared memory" not in str(error):
                 raise
             raise DataError(
-                f"images in memory do not fit into /dev/shm ({one_line(error)}); make it larger, by docker run "
-                "--shm-size in a container, or read without workers: data.workers = 0"
+                f"images in memory do not fit into /dev/shm ({one_line(error)}); enlarge it (docker run "
+                "--shm-size), or set data.workers = 0"
             ) from error
         finally:
             STARTED.update(child for child in multiprocessing.active_children() if child not in others)
@@ -166,12 +166,12 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         images = [self._name(image) for process, image in self.reading.tolist() if process in dead and image >= 0]
         if images:
             text = f"while it read {', '.join(images)}"
-            remedy = "If memory ran out, lower data.workers; else mend or remove the file"
+            remedy = "If memory ran out, lower data.workers; otherwise repair or remove the file"
         else:
             text = "before it read an image"
             remedy = (
-                "Each worker imports the program's script again: let its work stand below "
-                "'if __name__ == \"__main__\":', or read without workers: data.workers = 0"
+                "Each worker imports the script again: move its code below 'if __name__ == \"__main__\":', "
+                "or set data.workers = 0"
             )
         reason = str(error) or type(error).__name__
         return DataError(f"a data-loader worker died {text} ({shortened(reason, 200)}). {remedy}")

@@ -74,7 +74,7 @@ def train_epochs(
             run.epoch += 1
             with signals.deferred():
                 train_and_validate(run, records, checkpointer, after_validation)
-            signals.check(f"after epoch {run.epoch}, whose checkpoint is written")
+            signals.check(f"after epoch {run.epoch}; its checkpoint is written")
         if records is not None:
             metrics = finish(run, records)
         metrics = from_rank_0(metrics)

@@ -32,7 +32,7 @@ def stopping_for_nonfinite(epoch: Epoch) -> Iterator[None]:
         iteration = epoch.iteration + 1
         problem = str(error)
         if iteration == 1 and "; " not in problem:
-            problem += "; no step was taken yet: look at the images, the trunk and the loss"
+            problem += "; no step was taken yet: check the images, the trunk and the loss"
         raise stopped(epoch.run, problem, f"in iteration {iteration} (epoch {epoch.run.epoch})") from error
 
 

@@ -35,7 +35,7 @@ def _nearest_class_mean(view: View, split: str) -> Metrics:
         return nearest_class_mean(points, labels, *means, TOP)
     first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
     if bool(first.all()):
-        raise DataError("evaluation.protocols: 'nearest-class-mean' wants a class with two test images; leave it out")
+        raise DataError("evaluation.protocols: 'nearest-class-mean' needs a class with two test images; leave it out")
     means = class_means(points[first], labels[first])
     return nearest_class_mean(points[~first], labels[~first], *means, TOP)
 

@@ -62,7 +62,8 @@ def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: 
         stage.sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
     except ConfigError as error:
         raise ConfigError(
-            f"data.pseudo: before epoch {epoch} k-means found {len(np.unique(images.labels))} of {pseudo.clusters} "
-            f"clusters; take fewer, or smaller batches, unless the network has collapsed ({error})"
+            f"data.pseudo: before epoch {epoch} k-means found {len(np.unique(images.labels))} of "
+            f"{pseudo.clusters} clusters ({error}); lower clusters or the batch size, unless the network "
+            "has collapsed"
         ) from None
     stage.batch_size = table.batch_size

@@ -67,8 +67,8 @@ class Run(View):
         self.history = RunHistory()
         if self.epochs and not self.data.labeled:
             raise ConfigError(
-                f"{recipe.data.name} has no labels, so that there is nothing to train; wanted model.freeze = 'trunk' "
-                "and an embedder 'none' or 'pca', or images of classes"
+                f"{recipe.data.name} has no labels, so there is nothing to train; set model.freeze = "
+                "'trunk' and model.embedder = 'none' or 'pca', or use labeled images"
             )
         self.warn(self.data.note)
         self.warn(self.data.unreadable_text)

@@ -120,8 +120,8 @@ class RunData:
             else:
                 changes.append(f"{name} had {old_text}, now {new_text}")
         raise DataError(
-            f"{folder}: the {self.noun} are not those of this run: {'; '.join(changes)}; put them back, name "
-            "their folder with --data, or type another --out to begin a new run"
+            f"{folder}: the {self.noun} have changed since the run began: {'; '.join(changes)}. Restore "
+            "them, give their folder with --data, or begin a new run with another --out"
         )
 
 
@@ -136,8 +136,8 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
             given = build_dataset(recipe.data, root)
         if "zero-shot" in recipe.evaluation.protocols and not given.parents:
             raise ConfigError(
-                f"evaluation.protocols: 'zero-shot' wants classes with parents, which {recipe.data.name} does not "
-                "have here; omniglot has, and imagenet with a hierarchy"
+                f"evaluation.protocols: 'zero-shot' needs classes with parents, which {recipe.data.name} "
+                "does not have; omniglot has them, and imagenet with a hierarchy"
             )
         splits = {"train": given.train, **given.tested()}
         note = given.note
@@ -145,8 +145,11 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
             if recipe.evaluation.select_on == "split":
                 splits["validation"] = given.validation
             else:
-                advice = "--set evaluation.select=map_at_r --set evaluation.select_on=split chooses the epoch by them"
-                unused = f"{len(given.validation)} of {recipe.data.name} are for validation, and not used: {advice}"
+                advice = (
+                    "to choose the epoch by them, type --set evaluation.select=map_at_r --set "
+                    "evaluation.select_on=split"
+                )
+                unused = f"the {len(given.validation)} validation images of {recipe.data.name} are not used; {advice}"
                 note = "; ".join(filter(None, [note, unused]))
         preprocessing, pipeline = _preprocessing(recipe, given)
         unreadable: dict[str, dict[str, str]] = {}
@@ -214,8 +217,8 @@ def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], se
     evaluation = recipe.evaluation
     if evaluation.select_on == "split" and "validation" not in splits:
         raise ConfigError(
-            f"evaluation.select_on: found 'split', and {recipe.data.name} has no validation images of its "
-            "own; wanted validation = 0.2 and select_on = 'validation'"
+            f"evaluation.select_on: found 'split', but {recipe.data.name} has no validation images; set "
+            "validation = 0.2 and select_on = 'validation'"
         )
     if evaluation.validation:
         rest, held_out = hold_out_classes(train, evaluation.validation, seed, evaluation.held_out, evaluation.fold)
@@ -248,8 +251,7 @@ def _check_class_means(data: RunData) -> None:
     if len(without_mean):
         name = gallery.class_names[without_mean[0]]
         raise DataError(
-            f"evaluation.protocols: 'nearest-class-mean' wants another image of {name} to test with, and there is "
-            "none; leave it out"
+            f"evaluation.protocols: 'nearest-class-mean' needs another image of {name} to compare with; leave it out"
         )
 
 

@@ -70,8 +70,8 @@ def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
     if most is None or table.batch_size <= most:
         return table
     warnings.warn(
-        f"sampler.batch_size: {classes} classes x m = {table.settings['m']} make batches of {most}, not of "
-        f"{table.batch_size}",
+        f"sampler.batch_size: {classes} classes x m = {table.settings['m']} make batches of {most} instead "
+        f"of {table.batch_size}",
         RecipeWarning,
         stacklevel=2,
     )
@@ -116,7 +116,9 @@ def sampler_before_clusters(
     Each batch size is tried, so a misfit is an error at once; the last sampler is returned.
     """
     if pseudo.clusters > len(images):
-        raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
+        raise ConfigError(
+            f"data.pseudo.clusters: found {pseudo.clusters}, but there are only {len(images)} training images"
+        )
     equal_clusters = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
     if pseudo.batch_size is None:
         return build_sampler(table, equal_clusters, seed)

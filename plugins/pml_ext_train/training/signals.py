@@ -70,14 +70,14 @@ def _receive(number: int, _frame: FrameType | None) -> None:
             return
         for each in ENDING:  # a third one ends the process whatever it does
             signal.signal(each, signal.SIG_DFL)
-        raise stopped(_SignalState.received, "at once; what the last checkpoint does not have is lost")
+        raise stopped(_SignalState.received, "at once; everything since the last checkpoint is lost")
     _SignalState.received = number
     _SignalState.at = time.monotonic()
     if not _SignalState.is_deferred:
         raise stopped(number)
     if os.environ.get("RANK", "0") == "0":
         name = signal.Signals(number).name
-        text = f"pml-ext: {name}: ends once the iteration is done and a checkpoint written; once more ends at once\n"
+        text = f"pml-ext: {name}: stopping after this iteration, with a checkpoint; send it again to stop at once\n"
         with contextlib.suppress(OSError):  # a full disk, or a reader that is gone
             os.write(2, text.encode())
 

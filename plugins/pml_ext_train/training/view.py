@@ -137,7 +137,7 @@ class View:
         bad = first_nonfinite({"": embeddings})
         if bad is not None:
             _, value = bad
-            raise TrainingError(f"the network gives {value} for images to test; try a lower optimizer.lr")
+            raise TrainingError(f"the network gives {value} for test images; try a lower optimizer.lr")
         return nn.functional.normalize(embeddings)
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:

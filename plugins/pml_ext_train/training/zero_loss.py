@@ -79,8 +79,8 @@ def _memory_fills(run: Run, stage: Stage) -> bool:
 def _none_adds(run: Run, stage: Stage) -> str:
     """Return why the loss may be 0 although no pairs are missing."""
     if run.data.listed is not None:
-        return f"no listed {run.data.listed.kind[:-1]} adds to it, as when all satisfy its margin"
-    unused = "none adds to the loss, as when all satisfy its margin"
+        return f"no listed {run.data.listed.kind[:-1]} adds to it, for example because all satisfy its margin"
+    unused = "none adds to the loss, for example because all satisfy its margin"
     if stage.table.loss.miner is not None:
         unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
     return f"the batches have positive and negative pairs, but {unused}"
@@ -111,9 +111,9 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
         triplets |= bool((positive.any(dim=1) & negative.any(dim=1)).any())
     if not positive_pairs:
         remedy = "let the sampler draw several images of each class (pml/m-per-class with m = 2 or more)"
-        return f"no batch has a positive pair, which takes two images of one class; {remedy}"
+        return f"no batch has two images of one class, so there are no positive pairs; {remedy}"
     if not negative_pairs:
-        return "no batch has a negative pair, which takes two classes; let the sampler draw several classes"
+        return "no batch has two classes, so there are no negative pairs; let the sampler draw several classes"
     if triplets:
         return ""
     return "no batch has an image with both a positive and a negative, so there are no triplets"

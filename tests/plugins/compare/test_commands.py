@@ -96,7 +96,7 @@ def test_a_failing_run_stands_in_the_table_and_ends_no_other(recipe, tmp_path):
     failed = compare(recipe, "--out", tmp_path / "out", "--seeds", 2, "--set", "model.init=x")
     assert failed.exit_code != 0  # both fail: nothing to compare
     assert "has no finished run; " in str(failed.exception)
-    assert "seed 0: model.init: x is no finished run" in str(failed.exception)
+    assert "seed 0: model.init: x is not a finished run" in str(failed.exception)
     assert "--phase" not in str(failed.exception)
     bad = tmp_path / "bad.toml"
     bad.write_text('extends = "one.toml"\nmodel = { init = "nowhere" }\n')
@@ -105,8 +105,8 @@ def test_a_failing_run_stands_in_the_table_and_ends_no_other(recipe, tmp_path):
     value = json.loads(result.stdout)
     assert [row["seeds"] for row in value["recipes"]] == [[], [0]]
     assert value["differences_from"] == recipe  # the first with a run
-    assert "model.init: nowhere is no finished run" in str(value["recipes"][0]["errors"])
-    assert "model.init: nowhere is no finished run" in (tmp_path / "out/comparison.md").read_text()
+    assert "model.init: nowhere is not a finished run" in str(value["recipes"][0]["errors"])
+    assert "model.init: nowhere is not a finished run" in (tmp_path / "out/comparison.md").read_text()
 
 
 @pytest.mark.usefixtures("without_report")

@@ -96,7 +96,7 @@ def test_few_vectors_stay_as_they_are_and_nothing_is_claimed(tmp_path, capsys):
     assert "40 vectors, without labels; nothing was tested" in shown.out
     metrics = read_json(out / "metrics.json")
     assert (metrics["after"], metrics["epochs"], metrics["images"]) == ({}, 0, {"train": {"images": 40}})
-    assert "Nothing was tested: what is right is not known" in (out / "report.html").read_text()
+    assert "Nothing was tested, because the right answers are not known" in (out / "report.html").read_text()
     nearest = load_run(out, "cpu").query(["7"], k=1)[0]  # the collection is there
     normalized = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     distances = np.linalg.norm(normalized - normalized[7], axis=1)

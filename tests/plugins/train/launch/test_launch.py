@@ -101,7 +101,7 @@ def test_images_that_changed_are_refused(tmp_path):
     (out / "report.html").write_text("")
     moved = photos / "c0" / "0.png"
     moved.rename(photos / "c0" / "nought.png")
-    remedy = rf"{out}: the images are not those of this run: .* has other files or labels.*put them back.*--data.*--out"
+    remedy = rf"{out}: the images have changed .*: .* has other files or labels.*Restore them.*--data.*--out"
     with pytest.raises(DataError, match=remedy):
         draw_report(out, "cpu")
     (out / "metrics.json").unlink()

@@ -21,7 +21,7 @@ def test_a_learned_metric_takes_its_size_from_the_model():
         loss, _ = build_loss(table, {"embedding_size": 24, "collect_stats": True})
         assert loss.distance.embedding_size == 24
     assert one("pddm/digits", "evaluation.shortlist=8").evaluation.shortlist == 8
-    with pytest.raises(ConfigError, match="loss.miner: hard-quadruplet has parameters here"):
+    with pytest.raises(ConfigError, match="loss.miner: hard-quadruplet has parameters"):
         one("pddm/digits", 'loss.miner={name="hard-quadruplet", distance={name="pddm"}}')
     assert one("pddm/digits", "loss.miner.name=hard-quadruplet").loss.miner is not None
 

@@ -99,7 +99,7 @@ def test_weights_of_bn_inception_get_blue_green_red(tmp_path, photos):
 
 def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos):
     file = recipe_file(tmp_path, photos)
-    with pytest.raises(ConfigError, match=r"both say how images are cut; leave out augment.random_crop"):
+    with pytest.raises(ConfigError, match=r"both set how images are cut; leave out augment.random_crop"):
         load_recipes(file, typed(["data.augment.random_crop=true"]))
     gray = next(iter(load_recipes(file, {"data.channels": 1}).values()))
     with pytest.raises(ConfigError, match=r"are for color; folder:.* is gray"):

@@ -31,9 +31,13 @@ def test_overrides():
         (
             "cbml/digits",
             ["loss.embedding_reg_weight=2"],
-            "--set loss.embedding_reg_weight=2: .*: cbml has no embedding_regularizer here",
+            "--set loss.embedding_reg_weight=2: .*: cbml has no embedding_regularizer to weight",
         ),
-        ("pml/proxy-anchor/digits", ["loss.weight_reg_weight=2"], "pml/proxy-anchor has no weight_regularizer here"),
+        (
+            "pml/proxy-anchor/digits",
+            ["loss.weight_reg_weight=2"],
+            "pml/proxy-anchor has no weight_regularizer to weight",
+        ),
         ("cbml/digits", ["schedule={name='cosine', epochs=3, gamma=0.5}"], "schedule.gamma: goes with name = 'multi-"),
         (
             "cbml/digits",

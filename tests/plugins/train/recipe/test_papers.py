@@ -79,7 +79,7 @@ def test_plain_values_stay_as_they_are(mine):
         ('table = "mine/fig-1"\nrow = "Mine"', "paper.row: mine/fig-1: no row 'Mine'"),
         (
             'table = "cbml/5"\nrow = "64"',
-            "paper.column: missing; cbml/5 has CUB, Cars, In-Shop, none of which is digits",
+            "paper.column: missing; cbml/5 has CUB, Cars, In-Shop, but not digits",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_what_is_not_in_the_file_is_refused(mine, paper, message):
     [
         ('97.5, "-"]', "97.5]", r"tables.2: found 5 cells in the row \['Small', 'Mine'\], wanted 6, one per column"),
         ('97.5, "-"]', '97.5, "none"]', "found 'none' in the row .*; wanted a number, or '-' for none"),
-        ("year = 2026", "", "year: missing, and without a default"),
+        ("year = 2026", "", "year: missing, and there is no default"),
         ("title = ", "title ", "not valid TOML"),
     ],
 )

@@ -15,7 +15,7 @@ def test_stages():
     stages = recipe.all_stages()
     assert [(stage.epochs, stage.loss.name) for stage in stages] == [(2, "pml/triplet-margin"), (13, "cbml")]
     assert stages[0].sampler == recipe.sampler
-    with pytest.raises(ConfigError, match="stages take 20 epochs"):
+    with pytest.raises(ConfigError, match="stages alone have 20 epochs"):
         one("cbml/digits", "stages=[{epochs = 20, loss = {name = 'pml/triplet-margin'}}]")
     with pytest.raises(ConfigError, match=r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: m"):
         one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margn = 1}}]")
@@ -36,7 +36,7 @@ def test_stages():
         ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
         ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
         ("loss.optimizer.lr=-1", r"loss.optimizer.*lr"),
-        ("evaluation.select=map", r"evaluation: select .* goes with validation"),
+        ("evaluation.select=map", r"evaluation: select, .* goes with validation"),
         ("evaluation.select_on=test", "goes with validation .* or select_on = 'test'"),
         ("evaluation={select_on='test', select='nmi', validation=0.2}", "goes with validation"),
         ("evaluation.validation_trains=true", "validation_trains goes with validation"),
@@ -53,7 +53,7 @@ def test_stages():
             "data={name='digits', labels='clusters', pseudo={batch_size=[40, 20]}}",
             "pseudo.batch_size: found .* smaller",
         ),
-        ("loss.memory={size=80, start_epoch=99}", r"loss.memory.start_epoch: found 99; the run has \d+ epochs"),
+        ("loss.memory={size=80, start_epoch=99}", r"loss.memory.start_epoch: found 99, but the run has \d+ epochs"),
         ("data.images={random_crop=true, random_crop_scale=[0.2, 1.0]}", "leave out one"),
         ("epochs", r"--set epochs: wanted KEY=VALUE"),
     ],
@@ -83,20 +83,23 @@ TRANSFORMS = "data.augment.transforms="
     ("overrides", "message"),
     [
         (["data.views=0"], "data.views: found 0; input should be greater than or equal to 1"),
-        (["data.labels=instance"], "data.views: found 1; labels = 'instance' wants 2 or more"),
-        (["data.labels=instance", "data.views=2"], "sampler.m: found 8, and with labels = 'instance' a class has 1"),
-        (["data.labels=instance", "data.views=2", "data.relation=hierarchy"], "which labels = 'instance' has not"),
-        (["data.name=digits-unseen", "data.views=2"], "data.views: found 2, and views would be equal without augment"),
+        (["data.labels=instance"], "data.views: found 1; labels = 'instance' needs 2 or more"),
+        (["data.labels=instance", "data.views=2"], "sampler.m: found 8, but with labels = 'instance' a class has 1"),
+        (
+            ["data.labels=instance", "data.views=2", "data.relation=hierarchy"],
+            "the data's classes, which labels = 'instance' replaces",
+        ),
+        (["data.name=digits-unseen", "data.views=2"], "data.views: found 2, but views are equal without augment"),
         (["data.views=2", "loss.memory.size=100"], "loss.memory.size: found 100; .* at least one batch, here 160"),
         (
             ["data.views=3", "model.freeze=trunk", "model.trunk.weights=random", "model.views=2"],
-            "data.views: found 3, and a frozen trunk or a cut keeps model.views = 2 .*; wanted model.views = 3 or more",
+            "data.views: found 3, but a frozen trunk or a cut caches only model.views = 2 .*; set model.views = 3 or more",
         ),
         (
             ["data={labels='instance', views=2}", "sampler.m=1", "evaluation={validation=0.2, select='map_at_r'}"],
-            "evaluation.validation: it holds out classes by labels, which labels = 'instance' has not",
+            "evaluation.validation: it holds out the data's classes, which labels = 'instance' replaces",
         ),
-        (["schedule.warmup=16"], "schedule.warmup: found 16 epochs, and the run has 15"),
+        (["schedule.warmup=16"], "schedule.warmup: found 16 epochs, but the run has 15"),
         (["schedule.warmup=-1"], "schedule.warmup: found -1; input should be greater than or equal to 0"),
         (["schedule.warmup=nan"], "schedule.warmup: found nan"),
         (["schedule.warmup=short"], "schedule.warmup: found 'short'; input should be a valid number"),

@@ -134,9 +134,9 @@ def test_overrides_of_other_keys_leave_the_sweep(tmp_path):
 def test_overrides_that_make_variants_equal_are_refused():
     weights = "cbml/omniglot-small-mvc-weight"
     with pytest.raises(
-        ConfigError, match=rf"leaves the variants {weights}@0.1 and {weights}@1.0 equal; .*: {weights}@0.1$"
+        ConfigError, match=rf"makes the variants {weights}@0.1 and {weights}@1.0 equal; .*: {weights}@0.1$"
     ):
         load_recipes(weights, typed(["loss={mvc_weight=2.0}"]))
-    with pytest.raises(ConfigError, match=rf"leaves the variants {weights}@0.0 and {weights}@0.1 equal"):
+    with pytest.raises(ConfigError, match=rf"makes the variants {weights}@0.0 and {weights}@0.1 equal"):
         load_recipes(weights, typed(["loss.name=pml/contrastive"]))
     assert one(f"{weights}@1.0", "loss.name=pml/contrastive").loss.name == "pml/contrastive"

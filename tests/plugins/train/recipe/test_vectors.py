@@ -42,9 +42,9 @@ def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
         ("engine.channels_last=true", "engine.channels_last: it is for images"),
         ("model.trunk=convnet", "model.trunk: convnet is for images, and vectors:.*; --set model.trunk=identity"),
         ("model.trunk.width=3", "model.trunk.width: "),
-        ("model.views=4", "views: it is of a trunk for images"),
-        ("model.freeze_batch_norm=true", "freeze_batch_norm: it is of a trunk for images"),
-        ('model.freeze=["layer1"]', "freeze: it is of a trunk for images"),
+        ("model.views=4", "views: it is for trunks of images"),
+        ("model.freeze_batch_norm=true", "freeze_batch_norm: it is for trunks of images"),
+        ('model.freeze=["layer1"]', "freeze: it is for trunks of images"),
     ],
 )
 def test_settings_of_images_are_refused_by_name(tmp_path, setting, message):
@@ -56,7 +56,7 @@ def test_settings_of_images_are_refused_by_name(tmp_path, setting, message):
 
 def test_the_trunk_of_vectors_refuses_images():
     recipe = load_recipe("cbml/digits", {"model.trunk": "identity"})
-    with pytest.raises(ConfigError, match="identity is for vectors, and digits has images; wanted data.name = 'vec"):
+    with pytest.raises(ConfigError, match="identity is for vectors, but digits has images; set data.name = 'vec"):
         vector_input_of(recipe, build_dataset(recipe.data, None))
 
 

@@ -22,7 +22,7 @@ def test_a_damaged_database_is_put_aside(tmp_path, content):
     record(tmp_path, 7, 8, words.append)
     (word,) = words
     assert word.startswith(f"{folder / 'logs.db'} is damaged (")
-    assert word.endswith("it is now damaged.db, and the records begin with iteration 7")
+    assert word.endswith("was renamed to damaged.db; the records start again at iteration 7")
     assert (folder / "damaged.db").read_bytes() == content
     assert [row[0] for row in csv_rows(folder / "loss_histories.csv")] == ["~iteration~", "7", "8"]
     assert (folder / "of-a-component.csv").exists()
@@ -39,7 +39,7 @@ def test_a_database_that_is_read_is_not_damaged(tmp_path, monkeypatch):
         assert rows.fetchone() == (1,)  # the others are left, which keeps the file locked
         with pytest.raises(
             DataError,
-            match=r"logs.db: .* \(database is locked\); .*type: fuser '.*/my run/records/logs.db'.* repeat the command",
+            match=r"logs.db: .* \(database is locked\)\. .*type: fuser '.*/my run/records/logs.db'.* repeat the",
         ):
             record(tmp_path / "my run", 5, 8, words.append)
         rows.close()

@@ -47,6 +47,6 @@ def test_a_run_is_finished_with_its_report(finished, tmp_path):
     (out / "checkpoints" / "model.pt").unlink()
     assert read_finished(out)[1] == ["checkpoints/model.pt", "network.json", "report.html"]
     (out / "checkpoints" / "last.pt").unlink()
-    with pytest.raises(DataError, match="model.pt is gone or damaged, .* training begins again with the first epoch"):
+    with pytest.raises(DataError, match="model.pt is missing or damaged, .* to start over at the first epoch"):
         read_finished(out)
     assert not is_finished(tmp_path)

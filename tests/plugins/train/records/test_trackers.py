@@ -128,10 +128,10 @@ def test_trackers_that_fail_change_nothing_else(tmp_path, seen):
     result = finished(tmp_path / "run", 'track=["broken", "never", "kept"]')
     broken, kept = seen
     plain = finished(tmp_path / "plain", "track=[]")
-    nothing = "the plugin 'others': what happens is not recorded there"
+    nothing = "the plugin 'others': recording failed"
     assert result["warnings"] == [
-        f"never of {nothing} (OSError: no network); training goes on without",
-        f"broken of {nothing} (RuntimeError: the server is gone); training goes on without",
+        f"never of {nothing} (OSError: no network); training continues without it",
+        f"broken of {nothing} (RuntimeError: the server is gone); training continues without it",
     ]
     assert len(broken.values) == 1
     assert kept.values == of_record_keeper(tmp_path / "run") == of_record_keeper(tmp_path / "plain")

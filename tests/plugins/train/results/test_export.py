@@ -121,7 +121,7 @@ def test_a_graph_that_is_not_the_network_is_refused(tmp_path, monkeypatch):
     network, other = (Normalized(torch.nn.Flatten(), torch.nn.Linear(27, 8)).eval() for _ in range(2))
     real = torch.onnx.export
     monkeypatch.setattr("torch.onnx.export", lambda _, *arguments, **more: real(other, *arguments, **more))
-    with pytest.raises(ConfigError, match=r"model.onnx gives embeddings that differ .* by .*, more than 1e-04"):
+    with pytest.raises(ConfigError, match=r"model.onnx was deleted: its embeddings differ .* by .*, more than 1e-04"):
         write_onnx(tmp_path / "model.onnx", network, images)
     assert not list(tmp_path.glob("model*"))
 
@@ -132,7 +132,7 @@ def test_a_changed_card_and_what_is_not_of_an_export_stay(run, tmp_path):
     assert "## License" in (tmp_path / "README.md").read_text()
     run.export(tmp_path)  # its own card is replaced without a word
     (tmp_path / "README.md").write_text("my words")
-    with pytest.warns(UserWarning, match=r"README.md is none that an export wrote, or was changed since"):
+    with pytest.warns(UserWarning, match=r"README.md was changed, or not written by an export"):
         run.export(tmp_path)
     assert (tmp_path / "README.md").read_text() == "my words"
     assert "README" not in (tmp_path / "SHA256SUMS").read_text()
@@ -142,7 +142,7 @@ def test_a_changed_card_and_what_is_not_of_an_export_stay(run, tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocess.json", "SHA256SUMS"])
 def test_files_that_no_export_wrote_are_refused(run, tmp_path, name):
     (tmp_path / name).write_text("somebody's own")
-    with pytest.raises(ConfigError, match=rf"-o {tmp_path}: no export wrote {tmp_path / name}, .* another folder"):
+    with pytest.raises(ConfigError, match=rf"-o {tmp_path}: {tmp_path / name} was changed, .* another folder"):
         run.export(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "somebody's own"
@@ -150,7 +150,7 @@ def test_files_that_no_export_wrote_are_refused(run, tmp_path, name):
         run.export(run.folder)  # the run's own folder
     run.export(tmp_path / "new")
     (tmp_path / "new" / name).write_text("somebody's own")
-    with pytest.raises(ConfigError, match=rf"no export wrote .*{name}"):
+    with pytest.raises(ConfigError, match=rf"{name} was changed, or not written by an export"):
         run.export(tmp_path / "new")
 
 

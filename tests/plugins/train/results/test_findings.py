@@ -61,7 +61,7 @@ def test_a_test_of_one_image_of_each_class_is_left_blank(tmp_path):
     assert "Recall@1" in warned
     assert "none of the 12 queries has another item of its class in the gallery" in warned
     assert "12 clusters of 12 queries have one each" in warned
-    assert "nothing can be said of the nearest image: none of the 12 queries has another item of its class" in report
+    assert "nothing can be said about the nearest image: none of the 12 queries has another item of its class" in report
     assert "<td>nan" not in report
 
 
@@ -70,4 +70,4 @@ def test_a_test_of_one_class_is_left_blank(tmp_path):
     for name, value in metrics["after"].items():
         assert math.isnan(value), name
     assert metrics["blank"]["nmi"] == "all 8 queries are of one class, so that no cluster can be wrong"
-    assert "nothing can be said of the nearest image: every item of the gallery is right" in report
+    assert "nothing can be said about the nearest image: every item of the gallery is right" in report

@@ -73,7 +73,8 @@ def test_what_is_gone_is_made_again_without_failing_figures(finished, tmp_path, 
     assert report.count("This figure could not be drawn: ") == 2
     assert "This figure could not be drawn: ValueError: bins must increase</div>" in report
     assert [text.partition("; ")[0] for text in ear.warnings] == [
-        f"{out}: not what SHA256SUMS says: checkpoints/last.pt, network.json, records/{gone[1].name}",
+        f"{out}: damaged or changed, according to SHA256SUMS: checkpoints/last.pt, network.json, "
+        f"records/{gone[1].name}",
         "the figure 'Similarities of positive and negative pairs' is left out of the report: "
         "ValueError: bins must increase",
         "the figure 'Figures of CBMLLoss' is left out of the report: SystemExit: no more",

@@ -38,7 +38,7 @@ def test_the_network_has_the_weights_of_the_run(runs):
 @pytest.mark.parametrize("name", ["recipe.toml", "network.json", "checkpoints/model.pt"])
 def test_a_file_that_is_gone_is_named_with_what_to_do(copied, name):
     (copied / name).unlink()
-    with pytest.raises(DataError, match=rf"^{copied / name} is gone; .*pml-ext (report|train)|--resume"):
+    with pytest.raises(DataError, match=rf"^{copied / name} is missing; .*pml-ext (report|train)|--resume"):
         LoadedRun(copied, "cpu")
     (copied / "metrics.json").unlink()
     text = rf"^{copied}: no finished run \(no {name} in it\); type: pml-ext train RECIPE --out {copied} --resume$"

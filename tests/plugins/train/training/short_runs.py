@@ -38,7 +38,7 @@ def assert_the_same_when_resumed(folder, *overrides, recipe="cbml/digits"):
     short = [*SHORT, "schedule.epochs=3", "sampler.iterations=4", "evaluation.baselines=false"]
     settings = [*short, "schedule.milestones=[2]", *overrides]
     train(recipe, overrides=typed(settings), out=folder / "once")
-    with listening(), pytest.raises(StoppedError, match="in epoch 2, after iteration 2 of it; a checkpoint is written"):
+    with listening(), pytest.raises(StoppedError, match="in epoch 2, after iteration 2; a checkpoint is written"):
         train(recipe, overrides=typed(settings), out=folder / "twice", listener=Stopping())
     train(recipe, overrides=typed(settings), out=folder / "twice", resume=True)
     once, twice = (checkpoint.load(folder / name / "checkpoints" / "last.pt") for name in ("once", "twice"))

@@ -101,7 +101,7 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
     [
         (
             [cut(gigabytes=1e-6)],
-            r"take .* KB .* wanted at most gigabytes = 1e-06: a later block, or fewer model.views",
+            r"take .* KB .* but the limit is 1e-06 GB; use a later block, or fewer model.views",
         ),
         (['model.freeze={until="7x"}'], "no block of the trunk '7x'"),
         (['model.freeze={until="4", gigabyte=1}'], "no key 'gigabyte'"),

@@ -45,7 +45,7 @@ def test_batches_of_listed_pairs_have_their_indices():
 
 def test_a_batch_has_an_image_for_each_process(monkeypatch):
     monkeypatch.setattr("pml_ext_train.training.batches.num_processes", lambda: 3)
-    text = r"a batch of 2 images has none for some of 3 processes; wanted sampler.batch_size of 3 or more"
+    text = r"a batch of 2 images is too small for 3 processes; set sampler.batch_size to 3 or more"
     with pytest.raises(TrainingError, match=text):
         draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)
     batches, _ = draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1, views=2)

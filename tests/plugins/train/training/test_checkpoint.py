@@ -15,7 +15,7 @@ from pml_ext_train.training import checkpoint
 ANEW = r"delete the folder .*checkpoints and train with --resume"
 REMEDY = dict.fromkeys(("last", "previous", "best"), ANEW) | {
     "within": r"the epoch begins again",
-    "model": r"train with --resume: it is made again from last.pt",
+    "model": r"train with --resume to restore it from last.pt",
 }
 
 
@@ -48,7 +48,7 @@ def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
         assert "\n" not in str(caught.value)
         assert "weights_only" not in str(caught.value)  # what torch advises instead
     checkpoint.save(path, a_state(name) | {"of": "another run"})
-    with pytest.raises(DataError, match=rf"{name}.pt: it is of another run, of another recipe or seed; {REMEDY[name]}"):
+    with pytest.raises(DataError, match=rf"{name}.pt: it belongs to a run with another recipe or seed; {REMEDY[name]}"):
         checkpoint.load(path, of="this run")
 
 
@@ -71,7 +71,7 @@ def test_no_code_of_a_checkpoints_author_is_run(folder, name):
     with pytest.raises(DataError, match=rf"{name}.pt: it cannot be read here \(UnpicklingError\): ") as caught:
         checkpoint.load(path)
     assert "weights_only" not in str(caught.value)
-    assert "go on with the versions that wrote it; if it is damaged, " in str(caught.value)
+    assert "use the versions that wrote it; if it is damaged, " in str(caught.value)
     assert not written.exists()
 
 

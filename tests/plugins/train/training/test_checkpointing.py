@@ -20,7 +20,7 @@ def test_a_damaged_last_checkpoint_costs_an_epoch(finished, tmp_path):
         content[place] ^= 1
         (out / name).write_bytes(content)
     assert same(quick(out, resume=True, listener=ear), finished[1])
-    damaged = r"last\.pt: the file is damaged \(its checksum is not that in SHA256SUMS\); the run goes on from"
+    damaged = r"last\.pt: the file is damaged \(its checksum differs from SHA256SUMS\); the run resumes from"
     assert re.search(rf"{damaged}.*previous\.pt \(epoch 2\)", ear.warnings[0])
     assert (out / "recipe.toml").read_bytes() == (finished[0] / "recipe.toml").read_bytes()
 

@@ -42,5 +42,5 @@ def test_small_batches_of_pretrained_norms_are_told(tmp_path, settings, images):
     if images is None:
         assert found == []
     else:
-        assert f"normalize by {images} images" in found[0]
+        assert f"see {images} images at once" in found[0]
         assert found[0].endswith("--set model.freeze_batch_norm=true")

@@ -91,13 +91,16 @@ def test_a_resumed_run_is_fitted_again_to_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (["model.shrinkage=0.6"], "shrinkage: it is of embedder"),
+        (["model.shrinkage=0.6"], "shrinkage: it needs 'pca'"),
         (["model.shrinkage=auto", "model.embedder=pca", "model.freeze=trunk"], "'pca' does not see"),
-        (["model.refit=within-class", "model.norm=batch"], "refit: it is of embedder = 'linear'"),
+        (["model.refit=within-class", "model.norm=batch"], "refit: it is for embedder = 'linear'"),
         (["model.refit=within-class", "model.freeze=trunk"], "refit: the trunk is frozen"),
-        (["model.start=within-class", "model.embedder=mlp"], "start: it is of embedder = 'linear'"),
+        (["model.start=within-class", "model.embedder=mlp"], "start: it is for embedder = 'linear'"),
         (["model.embedder=within-class"], "goes with freeze = 'trunk'"),
-        (["model.embedder=within-class", "model.freeze=trunk", "model.dropout=0.1"], "dropout: it is of an embedder"),
+        (
+            ["model.embedder=within-class", "model.freeze=trunk", "model.dropout=0.1"],
+            "dropout: it is for a trained embedder",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(settings, text):

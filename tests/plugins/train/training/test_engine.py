@@ -282,7 +282,7 @@ class Given(nn.Module):
     [
         (lambda x: x.sum(1), r"a tensor of shape \[12\], wanted one value"),
         (lambda x: {"loss": x.sum()}, "a dict, wanted one value"),
-        (lambda x: x.detach().sum(), "depends on no parameter that is trained"),
+        (lambda x: x.detach().sum(), "does not depend on any trained parameter"),
         (lambda x: x.nan_to_num().square().sum(), "the embeddings became nan"),  # which the loss hides
     ],
 )
@@ -316,7 +316,7 @@ def test_a_step_that_is_not_finite_can_be_left_out():
     steps = list(engine.epoch([Batch(images, labels), Batch(bad, labels), Batch(images, labels)], parts.objective()))
     assert [step.skipped for step in steps] == [False, True, False]
     assert not same(parts.state(), before)
-    with pytest.raises(NotFiniteError, match=r"became nan in 31 iterations one after the other"):
+    with pytest.raises(NotFiniteError, match=r"became nan in 31 iterations in a row"):
         list(engine.epoch([Batch(bad, labels)] * 31, parts.objective()))
 
 

@@ -68,5 +68,5 @@ def test_verification_that_does_not_fit(tmp_path):
     run = run_of(tmp_path, "evaluation.verification=2")
     with pytest.raises(DataError, match="the images of test cannot be tested: ten folds need ten pairs of each kind"):
         evaluate_split(run, run.queries)
-    with pytest.raises(ConfigError, match="evaluation.verification: it takes pairs of equal classes"):
+    with pytest.raises(ConfigError, match="evaluation.verification: it needs pairs of one class"):
         run_of(tmp_path, "evaluation.verification=2", "data.relation=near", "data.relation.within=2")

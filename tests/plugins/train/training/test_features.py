@@ -170,7 +170,7 @@ def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pml_ext_train.training.feature_store.os.fsync", full)
     with (
-        pytest.warns(UserWarning, match="features are not kept for other runs"),
+        pytest.warns(UserWarning, match="features are not cached for other runs"),
         pytest.raises(UnwritableError, match=r"vectors\.f32: cannot be written \(No space left on device\)"),
     ):
         cache(Counted(3.0)).of(images)  # the disk of temporary files is full too
@@ -185,7 +185,7 @@ def test_features_of_a_store_that_is_locked_are_computed_and_it_stays(tmp_path, 
     place = shared.store.folder
     with contextlib.closing(sqlite3.connect(place / "keys.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.warns(UserWarning, match="not kept for other runs: .*locked.*XDG_CACHE_HOME=FOLDER names"):
+        with pytest.warns(UserWarning, match="not cached for other runs: .*locked.*set XDG_CACHE_HOME"):
             features = shared.of(images)
     assert features[:][:, 0].tolist() == list(range(10))
     assert trunk.seen == 20
@@ -206,7 +206,7 @@ def test_a_process_that_does_not_see_the_store_is_refused(tmp_path, monkeypatch)
         "gather_objects": lambda value: [True, value],
     }.items():
         monkeypatch.setattr(f"pml_ext_train.training.features.{name}", double)
-    with pytest.raises(ConfigError, match=r"process 1 does not see .*; wanted a folder that all of them share: XDG"):
+    with pytest.raises(ConfigError, match=r"process 1 cannot see .*; set XDG_CACHE_HOME to a folder that all"):
         second._share_store()
 
 
@@ -308,7 +308,7 @@ def test_a_frozen_trunk_needs_no_home(tmp_path, monkeypatch, home):
         monkeypatch.setattr("pml_ext_train.data.published.Path.home", no_home)
     else:
         monkeypatch.setenv("HOME", str(tmp_path / "a file"))
-    with pytest.warns(UserWarning, match="features are not kept for other runs: .*HOME"):
+    with pytest.warns(UserWarning, match="features are not cached for other runs: .*HOME"):
         frozen_run(tmp_path / "run", tmp_path / "photos")
     run = load_run(tmp_path / "run", store=tmp_path / "store")
     assert len(run.index(tmp_path / "photos")) == 24

@@ -13,10 +13,12 @@ from .built_runs import built
 def test_weights_of_no_run_or_another_trunk_are_refused(tmp_path):
     run = built(tmp_path / "run")
     with pytest.raises(
-        ConfigError, match=r"model.init: .*none is no finished run \(no .*model.pt\); wanted the folder"
+        ConfigError, match=r"model.init: .*none is not a finished run \(.*model.pt is missing\); give the folder"
     ):
         start_from(run, tmp_path / "none")
     wide = built(tmp_path / "wide", "model.trunk.width=16")
     checkpoint.save(wide.checkpoint("model"), model_state(wide))
-    with pytest.raises(ConfigError, match=r"model.init: the trunk of .*wide is another one .*trunk and image size"):
+    with pytest.raises(
+        ConfigError, match=r"model.init: the trunk differs from that of .*wide .*trunk and the image size"
+    ):
         start_from(run, tmp_path / "wide")

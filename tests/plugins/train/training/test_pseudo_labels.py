@@ -94,12 +94,12 @@ def test_each_epoch_has_clusters_and_a_batch_size(looked):
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (("loss.name=pml/proxy-anchor",), "loss: pml/proxy-anchor keeps something for each class"),
-        (("loss.regularizer=density",), "loss.regularizer: density keeps something for each class"),
+        (("loss.name=pml/proxy-anchor",), "loss: pml/proxy-anchor keeps values for each class"),
+        (("loss.regularizer=density",), "loss.regularizer: density keeps values for each class"),
         (("loss.memory.size=200",), "loss.memory: it keeps labels of past batches"),
         (("evaluation.validation=0.2", "evaluation.select=map_at_r"), "evaluation.validation: it holds out classes"),
         (("data.labels=given", "data.pseudo.clusters=3"), "pseudo goes with labels = 'clusters'"),
-        (("stages=[{epochs=1, loss={name='pml/arcface'}}]",), "stages.0.loss: pml/arcface keeps something"),
+        (("stages=[{epochs=1, loss={name='pml/arcface'}}]",), "stages.0.loss: pml/arcface keeps values"),
     ],
 )
 def test_what_does_not_go_with_clusters(overrides, text):

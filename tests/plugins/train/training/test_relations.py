@@ -110,7 +110,10 @@ def test_losses_and_miners_get_the_relation():
         (["data.relation={name='hierarchy', depth=2}"], "data.relation.depth: no setting of hierarchy 'depth'"),
         (["data.relation={name='hierarchy', level=0}"], "data.relation: hierarchy refuses level = 0"),
         (["data.relation={name='shared-label', threshold=3.0}"], "threshold of SharedLabel"),
-        (["data.relation=hierarchy", "data.labels=clusters"], "names of classes, which clusters have not"),
+        (
+            ["data.relation=hierarchy", "data.labels=clusters"],
+            "names of the data's classes, which labels = 'clusters' replaces",
+        ),
         (["data.relation={name='hierarchy', graded=true}", "loss={name='n-pair'}"], "has no weights of pairs"),
         (["data.relation=hierarchy", "loss={name='pml/proxy-anchor'}"], "compares no pairs"),
     ],

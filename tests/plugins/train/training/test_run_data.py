@@ -50,11 +50,13 @@ def test_data_of_another_run_are_refused_by_what_differs():
     data.check_listing(Path("run"), data.listing)
     fewer = {**data.listing, "test": {"images": 7, "classes": 1, "digest": "0"}}
     with pytest.raises(
-        DataError, match="run: the images are not those of this run: test had 7 images of 1 class, now "
+        DataError, match="run: the images have changed since the run began: test had 7 images of 1 class, now "
     ):
         data.check_listing(Path("run"), fewer)
     others = {name: {**listing, "digest": "0"} for name, listing in data.listing.items()}
-    with pytest.raises(DataError, match="train has other files or labels; test has other files or labels; put them"):
+    with pytest.raises(
+        DataError, match="train has other files or labels; test has other files or labels. Restore them"
+    ):
         data.check_listing(Path("run"), others)
     with pytest.raises(ValueError, match="no split 'query'; splits: test, train"):
         data.images("query")

@@ -38,7 +38,7 @@ def test_too_few_classes_make_a_smaller_batch():
     """Ten digits x 4 images, not the 64 of the recipe."""
     images = build_dataset(DataTable(name="digits"), None).train
     (recipe,) = load_recipes("cbml/digits", typed(["sampler.m=4", "sampler.batch_size=64"])).values()
-    with pytest.warns(RecipeWarning, match="sampler.batch_size: 10 classes x m = 4 make batches of 40, not of 64"):
+    with pytest.warns(RecipeWarning, match="sampler.batch_size: 10 classes x m = 4 make batches of 40 instead of 64"):
         (stage,) = build_stages(recipe, images, torch.device("cpu"), 0)
     assert stage.batch_size == stage.table.sampler.batch_size == 40
     assert len({*images.labels[list(stage.sampler)[:40]].tolist()}) == 10

@@ -18,7 +18,7 @@ def test_a_finished_run_is_opened_with_its_weights(runs):
 
 
 def test_a_run_of_another_seed_or_without_weights_is_refused(runs, tmp_path):
-    with pytest.raises(DataError, match="it is of another run, of another recipe or seed"):
+    with pytest.raises(DataError, match="it belongs to a run with another recipe or seed"):
         open_run(runs[1], 0, "cpu")
     (tmp_path / "run").mkdir()
     shutil.copy(runs[0] / "recipe.toml", tmp_path / "run")

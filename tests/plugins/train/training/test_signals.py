@@ -36,7 +36,7 @@ def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
             with pytest.raises(StoppedError), signals.at_once():
                 pytest.fail("a noted signal ends what may end at once")
         error = capfd.readouterr().err
-        assert "ends once the iteration is done and a checkpoint written; once more ends at once" in error
+        assert "stopping after this iteration, with a checkpoint; send it again to stop at once" in error
     assert signal.getsignal(number) is before
     with signals.listening(), pytest.raises(StoppedError, match=f"^stopped by {number.name}$"):
         send(number)
@@ -46,7 +46,7 @@ def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
 def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
     with signals.listening(), signals.deferred():
         send()
-        with pytest.raises(StoppedError, match="at once; what the last checkpoint does not have is lost"):
+        with pytest.raises(StoppedError, match="at once; everything since the last checkpoint is lost"):
             send(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -138,7 +138,7 @@ def test_a_signal_ends_a_run_in_every_phase(tmp_path, monkeypatch, pml_ext_comma
     done = pml_ext_command(*line)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr.splitlines()[-1].startswith("pml-ext: stopped by SIGTERM; ")
-    begun = f"go on with the same command with --out {out} --resume" in done.stderr
+    begun = f"resume with the same command and --out {out} --resume" in done.stderr
     assert begun == (phase != "the check of the recipe")
     assert not (out / "report.html").exists()
 

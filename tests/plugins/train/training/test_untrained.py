@@ -34,17 +34,15 @@ def test_it_is_not_called_trained(tmp_path):
     assert not [line for line in lines if "trained network" in line.replace("untrained network", "")]
     report = (tmp_path / "run" / "report.html").read_text()
     page, _, settings = report.partition("The recipe with all its settings")
-    assert "Nothing was trained: the embeddings are features as they are. Recipe cbml/digits, seed 0" in page
+    assert "Nothing was trained: the embeddings are the raw features. Recipe cbml/digits, seed 0" in page
     for text in ("epoch 0", "of 8", "--resume", "train longer", ">trained network"):
         assert text not in page
     assert "epochs = 8" in settings
 
     again, lines = run(tmp_path / "run", "schedule.epochs=16", resume=True)
-    assert lines == [
-        f"cbml/digits in {tmp_path}/run: there is nothing to train in this run; more epochs change nothing"
-    ]
+    assert lines == [f"cbml/digits in {tmp_path}/run: this run trains nothing, so more epochs change nothing"]
     assert again["after"] == metrics["after"]
-    with pytest.raises(ConfigError, match="run: there is nothing to train in the run there, .*; choose another --out"):
+    with pytest.raises(ConfigError, match="run: the run there trains nothing, .*; choose another --out"):
         train("cbml/digits", tmp_path / "run", overrides={"schedule.epochs": 16}, device="cpu", resume=True)
 
 

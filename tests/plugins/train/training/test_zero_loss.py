@@ -18,9 +18,15 @@ from .whole_runs import Ear, quick
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["sampler.m=1", "sampler.batch_size=10"], "no batch has a positive pair, which takes two images of one class"),
-        (["loss.name=pml/triplet-margin", "sampler.m=8", "sampler.batch_size=8"], "no batch has a negative pair"),
-        (['loss={name="pml/triplet-margin", margin=-9}'], "but none adds to the loss, as when all satisfy its margin"),
+        (
+            ["sampler.m=1", "sampler.batch_size=10"],
+            "no batch has two images of one class, so there are no positive pairs",
+        ),
+        (["loss.name=pml/triplet-margin", "sampler.m=8", "sampler.batch_size=8"], "no batch has two classes"),
+        (
+            ['loss={name="pml/triplet-margin", margin=-9}'],
+            "but none adds to the loss, for example because all satisfy its margin",
+        ),
         (["loss.memory.size=500", "sampler.m=1", "sampler.batch_size=2", "sampler.iterations=1"], "positive pair"),
     ],
 )
@@ -69,7 +75,7 @@ def test_what_pairs_no_batch_has():
     assert missing_pairs([one, both], None) == ""
     relation = Hierarchy(["a/0", "a/1", "b/2"], level=1)
     assert missing_pairs([one], relation) == ""  # 0 and 1 have the same parent
-    assert "no batch has a negative pair" in missing_pairs([both], relation)
+    assert "no batch has two classes" in missing_pairs([both], relation)
 
 
 class Vanishing(losses.ContrastiveLoss):
