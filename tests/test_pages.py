@@ -33,14 +33,16 @@ RUN_ELSEWHERE = FILES | PHOTOGRAPHS | {"plugins.md", "checks.md", "components.md
 NOT_RUN = {
     "browse.md": "serves until it is ended; tests/plugins/browse starts it",
     "beyond-one-machine.md": "several machines and a database; tests/plugins/parts and stores run such lines",
-    "compare.md": "hours of training, Cars196",
+    "compare.md": "hours of training; test_training_pages.py runs the first command",
+    "faults.md": "an interruption by hand; tests/faults kills and resumes runs",
     "data.md": "downloads",
     "measurements.md": "benchmarks",
     "index.md": "the commands of the README",
     "plugins.md": "installs a package; tests/integration/test_packages.py does",
     "pretrained.md": "weights of a hub, hours",
-    "recipes.md": "accounts of trackers",
-    "what-holds-up.md": "hours of training, Cars196",
+    "recipes.md": "accounts of trackers; test_training_pages.py runs the first commands",
+    "scale.md": "tests/integration/test_training_pages.py",
+    "which-loss.md": "the photographs of a user; tests/integration/test_photographs.py runs such lines",
     "README.md": ".ci/run runs the first two to the letter",
 }
 
