@@ -1,7 +1,7 @@
 """A step of a loss compiled by ``torch.compile`` and not, forward and backward, in turns.
 
 ``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; without names, the six losses of
-docs/measurements.md. The time of the compilation itself is its own column. A loss that has no graph of a shape is said to.
+docs/measurements.md. The time of the compilation has its own column. A loss without a graph for a shape is reported.
 """
 
 import argparse
