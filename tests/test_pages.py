@@ -42,7 +42,7 @@ NOT_RUN = {
     "pretrained.md": "weights of a hub, hours",
     "recipes.md": "accounts of trackers; test_training_pages.py runs the first commands",
     "scale.md": "tests/integration/test_training_pages.py",
-    "which-loss.md": "the photographs of a user; tests/integration/test_photographs.py runs such lines",
+    "which-loss.md": "the photographs of a user; tests/plugins/compare runs such lines",
     "README.md": ".ci/run runs the first two to the letter",
 }
 
