@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pml_ext_train.data import DataSplits
 
-from .candidates import FeaturesOfImages, LastBlocks
+from .candidates import features_of_images, last_blocks
 from .folds import Folds
 from .framing import framings_to_compare
 from .images import OwnImages
@@ -31,7 +31,7 @@ def expected(
     last blocks are tried.
     """
     each = seconds_per_image(
-        FeaturesOfImages(images, trunk.framing, trunk=trunk), place.overrides, place.device, place.data
+        features_of_images(images, trunk.framing, trunk=trunk), place.overrides, place.device, place.data
     )
     if each is None:
         return None
@@ -42,7 +42,9 @@ def expected(
         TESTS: (training + images.tested_images) * each.reading + images.tested_images * each.passing + REPORT,
     }
     if trains:
-        run = place.run_of(LastBlocks(images, trunk.framing, trunk), splits, splits.train, splits.train.subset([0]), {})
+        run = place.run_of(
+            last_blocks(images, trunk.framing, trunk), splits, splits.train, splits.train.subset([0]), {}
+        )
         whole = seconds_of_training(run) or 0.0
         share = len(folds.parts[0].fitted) / len(splits.train)
         seconds[TRIAL] = whole * images.iterations(share) / images.iterations()

@@ -12,7 +12,7 @@ from pathlib import Path
 from pml_ext.errors import ConfigError
 from pml_ext_train.recipe import Override, Recipe, load_recipe, overrides_of
 
-from .candidates import SMALL, Choice, SmallNetwork
+from .candidates import SMALL, Choice
 from .framing import framing_of
 from .images import OwnImages
 from .selection import Decision
@@ -47,7 +47,7 @@ def without_epochs(overrides: Iterable[Override]) -> list[Override]:
 def continued(decision: Decision, images: OwnImages, trunk: Trunk, place: Workplace) -> Choice:
     """Return what was chosen, followed by a stage of the whole network, and say it in a line."""
     candidate = decision.candidate
-    if isinstance(candidate, SmallNetwork):
+    if candidate.recipe == SMALL:
         place.say("the small network is trained whole as it is: --fine-tune changes nothing here")
         return decision.choice()
     settings = images.settings_of(BLOCKS_FIRST, framing_of(candidate.settings)) | trunk.settings_of_fine_tuning

@@ -22,16 +22,7 @@ from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, ove
 from pml_ext_train.records import import_tracker
 
 from . import vector_candidates
-from .candidates import (
-    Candidate,
-    Choice,
-    FeaturesOfImages,
-    InClosedForm,
-    LastBlocks,
-    Trained,
-    closed_forms,
-    trained,
-)
+from .candidates import Candidate, Choice, closed_forms, features_of_images, last_blocks, trained
 from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
 from .duration import FEATURES, FRAMING, TRAINING, TRIAL, described as expected_in_all, expected
 from .folds import Folds, folds_of
@@ -95,7 +86,7 @@ def why_not(trunk_is_named: bool = False, needing: str = "") -> str:
 
 def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
     """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
-    frozen = FeaturesOfImages(images, trunk.framing, trunk=trunk)
+    frozen = features_of_images(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])
     for tracker in recipe.track:
         import_tracker(tracker.name)
@@ -104,12 +95,12 @@ def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Overrid
 def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool = False) -> Decision:
     """Try the candidates and return what to deliver; with ``closed_form``, without those that are trained."""
     started = time.perf_counter()
-    first = FeaturesOfImages(images, trunk.framing, trunk=trunk)
+    first = features_of_images(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
     splits = build_dataset(recipe.data, place.data)
     folds = folds_of(splits.train.labels, not images.splits_by_class, place.seed)
     if folds is None:
-        return _untried(first, place)
+        return _untried(first, trunk, place)
 
     sample = len(sample_of(splits.train.labels, place.seed))
     cannot_be_cut = trunk.last_blocks is None and not closed_form
@@ -123,23 +114,23 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool 
         place.say(expected_in_all(left))
     framing = choose_framing(images, trunk, splits, place)
     left.end(FRAMING)
-    whole = FeaturesOfImages(images, framing, trunk=trunk)
+    whole = features_of_images(images, framing, trunk=trunk)
     training = readable(whole, splits, splits.train, place)
     images = images.with_training_images(training)
     splits = replace(splits, train=training)
     folds = folds_of(training.labels, not images.splits_by_class, place.seed)
     if folds is None:
-        return _untried(whole, place)
+        return _untried(whole, trunk, place)
 
-    computing = LastBlocks(images, framing, trunk) if trains else whole
+    computing = last_blocks(images, framing, trunk) if trains else whole
     place.say(f"computes features of {len(training):,} images{left}")
     features, relation = place.features_of(computing, splits, training, images.batches_of(images.training_classes))
     left.end(FEATURES)
     trials = Trials(place, splits, folds, features, relation)
-    candidates: list[Trained] = [] if closed_form else trained(images, framing, trunk)
-    best, scored = try_all(closed_forms(images, framing, trunk), candidates, trials, place)
+    costly = [] if closed_form else trained(images, framing, trunk)
+    best, scored = try_all(closed_forms(images, framing, trunk), costly, trials, place)
     left.end(TRIAL)
-    if not isinstance(best.candidate, Trained):
+    if best.candidate.form is not None:
         left.leave_out(TRAINING)
     description = f"{described(best, scored, folds)}; images: {framing.title}"
     place.say(f"{description}. That took {time.perf_counter() - started:.0f} s{left}.")
@@ -168,10 +159,10 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool 
     return Decision(best.candidate, description)
 
 
-def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
+def _untried(frozen: Candidate, trunk: Trunk, place: Workplace) -> Decision:
     """Return the frozen features without a trial."""
     place.say(
-        f"takes frozen features of {frozen.trunk.name}: whether whitening or training makes them better can be tried "
+        f"takes frozen features of {trunk.name}: whether whitening or training makes them better can be tried "
         "on four training classes of two images, or on images of the tested classes, four of one; to train anyway, "
         f"name a recipe: {PRETRAINED}"
     )
@@ -194,7 +185,7 @@ def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: W
         return framings[0]
 
     sample = splits.train.subset(sample_of(splits.train.labels, place.seed))
-    sample = readable(FeaturesOfImages(images, framings[0], trunk=trunk), splits, sample, place)
+    sample = readable(features_of_images(images, framings[0], trunk=trunk), splits, sample, place)
     place.say(f"compares ways to see images, by features of {len(sample)} of them (Recall@1 / MAP@R)")
     found: dict[Framing, list[Scores]] = {}
     for framing in framings:
@@ -232,7 +223,7 @@ def _scores_of_framing(
 ) -> list[Scores]:
     """Return the scores of a sample's features, the best in closed form, and say them."""
     batches = images.batches_of(len(set(sample.labels.tolist())))
-    features, relation = place.features_of(FeaturesOfImages(images, framing, trunk=trunk), splits, sample, batches)
+    features, relation = place.features_of(features_of_images(images, framing, trunk=trunk), splits, sample, batches)
     folds = folds_of(sample.labels, not images.splits_by_class, place.seed)
     if folds is None:
         by_fold = [scores_of(features, torch.as_tensor(sample.labels))]
@@ -265,10 +256,7 @@ def readable(candidate: Candidate, splits: DataSplits, images: LabeledImages, pl
 
 
 def try_all(
-    free: Sequence[InClosedForm],
-    costly: Sequence[Trained],
-    trials: Trials,
-    place: Workplace,
+    free: Sequence[Candidate], costly: Sequence[Candidate], trials: Trials, place: Workplace
 ) -> tuple[Scored, list[Scored]]:
     """Return the candidate to deliver, and all that were tried, with their scores."""
     place.say(f"compares candidates (Recall@1 / MAP@R), {trials.folds}")
@@ -276,26 +264,28 @@ def try_all(
     for each in scored:
         place.say(f"  {each.candidate.title}: {each.scores}")
     best = best_of(scored)
-    for trained_one in costly:
-        tried = try_trained(trained_one, best, trials, place)
-        if tried.by_fold:
-            scored.append(tried)
-        if tried.by_fold and is_significant(tried.by_fold, best.by_fold):
+    for candidate in costly:
+        tried = try_trained(candidate, best, trials, place)
+        if not tried.by_fold:
+            continue
+        scored.append(tried)
+        if is_significant(tried.by_fold, best.by_fold):
             best = tried
     return best, scored
 
 
-def scored_closed_forms(free: Sequence[InClosedForm], trials: Trials) -> list[Scored]:
+def scored_closed_forms(free: Sequence[Candidate], trials: Trials) -> list[Scored]:
     """Return the scores of what costs nothing, without what cannot be fitted to the features."""
     scored = []
     for candidate in free:
-        by_fold = candidate.scores(trials)
+        assert candidate.form is not None
+        by_fold = trials.scores_of_closed_form(candidate.form)
         if by_fold is not None:
             scored.append(Scored(candidate, by_fold))
     return scored
 
 
-def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workplace) -> Scored:
+def try_trained(candidate: Candidate, best: Scored, trials: Trials, place: Workplace) -> Scored:
     """Return the scores of what is trained, in a fold; in more where it is ahead, but not significantly so.
 
     No fold is begun that would go beyond the candidate's iterations: a clock would choose otherwise on a busy machine.
@@ -305,7 +295,7 @@ def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workpla
     by_fold: list[Scores] = []
     tried_folds = trials.folds.parts[: len(best.by_fold)]  # of what was trained before, those that it has
     for number, fold in enumerate(tried_folds, start=1):
-        scores = candidate.scores(trials, fold)
+        scores = trials.scores_of_trained(candidate, fold)
         if scores is None:
             break
         by_fold.append(scores)
@@ -323,7 +313,7 @@ def described(best: Scored, scored: Sequence[Scored], folds: Folds) -> str:
     found = []
     for each in scored:
         text = f"{each.candidate.title} {each.scores}"
-        if isinstance(each.candidate, Trained) and len(each.by_fold) < len(folds.parts):
+        if each.candidate.form is None and len(each.by_fold) < len(folds.parts):
             text += f" in {len(each.by_fold)} of the folds"
         found.append(text)
     rule = f"; what is trained is taken where it is significantly better in the same folds (p < {SIGNIFICANT})"

@@ -26,7 +26,7 @@ from pml_ext_train.training import (
     train_run,
 )
 
-from .candidates import Candidate, Trained
+from .candidates import Candidate
 from .closed_forms import ClosedForm, coordinates
 from .folds import Fold, Folds
 from .scores import Scores, scores_of
@@ -154,7 +154,7 @@ class Trials:
             found.append(scores_of(embeddings, self._labels[fold.held_out]))
         return found
 
-    def scores_of_trained(self, candidate: Trained, fold: Fold) -> Scores | None:
+    def scores_of_trained(self, candidate: Candidate, fold: Fold) -> Scores | None:
         """Return the scores of what is trained on the items that are not held out in a fold.
 
         None, and a line, where the activations of all training images are more than may be kept, where no pair of the
@@ -177,7 +177,7 @@ class Trials:
             self._place.say(f"  {candidate.title}: left out, since the trained features of each class are all equal")
         return scores
 
-    def run_of(self, candidate: Trained, fold: Fold) -> Run:
+    def run_of(self, candidate: Candidate, fold: Fold) -> Run:
         """Return the run of a trial, with batches of the classes that are left.
 
         Where the overrides set batches, they are the final run's, made smaller if the classes do not fill them.

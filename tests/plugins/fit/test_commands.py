@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from pml_ext.errors import ConfigError, DataError, NothingToLearnError
 from pml_ext_fit import selection
-from pml_ext_fit.candidates import LastBlocks
+from pml_ext_fit.candidates import last_blocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
 from pml_ext_train.files import read_json
@@ -86,7 +86,7 @@ def test_a_kill_when_nothing_was_to_learn(vectors_apart, tmp_path, monkeypatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("pml_ext_train.records.remove_run", killed)
+        patched.setattr("pml_ext_fit.workflows.remove_run", killed)
         with pytest.raises(KeyboardInterrupt):
             fit(vectors_apart, out=out, **TRAINED)
     fit(vectors_apart, out=out, resume=True, **TRAINED)
@@ -179,7 +179,7 @@ def test_images_that_are_apart_get_a_random_network_without_weights(images_apart
 def test_images_that_are_apart_get_frozen_features(images_apart, tmp_path, monkeypatch):
     needs_weights()
     out = tmp_path / "run"
-    decision = selection.Decision(LastBlocks(describe_images(images_apart)), "as found")
+    decision = selection.Decision(last_blocks(describe_images(images_apart)), "as found")
     monkeypatch.setattr(selection, "choose", lambda *_: decision)
     overrides = typed(["loss.name=pml/triplet-margin", "schedule.epochs=1"])
     monkeypatch.setattr("pml_ext_fit.fitting._check_nothing_is_chosen", lambda *_: None)

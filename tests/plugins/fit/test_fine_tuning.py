@@ -33,7 +33,7 @@ def chosen(kind, photos):
 def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock):
     needs_weights()
     lines = []
-    decision = chosen(candidates.FeaturesOfImages, photos)
+    decision = chosen(candidates.features_of_images, photos)
     found = fine_tuning.continued(decision, describe_images(photos), LITE0, workplace(None, say=lines.append))
     recipe = load_recipe(found.recipe, found.settings)
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 5]
@@ -58,7 +58,7 @@ def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock)
 def test_last_blocks_train_before_the_whole(photos, quick_clock):
     needs_weights()
     images = describe_images(photos)
-    decision = chosen(candidates.LastBlocks, photos)
+    decision = chosen(candidates.last_blocks, photos)
     found = fine_tuning.continued(decision, images, LITE0, workplace(None, typed(["schedule.epochs=12"])))
     recipe = load_recipe(found.recipe, found.settings | {"schedule.epochs": 12})
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
@@ -68,7 +68,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
 
 
 def test_a_small_network_is_whole_already(photos):
-    small = chosen(candidates.SmallNetwork, photos)
+    small = chosen(candidates.small_network, photos)
     lines = []
     found = fine_tuning.continued(small, describe_images(photos), LITE0, workplace(None, say=lines.append))
     assert found == small.choice()
@@ -104,11 +104,11 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
 
     def choose(images, trunk, place, *_):
         tried.append(place.overrides)
-        return selection.Decision(candidates.FeaturesOfImages(images, Framing(squash=True)))
+        return selection.Decision(candidates.features_of_images(images, Framing(squash=True)))
 
     begun = []
     monkeypatch.setattr(selection, "choose", choose)
-    monkeypatch.setattr("pml_ext_train.launch.train", lambda *_, **given: begun.append(given["overrides"]) or [])
+    monkeypatch.setattr("pml_ext_fit.workflows.train", lambda *_, **given: begun.append(given["overrides"]) or [])
     overrides = typed(["schedule.epochs=30", "sampler.iterations=7"])
     fit(photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
     assert tried == [overrides[1:]]
@@ -122,7 +122,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
 def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     needs_weights()
     begun = []
-    monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
+    monkeypatch.setattr("pml_ext_fit.workflows.train", lambda recipe, **_: begun.append(recipe) or [])
     monkeypatch.setattr(selection, "choose", None)
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -150,7 +150,7 @@ def write_recipe(file, name, settings):
 @pytest.mark.slow
 def test_a_fine_tuned_run_reports_its_stages(photos, quick_clock, tmp_path, monkeypatch, pml_ext_command):
     needs_weights()
-    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.FeaturesOfImages, photos))
+    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.features_of_images, photos))
     few = ["schedule.epochs=9", "sampler.iterations=1", "data.images.crop=32", "data.images.resize=32"]
     few += ["evaluation.training_images=0", "evaluation.figures=few", "track=[]"]
     options = [word for setting in few for word in ("--set", setting)]

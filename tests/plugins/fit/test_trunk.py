@@ -10,7 +10,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext_fit import folder_runs, selection
-from pml_ext_fit.candidates import FeaturesOfImages, LastBlocks
+from pml_ext_fit.candidates import features_of_images, last_blocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
@@ -91,11 +91,14 @@ def test_a_pair_takes_one_size_and_trains_its_head_first(pair):
 def test_candidates_have_the_trunk(resnet, photos):
     trunk = trunk_named(str(resnet))
     images = describe_images(photos)
-    for candidate in (FeaturesOfImages(images, trunk.framing, trunk=trunk), LastBlocks(images, trunk.framing, trunk)):
+    for candidate in (
+        features_of_images(images, trunk.framing, trunk=trunk),
+        last_blocks(images, trunk.framing, trunk),
+    ):
         recipe = load_recipe(candidate.recipe, overrides_of(candidate.settings))
         assert recipe.model.trunk.name == "timm/resnet10t"
         assert (recipe.data.images.resize, recipe.data.images.crop) == (80, 64)
-    assert FeaturesOfImages(images, trunk.framing, trunk=trunk).description.endswith(f"of {trunk.title}")
+    assert features_of_images(images, trunk.framing, trunk=trunk).description.endswith(f"of {trunk.title}")
 
 
 def test_photographs_without_labels_are_seen_as_the_weights_want_it(pair, tmp_path, capsys):
