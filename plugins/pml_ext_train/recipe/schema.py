@@ -52,7 +52,7 @@ class Table(BaseModel):
         return tables
 
     def changed(self, keys: Iterable[str]) -> list[str]:
-        """Return those of the keys whose values are not the defaults."""
+        """Return the keys that differ from their defaults."""
         return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
 
 
@@ -311,7 +311,7 @@ class ModelTable(Table):
 
     @model_validator(mode="after")
     def _vectors_have_no_trunk(self) -> Self:
-        """Refuse settings of a trunk where there is none; vectors are features that are kept."""
+        """Refuse settings of a trunk for vectors, which are cached features."""
         if not self.takes_vectors:
             return self
         unused = ["freeze"] if self.freeze not in ("none", "trunk") else []
@@ -476,7 +476,7 @@ class EngineTable(Table):
     # of the network; the loss is in full precision; float16 skips steps that overflow
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
-    compile: bool = False  # by torch.compile, which takes up to minutes before the first step
+    compile: bool = False  # by torch.compile, up to minutes before the first step
     channels_last: bool | None = None  # memory format of images and convolutions; None: on a CPU, where it is faster
     deterministic: bool = False  # torch's deterministic operators: on a GPU, a repeated or resumed run is then the same
     clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
@@ -578,7 +578,7 @@ class EvaluationTable(Table):
 
 
 class PaperTable(BaseModel):
-    """``[paper]``: source of the settings, and the paper's results; other keys are shown as they are."""
+    """``[paper]``: source of the settings, and the paper's results; other keys are shown unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
