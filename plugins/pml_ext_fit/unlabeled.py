@@ -9,7 +9,7 @@ import shlex
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pml_ext.distributed import choose_device, keep_freed_memory, num_processes
 from pml_ext.errors import ConfigError, UnwritableError, one_line
@@ -121,8 +121,7 @@ def _splits_of(
     recipe = load_recipe(name, [*overrides_of(settings), *options.overrides])
     splits = build_dataset(recipe.data, None)
     if splits.vector_size is not None:
-        vectors: Tensor = splits.train.images
-        return splits, vectors
+        return splits, cast("Tensor", splits.train.images)
     preprocessing, _ = preprocessing_of(recipe, splits)
     device = choose_device(options.device)
     keep_freed_memory(device)

@@ -93,7 +93,7 @@ TRANSFORMS = "data.augment.transforms="
         (["data.views=2", "loss.memory.size=100"], "loss.memory.size: found 100; .* at least one batch, here 160"),
         (
             ["data.views=3", "model.freeze=trunk", "model.trunk.weights=random", "model.views=2"],
-            "data.views: found 3, but a frozen trunk or a cut caches only model.views = 2 .*; set model.views = 3 or more",
+            "data.views: found 3, but a frozen trunk or a cut caches only model.views = 2 .*; set model.views = 3",
         ),
         (
             ["data={labels='instance', views=2}", "sampler.m=1", "evaluation={validation=0.2, select='map_at_r'}"],
