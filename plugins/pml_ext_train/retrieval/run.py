@@ -38,7 +38,7 @@ class SearchedRun(Protocol):
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:
         """Embed the images below a folder that the collection does not have, and return all."""
 
-    def index(self, folder: str | Path | None = None, factory: str = "") -> Any:
+    def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Any:
         """Embed and index what a folder, or a file of vectors, has; what is unchanged is not embedded again."""
 
     def indexed_images(self) -> EmbeddedImages:
