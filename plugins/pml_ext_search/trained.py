@@ -215,7 +215,7 @@ class TrainedRun:
         """
         return self.search_index.write_index(parts, folder, factory)
 
-    def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
+    def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Gallery:
         """Embed a folder, a table or a file of vectors and index it, or update it by what is new, changed and deleted.
 
         The previous index remains until the new one is complete. An image keeps its id while its path stays the same;
@@ -228,11 +228,12 @@ class TrainedRun:
             factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
                 200,000 images are searched exactly; more are searched by faiss ``IVFn,Flat``, n the square root of the
                 number of images.
+            retry_damaged: whether to read files again that an earlier pass found damaged and that have not changed.
 
         Returns:
             The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
         """
-        return self.search_index.index(folder, factory)
+        return self.search_index.index(folder, factory, retry_damaged)
 
     def gallery(self) -> Gallery:
         """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""

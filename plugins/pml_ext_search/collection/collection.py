@@ -11,7 +11,7 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,18 @@ def is_below(path: str, places: Set[str]) -> bool:
     """Return whether a path is one of some files and folders, or lies in one of the folders."""
     folders_and_file = itertools.accumulate(path.split("/"), "{}/{}".format)  # "a", "a/b", "a/b/c"
     return not places.isdisjoint(folders_and_file)
+
+
+def _range_of(folder: bytes) -> tuple[bytes, bytes]:
+    """The first path below a folder, ``b"folder/"``, and the first one behind it: "0" follows "/"."""
+    return folder, folder[:-1] + b"0"
+
+
+class DamagedFile(NamedTuple):
+    """A file that is not a readable image."""
+
+    stat: FileStat
+    why: str  # without the path
 
 
 class Collection(Database):
@@ -89,13 +101,36 @@ class Collection(Database):
     ) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``embedded`` below a folder, or without one, of the files."""
         if folder is not None:
-            ranges = [(folder, folder[:-1] + b"0")]  # from "folder/" to "folder0": "0" follows "/"
+            ranges = [_range_of(folder)]
         else:
             ranges = [(path, path + b"\0") for path in files]  # each a single path
         query = "SELECT path, size, time, vector, crc FROM embedded WHERE path >= ? AND path < ?"
         with self._errors():
             for first_and_end in ranges:
                 yield from current.connection.execute(query, first_and_end)
+
+    def damaged_files(self, folder: bytes, reader: str) -> dict[bytes, DamagedFile]:
+        """The files below a folder that this reader could not read, by path."""
+        query = "SELECT path, size, time, why FROM damaged WHERE path >= ? AND path < ? AND reader = ?"
+        with self.transaction() as current:
+            rows = current.connection.execute(f"{query} AND typeof(why) = 'blob'", (*_range_of(folder), reader))
+            return {path: DamagedFile((size, time), os.fsdecode(why)) for path, size, time, why in rows}
+
+    def damaged_paths(self, current: Transaction, folder: bytes) -> list[bytes]:
+        """The paths of the damaged files below a folder; none in a collection of an earlier version."""
+        if not current.connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'damaged'").fetchone():
+            return []
+        query = "SELECT path FROM damaged WHERE path >= ? AND path < ?"
+        return [path for (path,) in current.connection.execute(query, _range_of(folder))]
+
+    def keep_damaged(self, folder: bytes, reader: str, files: Mapping[bytes, DamagedFile]) -> None:
+        """Replace the record of the files below a folder that are not readable images."""
+        if files == self.damaged_files(folder, reader):
+            return
+        rows = [(path, *file.stat, reader, os.fsencode(file.why)) for path, file in files.items()]
+        with self.transaction(write=True) as current:
+            current.connection.execute("DELETE FROM damaged WHERE path >= ? AND path < ?", _range_of(folder))
+            current.connection.executemany("INSERT INTO damaged VALUES (?, ?, ?, ?, ?)", rows)
 
     def vectors_of(self, numbers: Numbers) -> Vectors:
         """Return vectors, ``[N, D]``; a view of the mapped file if they are contiguous."""

@@ -1,10 +1,11 @@
 """A collection of embeddings: metadata in SQLite, and vectors in one memory-mapped file.
 
-``images.sqlite`` has three tables:
+``images.sqlite`` has four tables:
 
 - ``collection``: one row of JSON, with the network that the vectors belong to and the index;
 - ``embedded``: a row per file that was embedded, so that none is embedded twice;
-- ``images``: a row per image of the indexed folder, or per vector of the indexed file, which is what a query searches.
+- ``images``: a row per image of the indexed folder, or per vector of the indexed file, which is what a query searches;
+- ``damaged``: a row per file that is not a readable image, so that later passes leave it out without a word.
 
 ``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``; ``features.f32`` has features
 instead, so that the file's name still says what a damaged database does not. It only grows: new vectors are flushed
@@ -44,6 +45,10 @@ _SCHEMA = (
     "WITHOUT ROWID",
     "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, class_number INTEGER, size INTEGER, "
     "fingerprint INTEGER, vector INTEGER UNIQUE, crc INTEGER)",
+)
+_DAMAGED = (  # earlier versions had no such table
+    "CREATE TABLE IF NOT EXISTS damaged (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, reader TEXT, why BLOB) "
+    "WITHOUT ROWID"
 )
 LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the names of files of vectors
@@ -123,6 +128,8 @@ class Database:
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     self._create_tables(connection)
+                if create:
+                    connection.execute(_DAMAGED)
                 try:
                     current = Transaction(connection, self.mapped)
                 except (ValueError, TypeError, AttributeError) as error:
@@ -270,6 +277,11 @@ class Database:
 
     # Errors
 
+    def indexed_folder(self) -> str:
+        """The folder, or the file of vectors, of the index; an empty string without one."""
+        with self.transaction() as current:
+            return "" if current.state.index is None else current.state.index.folder
+
     @property
     def is_in_run(self) -> bool:
         """Whether this is the collection of the run's folder, which ``index`` makes again for another network."""
@@ -280,11 +292,17 @@ class Database:
         index = self._index or Index(folder=self.source, images=0, first=None)
         if self.run is None:
             return f"open_index(embedder, {str(self.place)!r}).index({index.folder!r})"
-        command = ["pml-ext", "index", str(self.run), index.folder]
+        options = ["--index", index.factory] if index.factory else []
+        return self._index_command(index.folder, *options)
+
+    def check_command(self) -> str:
+        """Return the command that names missing, changed and damaged files."""
+        return self._index_command("--check")
+
+    def _index_command(self, *arguments: str) -> str:
+        command = ["pml-ext", "index", str(self.run), *arguments]
         if not self.is_in_run:
             command += ["--store", str(self.place)]
-        if index.factory:
-            command += ["--index", index.factory]
         if self.by != "embeddings":
             command += ["--by", self.by]
         return shlex.join(command)

@@ -125,10 +125,11 @@ def _check_index(gallery: Gallery, as_json: bool) -> None:
     gone, changed = gallery.check()
     how = " by the size and time of their files" if gallery.noun == "images" else ""
     lines = [f"{len(gallery)} {gallery.noun} checked{how}: {gallery.place}"]
-    for what, paths in (("gone", gone), ("changed", changed)):
+    damaged = gallery.damaged()
+    for what, paths in (("gone", gone), ("changed", changed), ("damaged and not indexed", damaged)):
         if paths:
             lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
-    about = {"index": str(gallery.place), "images": len(gallery), "gone": gone, "changed": changed}
+    about = {"index": str(gallery.place), "images": len(gallery), "gone": gone, "changed": changed, "damaged": damaged}
     print_result(as_json, about, *lines)
     if gone or changed:
         say(

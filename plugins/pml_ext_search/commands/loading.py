@@ -52,7 +52,7 @@ def searched_run(
     run, images = run_of(place, device, bar)
     trained = load_for_command(run, device, workers, store, bar.embedding, by)
     if images is not None:
-        changes = trained.index(images).changes
+        changes = trained.index(images, retry_damaged=False).changes
         if changes is not None and (changes.new or changes.changed or changes.gone):
             say(f"{images}: {changes}")
     return trained

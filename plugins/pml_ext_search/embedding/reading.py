@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
-from PIL import Image
+from PIL import Image, features
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from pml_ext.errors import ConfigError, DataError, shortened
 from pml_ext_train.data import (
+    DamagedImageError,
     Listing,
     Steps,
     image_tensor,
@@ -87,6 +89,18 @@ def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
     return listing._replace(folder=Path(place).resolve())
 
 
+class Damage(str):
+    """Why a file is not a readable image, for as long as it does not change."""
+
+    __slots__ = ()
+
+
+def reader() -> str:
+    """What reads images: Pillow's version, and the formats that it was built with."""
+    formats = [name for name in ("webp", "avif") if name in features.modules and features.check_module(name)]
+    return " ".join([PIL.__version__, *features.get_supported_codecs(), *formats])
+
+
 class FileImages(Dataset[Item]):
     """Transformed images of files; an item is ``(image or None, number, error message or "")``."""
 
@@ -101,6 +115,8 @@ class FileImages(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         try:
             image = read_image(self.paths[index], self._channels, smallest=self._steps.smallest)
+        except DamagedImageError as error:
+            return None, index, Damage(error)
         except DataError as error:
             return None, index, str(error)
         return self._steps(image), index, ""

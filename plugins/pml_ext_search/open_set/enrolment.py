@@ -69,7 +69,7 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
         _check_photograph(file)  # before anything is copied
     with locked_folder(root, StoreWarning(f"{root}: another command changes its images; waiting until it is done")):
         copied, there = _copied(files, root, place)
-        gallery = search_index.index(factory=index.factory)
+        gallery = search_index.index(factory=index.factory, retry_damaged=False)
     undo = ""
     if copied:
         copies = shlex.join(str(root / path) for path in copied)

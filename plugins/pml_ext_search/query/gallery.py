@@ -164,6 +164,13 @@ class Gallery:
                 changed.append(image.path)
         return gone, changed
 
+    def damaged(self) -> list[str]:
+        """Return the files of the indexed folder that could not be read as images when they were last looked at."""
+        root = path_bytes(str(self.folder)) + b"/"
+        with self.reading() as current:
+            paths = self._collection.damaged_paths(current, root)
+        return [os.fsdecode(path[len(root) :]) for path in paths]
+
     # Rows
 
     def _numbers_of(self, current: Transaction, condition: str = "", *values: object) -> Numbers:

@@ -133,7 +133,7 @@ class SearchIndex:
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
         """Embed all images below a folder; see :meth:`TrainedRun.embed_folder`."""
-        with FolderPass(self.images).embedded(Path(folder), batch_size) as embedded:
+        with FolderPass(self.images, Path(folder)).embedded(batch_size) as embedded:
             return embedded
 
     # The index
@@ -154,14 +154,14 @@ class SearchIndex:
         self._gallery = Gallery(self.collection, self.device, changes)
         return self.gallery()
 
-    def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
+    def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Gallery:
         """Index a folder, a table or a file of vectors; see :meth:`TrainedRun.index`."""
         source = self.indexed_folder() if folder is None else Path(folder)
         if self.takes_vectors:
             return self._write_index(self.vectors.file_pass(source), factory)
         if is_table(source):
             source = self._images_of_table(source)
-        return self._write_index(FolderPass(self.images).embedded(source), factory)
+        return self._write_index(FolderPass(self.images, source, retry_damaged).embedded(), factory)
 
     @property
     def folder_of_cuts(self) -> Path:
@@ -179,9 +179,9 @@ class SearchIndex:
     def indexed_folder(self) -> Path:
         """Return the indexed folder, also if an earlier state of the run indexed it."""
         if self.collection.exists:
-            with self.collection.transaction() as current:
-                if current.state.index is not None:
-                    return Path(current.state.index.folder)
+            folder = self.collection.indexed_folder()
+            if folder:
+                return Path(folder)
         raise DataError(f"{self.collection.place}: no index; type: {self.collection.command()}")
 
     def gallery(self) -> Gallery:

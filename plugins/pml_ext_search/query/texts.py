@@ -54,5 +54,5 @@ def features_gallery(run: LoadedRun, search_index: SearchIndex) -> Gallery:
         known = None
     is_same = known is not None and known.folder == indexed.folder and known.paths == indexed.paths
     if not is_same or known is None or not np.array_equal(known.stats, indexed.stats):
-        return beside.index(indexed.folder)
+        return beside.index(indexed.folder, retry_damaged=False)
     return beside.gallery()

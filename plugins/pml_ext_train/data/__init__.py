@@ -43,6 +43,7 @@ with needs_extra("train", "a data set"):
     from .reading import (
         IMAGE_ENDINGS as IMAGE_ENDINGS,
         Box as Box,
+        DamagedImageError as DamagedImageError,
         bits_of as bits_of,
         image_tensor as image_tensor,
         open_image as open_image,

@@ -38,8 +38,8 @@ class SearchedRun(Protocol):
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:
         """Embed the images of a folder that are not in the collection, and return all of them."""
 
-    def index(self, folder: str | Path | None = None, factory: str = "") -> Any:
-        """Index a folder of images or a file of vectors; only new and changed items are embedded."""
+    def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Any:
+        """Embed and index what a folder, or a file of vectors, has; what is unchanged is not embedded again."""
 
     def indexed_images(self) -> EmbeddedImages:
         """Return the images of the index; DataError without an index."""
