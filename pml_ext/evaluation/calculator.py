@@ -126,14 +126,14 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             raise ValueError("relation and label_comparison_fn both say which neighbors are right; leave out one")
         if isinstance(relation, DifferentGroups):
             raise ValueError(
-                "the evaluation takes groups as such: leave out relation, and type "
+                "groups are not a relation here: leave out relation, and type "
                 "evaluate(points, classes, query_groups=groups)"
             )
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
         if verification is not None and (relation is not None or label_comparison_fn is not None):
             raise ValueError(
-                "verification takes pairs of equal classes; with a relation or label_comparison_fn, list the pairs: "
+                "verification compares equal classes; with a relation or label_comparison_fn, list the pairs: "
                 "pml_ext.evaluation.verify(embeddings, listed_pairs(...))"
             )
         if reranking is not None:
@@ -179,7 +179,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         )
 
     def requires_knn(self) -> list[str]:
-        """Return the names of the metrics that need neighbors; PML's list leaves out its mean_reciprocal_rank."""
+        """Names of the metrics that need neighbors, with the mean_reciprocal_rank that PML's list lacks."""
         ours = [name for name, metric in self._metrics.items() if not metric.clusters and not metric.of_pairs]
         return [*super().requires_knn(), "mean_reciprocal_rank", *ours, *self._of_plugins]
 
@@ -190,7 +190,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return [*super().requires_clustering(), *ours, *of_plugins]
 
     def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the metrics to compute: functions of :class:`MetricArguments`, ours, PML's and those of plugins alike.
+        """Return the functions of all metrics to compute, by name.
 
         Excluding all of PML's clustering metrics excludes ours as well.
         """
@@ -215,9 +215,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return ``{name: value}``, a fraction or a list per class; :meth:`evaluate` documents the arguments.
+        """Return ``{name: value}``, a fraction or a list per class; arguments as in :meth:`evaluate`.
 
-        A metric that the test cannot give is NaN, with a warning that says why.
+        A metric that the test cannot give is NaN, with a warning.
         """
         result = self.evaluate(*args, **kwargs)
         for text in explained(result.blank):
@@ -325,14 +325,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return Evaluation(accuracies, counted, blank, relevant, kept.distances, kept.indices, kept.right)
 
     def _check_known_groups(self) -> None:
-        """Raise ValueError if a metric of a plugin or a subclass counts labels regardless of groups."""
         for name, function in self.curr_function_dict.items():
             if name not in self._metrics and name in self.requires_knn():
                 original = self._of_plugins.get(name, function)
                 if "label_counts" in inspect.signature(original).parameters:
-                    raise ValueError(
-                        f"{name} takes label_counts, which know no groups; exclude it, or leave out groups"
-                    )
+                    raise ValueError(f"{name} needs label_counts, which ignore groups; exclude it, or leave out groups")
 
     def _classes(self, sides: Sides) -> QueryClasses:
         classes = query_classes(sides, self.label_comparison_fn, self.relation)
@@ -348,7 +345,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return verify(sides.query, pairs, references, distance=distance)
 
     def _may_be_blank(self, metric: Metric) -> bool:
-        """Return whether a metric says nothing if each answer, or none, is right under the relation itself."""
+        """Whether a metric is blank if the relation makes all answers right, or all wrong."""
         if self.relation is None:
             return True
         return not metric.graded and metric.level == 0
@@ -364,7 +361,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return math.nan
 
     def _search(self, sides: Sides, classes: QueryClasses, keep: int, arguments: MetricArguments) -> Neighbors:
-        """Search once for all metrics; complete their arguments, and return the neighbors."""
         pml_k = self.determine_k(classes.counts, len(sides.reference), sides.ref_includes_query)
         pml_k = min(max(1, pml_k), sides.size)
 
@@ -398,7 +394,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             names = ", ".join(others)
             raise ValueError(
                 f"the search found fewer than {pml_columns} neighbors of {incomplete} of {len(sides.query)} queries, "
-                f"and {names} cannot count the missing ones as wrong; take an exact search, or exclude them"
+                f"and {names} cannot count the missing ones as wrong; use an exact search, or exclude them"
             )
         arguments.per_query = {each.metric.accuracy: each.values for each in metrics}
         arguments.label_counts = (classes.classes, classes.counts)
@@ -422,7 +418,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         pair_values: Mapping[str, float] = {},  # never modified
         **_: Any,
     ) -> float | list[float]:
-        """Return one of our metrics: of clusters, or the mean of its values per query."""
         labels = query_labels.cpu()
         if metric.clusters:
             return float(metric.function(labels, torch.as_tensor(cluster_labels).cpu()))
@@ -441,7 +436,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     def _counted(
         self, metric: Metric, not_lone_query_mask: Tensor | None, not_lone_at_level: Mapping[int, Tensor]
     ) -> Tensor | None:
-        """Return the queries that count in a metric, ``[Q]``; None for all."""
+        """The queries that count in a metric, ``[Q]``; None for all."""
         lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
         if not_lone_query_mask is None or lone_queries_miss:
             return None

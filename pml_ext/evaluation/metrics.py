@@ -1,17 +1,14 @@
-r"""Metrics as pure functions, and the table of metrics that the calculator, runs and reports use.
+"""Metrics as pure functions, and the table of metrics that the calculator, runs and reports use.
 
-A neighbor metric gets two tensors from a search for the K nearest gallery items of each query:
+A neighbor metric has two arguments, from a search for the K nearest gallery items of each query:
 
 - ``right``, ``[Q, K]``, booleans: whether neighbor j of query i, nearest first, has the query's class, written
-  :math:`r_{ij}` below;
+  :math:`r_{ij}` below. Missing columns of a small gallery count as wrong.
 - ``relevant``, ``[Q]``, integers: the number of gallery items of the query's class, without the query itself, written
-  :math:`R_i`.
+  :math:`R_i`. A query is *lone* if :math:`R_i = 0`.
 
-It returns one value per query, ``[Q]``, float64 from 0 to 1, which :func:`mean`, :func:`class_means` and
-:func:`mean_of_class_means` reduce. A query is *lone* if its class has no other item in the gallery,
-:math:`R_i = 0`. In a gallery with fewer than K items, the missing columns count as wrong.
-
-A cluster metric gets the classes and the clusters of the queries; see :mod:`pml_ext.evaluation.clustering`.
+It returns one value per query, ``[Q]``, float64 from 0 to 1. Cluster metrics are in
+:mod:`pml_ext.evaluation.clustering`.
 
 To add a metric, write its function and add a row to ``_METRICS``.
 """
@@ -133,7 +130,7 @@ class Metric:
         return self.pml_name or self.name
 
     def columns(self, most_relevant: int, gallery: int) -> int:
-        """Return the number of neighbors needed, given the largest R of a query and the size of the gallery."""
+        """Number of neighbors needed, from the largest R and the size of the gallery."""
         if self.neighbors == "gallery":
             return gallery
         if self.neighbors == "relevant":
@@ -250,27 +247,24 @@ def metrics_of(
 
 
 def title_of(name: str) -> str:
-    """Return the heading of a metric by its key in ``metrics.json``: ``"Recall@1"`` of ``"recall_at_1"``.
-
-    A name that is not known, such as that of a plugin's metric, stays as it is.
-    """
+    """Return the heading of a metric, ``"Recall@1"`` for ``"recall_at_1"``; unknown names stay unchanged."""
     title = _known_title(name)
     return name if title is None else title
 
 
 def is_known_metric(name: str) -> bool:
-    """Return whether a key in ``metrics.json`` is that of a metric of this package, a share from 0 to 1."""
+    """Whether a key in ``metrics.json`` is a metric of this package, a share from 0 to 1."""
     return _known_title(name) is not None
 
 
 def is_of_clusters(name: str) -> bool:
-    """Return whether a metric is of clusters, which tests of training images and of learned metrics leave out."""
+    """Whether a metric needs clusters; tests of training images and learned metrics omit them."""
     without_count = re.sub(r"_\d+$", "", name)
     return any(metric.clusters > 0 and metric.name == without_count for metric in _METRICS)
 
 
 def is_of_protocol(name: str) -> bool:
-    """Return whether a metric is of a protocol: of class means, or of classes by their texts."""
+    """Whether a metric belongs to a protocol: class means, or classes by their texts."""
     return re.fullmatch(rf"(ncm|zero_shot)_top_{_K}", name) is not None
 
 
@@ -285,7 +279,7 @@ def _known_title(name: str) -> str | None:
 
 
 def headline_metric(metrics: Mapping[str, Any]) -> str:
-    """Return the metric by which a test is summarized: Recall@1, or that of listed pairs or triplets; "" for none."""
+    """Return the metric that summarizes a test: Recall@1 or that of listed tuples, or ""."""
     for name in ("recall_at_1", "verification_roc_auc", "triplet_accuracy"):
         if name in metrics:
             return name
@@ -296,7 +290,7 @@ def _counts(name: str, values: Iterable[int]) -> list[int]:
     values = list(values)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} wants integers of at least 1, not {value!r}")
+            raise ValueError(f"{name} must have integers of at least 1, not {value!r}")
     return sorted(set(values))
 
 
@@ -328,5 +322,5 @@ def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -
 
 
 def mean_of_class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of :func:`class_means`: all classes have equal weight, regardless of their query counts."""
+    """Return the mean of :func:`class_means`, with equal weight for all classes."""
     return float(class_means(values, labels, counted)[1].mean())
