@@ -16,7 +16,7 @@ SMALL_SIDE = 64  # pixels; a small network from scratch is tried for smaller ima
 CHANNELS = 32  # of the small network's last feature maps
 SHRINKS = 16  # side of an image over the side of these maps
 # why unwhitened features are delivered, in descriptions
-NOTHING_TO_LEARN = "the classes are so far apart in them that no pair adds to the loss, and there is nothing to learn"
+NOTHING_TO_LEARN = "the classes are so far apart that no pair adds to the loss, so there is nothing to learn"
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,14 @@ def fit(
         bool,
         Option(
             "--fine-tune",
-            help="Train the whole network after what was found to be best for images, which takes much longer.",
+            help="Then train the whole network of images as well; much slower.",
         ),
     ] = False,
     closed_form: Annotated[
         bool,
         Option(
             "--closed-form",
-            help="Train nothing: deliver the features, as they are or whitened, whichever is best; takes a minute for "
-            "1,000 images.",
+            help="Train nothing: deliver the best of unwhitened and whitened features; a minute for 1,000 images.",
         ),
     ] = False,
     trunk: Annotated[
@@ -46,7 +45,7 @@ def fit(
         Option(
             metavar="NAME",
             help="The pretrained trunk (backbone) of images in place of EfficientNet-Lite0: timm/NAME, "
-            "torchvision/NAME, hf/NAME, the folder of a model, NAME=FILE, or a file of weights that tells its "
+            "torchvision/NAME, hf/NAME, the folder of a model, NAME=FILE, or a file of weights with its "
             "architecture.",
         ),
     ] = None,
@@ -54,8 +53,8 @@ def fit(
         bool,
         Option(
             "--no-labels",
-            help="Fit and search without labels, whatever the folders are named; flat folders and vectors without "
-            "labels are taken so anyway.",
+            help="Fit and search without labels, even if there are sub-folders. This is the default for flat folders "
+            "and for vectors without labels.",
         ),
     ] = False,
     labels: Annotated[
@@ -75,9 +74,9 @@ def fit(
 ) -> None:
     """Choose what to train on your own data, train and test it, and write a report.
 
-    The command chooses a split and batches. With the extra photos it tries on held-out classes of images whether frozen
-    features, whitened ones or the last blocks of a pretrained network are best. It prints what it chose, and why. To
-    train a recipe of your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
+    The command chooses a split and batches. With the extra photos, it compares frozen features, whitened features and
+    the last blocks of a pretrained network on held-out classes. It prints what it chose, and why. To train a recipe of
+    your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
 
     Examples:
         pml-ext fit photographs

@@ -79,7 +79,6 @@ def what_to_train(place: Path, options: FitOptions, listener: Listener) -> Fitti
 
 
 def _fitting_for_vectors(place: Path, options: FitOptions, listener: Listener) -> Fitting:
-    """Choose the recipe for vectors."""
     if options.fine_tune:
         raise ConfigError(f"--fine-tune is for images, and {place} has vectors, without a network; leave it out")
     found = describe_vectors(place, options.overrides, options.data)
@@ -109,7 +108,6 @@ def _fitting_for_vectors(place: Path, options: FitOptions, listener: Listener) -
 
 
 def _fitting_for_images(place: Path, options: FitOptions, listener: Listener) -> Fitting:
-    """Choose the recipe for images."""
     _check_nothing_is_chosen(place, options.overrides)
     if options.fine_tune and options.closed_form:
         raise ConfigError("--closed-form trains nothing, and --fine-tune the whole network; leave one out")
@@ -167,7 +165,6 @@ def _begun_for_images(
 
 
 def _check_nothing_is_chosen(place: Path, overrides: Sequence[Override]) -> None:
-    """Raise ConfigError for settings of the model or the loss."""
     for override in overrides:
         if override.key in ("model.trunk", "model.trunk.name"):
             raise ConfigError(f"{override}: the trunk of fit has an option of its own; type: --trunk {override.value}")

@@ -13,7 +13,7 @@ def closed_forms(vectors: OwnVectors) -> list[Candidate]:
     """The vectors, unwhitened and whitened, the simplest first."""
     found = []
     for form in CLOSED_FORMS:
-        title = f"vectors{form.title or ' as they are'}"
+        title = f"vectors{form.title or ', unwhitened'}"
         settings = vectors.settings | form.settings(vectors.size)
         found.append(Candidate(title, RECIPE, settings, f"Your own {title}", form))
     return found

@@ -87,7 +87,6 @@ def _with_later_labels(folder: Path, labels: Path, options: FitOptions, bar: Emb
 
 
 def _without_labels(place: Path, options: FitOptions, bar: EmbeddingListener) -> Results:
-    """Make a run and a collection of data without labels."""
     if options.fine_tune:
         raise ConfigError(f"--fine-tune trains by labels, and {place} has none here; leave it out")
     check_used(place, options, "data without labels")
@@ -117,7 +116,7 @@ def _delivered_as_they_are(fitting: Fitting, folder: Path, listener: Listener) -
     """Replace a run that had nothing to learn by the features; the new choice survives a kill."""
     chosen = fitting.as_they_are
     assert chosen is not None
-    listener.step(f"takes {chosen.title}: no pair of the batches adds to the loss, so there is nothing to learn")
+    listener.step(f"delivers {chosen.title}: no pair of the batches adds to the loss, so there is nothing to learn")
     if process_number() == 0:
         with locked(folder):
             remove_run(folder)

@@ -33,10 +33,10 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
     assert left.seconds() == pytest.approx(closed + trial + 600 * trains)
     if trains:
         assert duration.described(left) == (
-            "takes about 20 minutes in all, or 10 minutes if the last blocks are not better than closed forms"
+            "about 20 minutes in all, or 10 minutes if the last blocks are not better than closed forms"
         )
     else:
-        assert duration.described(left) == "takes about 10 s in all"
+        assert duration.described(left) == "about 10 s in all"
 
 
 def test_without_readable_images_nothing_is_estimated(photos, tmp_path, monkeypatch):

@@ -48,8 +48,8 @@ def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock)
     assert {"frozen", "blocks", "after", "features"} <= set(reported_phases(recipe))
     seconds = 3 * 5 * 20 * recipe.sampler.batch_size * 0.5
     assert lines == [
-        "fine-tunes: first the last blocks for 8 epochs, then the whole network for 5, which takes about "
-        f"{round(seconds / 60)} minutes more"
+        "fine-tunes: first the last blocks for 8 epochs, then the whole network for 5; about "
+        f"{round(seconds / 60)} more minutes"
     ]
     start = f"The {found.title}, chosen. Fine-tuned: first the last blocks for 8 epochs"
     assert recipe.description.startswith(start)
@@ -157,7 +157,7 @@ def test_a_fine_tuned_run_reports_its_stages(photos, quick_clock, tmp_path, monk
     out = tmp_path / "run"
     done = pml_ext_command("fit", photos, "--fine-tune", "--out", out, "--device", "cpu", *options)
     assert done.returncode == 0, done.stderr
-    assert "then the whole network for 1, which takes about" in done.stderr
+    assert "then the whole network for 1; about" in done.stderr
     metrics = json.loads((out / "metrics.json").read_text())
     assert {"frozen", "pca", "before", "blocks", "trained_head", "after", "features"} <= set(metrics)
     assert metrics["blocks"]["map_at_r"] != metrics["before"]["map_at_r"]

@@ -28,7 +28,7 @@ from ..train.training.made_up_photos import write_photos
 from .helpers import needs_weights, recipe_of, scores, training_files, workplace
 
 
-@pytest.mark.parametrize("text", ["several processes try nothing", "from scratch; with ImageNet weights"])
+@pytest.mark.parametrize("text", ["several processes compare nothing", "from scratch; with ImageNet weights"])
 def test_a_small_network_is_trained_where_nothing_is_tried(photos, tmp_path, monkeypatch, capsys, text):
     if text.startswith("several"):
         monkeypatch.setenv("WORLD_SIZE", "2")
@@ -101,7 +101,7 @@ def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
     chosen = selection.choose(describe_images(place), LITE0, workplace(tmp_path, say=lines.append))
     assert chosen.candidate.settings == features_of_images(describe_images(place)).settings
     assert chosen.description == ""
-    assert "takes frozen features of efficientnet-lite0" in lines[-1]
+    assert "uses frozen features of efficientnet-lite0" in lines[-1]
 
 
 class HeldOutByTitle:

@@ -184,7 +184,7 @@ def test_what_goes_not_with_a_trunk(pair, photos, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="the trunk of fit has an option of its own; type: --trunk timm/resnet50"):
         fit(photos, overrides=typed(["model.trunk=timm/resnet50"]))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="--trunk begins with trials, which several processes do not make"):
+    with pytest.raises(ConfigError, match="--trunk needs trials, which run in one process"):
         selection.why_not(trunk_is_named=True)
     with pytest.raises(ConfigError, match="leave out torchrun"):
         selection.why_not(needing="--fine-tune")
