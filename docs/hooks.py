@@ -17,7 +17,9 @@ from pml_ext.evaluation.metrics import OF_LISTED, metrics_of
 from pml_ext.registry import hooks as hookspecs
 from pml_ext.registry.components import KINDS, Component
 from pml_ext.settings import settings_of
+from pml_ext.testing.checks import CHECKS
 from pml_ext_train.cli.app import app_for
+from pml_ext_train.cli.named_values import CONTRACTS, checks_of_tools
 from pml_ext_train.recipe import schema
 
 sys.path.append(str(Path(__file__).parent))
@@ -162,7 +164,9 @@ def commands() -> str:
 def helpers() -> str:
     """Return the hooks and the names of ``pml_ext.plugin``."""
     named = {name: getattr(hookspecs, name) for name in vars(hookspecs) if name.startswith("pml_ext_")}
-    sections = ["## Hooks\n", table("hook | returns", [[call(*each), summary(each[1])] for each in named.items()])]
+    sections = ["## Hooks\n"]
+    for name, hook in named.items():
+        sections.append(f"### `{name}`\n\n{without_rst(inspect.getdoc(hook) or '')}\n")
     names = {name: getattr(plugin, name) for name in sorted(dir(plugin), key=str.lower)}
     classes = {name: thing for name, thing in names.items() if isinstance(thing, type)}
     functions = {name: thing for name, thing in names.items() if name not in classes}
@@ -182,7 +186,21 @@ def call(name: str, thing: Any) -> str:
     return f"`{name}{inspect.Signature(shown)}`"
 
 
+def checks() -> str:
+    """Return what each conformance check requires, and of which components."""
+    kinds: dict[Any, list[str]] = {}
+    for kind, of_kind in CHECKS.items():
+        for check in of_kind:
+            kinds.setdefault(check, []).append(kind)
+    for kind, of_kind in CONTRACTS.items():
+        for check in (*of_kind, *checks_of_tools(kind)):
+            kinds.setdefault(check, []).append(kind)
+    rows = [[f"`{check.__name__}`", ", ".join(names), summary(check)] for check, names in kinds.items()]
+    return "## All checks\n\n" + table("check | kinds | requirement", rows)
+
+
 PAGES = {
+    "plugins/checks.md": checks,
     "reference/recipes.md": recipes,
     "reference/components.md": components,
     "reference/metrics.md": metrics,
