@@ -52,36 +52,35 @@ def summary(thing: Any) -> str:
 
 
 def recipes() -> str:
-    """Return the keys of a recipe: a section for each table."""
+    """Return the keys of a recipe: a section for each table, and those inside it after it."""
     definitions = schema.Recipe.model_json_schema()
-    tables = {"Tables of a recipe": ("Recipe", definitions)}
-    pending = [("", definitions)]
-    while pending:
-        prefix, parent = pending.pop(0)
-        for key, value in parent["properties"].items():
-            for name in re.findall(r"#/\$defs/(\w+)", json.dumps(value)):
-                inner = definitions["$defs"][name]
-                if name not in ("NamedTable", *(known for known, _ in tables.values())):
-                    tables[f"`[{prefix}{key}]`"] = (name, inner)
-                    pending.append((f"{prefix}{key}.", inner))
     comments = comments_of_schema()
-    sections = []
-    for place, (name, properties) in tables.items():
+    sections: dict[str, str] = {}
+    pending = [("", "Recipe", definitions)]
+    while pending:
+        place, name, parent = pending.pop(0)
+        if name in sections:
+            continue
         rows = []
-        for key, value in properties["properties"].items():
-            default = "" if "default" in value else "required"
-            if value.get("default") is not None and not isinstance(value["default"], dict):
-                default = f"`{json.dumps(value['default'])}`"
-            rows.append(
-                [
-                    f"`{key}`",
-                    kind_of_value(value),
-                    default,
-                    comments.get((name, key), comments.get(("NamedTable", key), "")),
-                ]
-            )
-        sections.append(f"## {place}\n\n{table('key | value | default | meaning', rows)}")
-    return "\n".join(sections)
+        inner = []
+        for key, value in parent["properties"].items():
+            meaning = comments.get((name, key)) or comments["NamedTable", key]
+            rows.append([f"`{key}`", kind_of_value(value), default_of(value), meaning])
+            for found in re.findall(r"#/\$defs/(\w+)", json.dumps(value)):
+                if found != "NamedTable":
+                    inner.append((f"{place}.{key}".strip("."), found, definitions["$defs"][found]))
+        title = f"`[{place}]`" if place else "Tables of a recipe"
+        sections[name] = f"## {title}\n\n{table('key | value | default | meaning', rows)}"
+        pending = inner + pending
+    return "\n".join(sections.values())
+
+
+def default_of(value: dict[str, Any]) -> str:
+    """Return the default of a property of a JSON schema: nothing for None and for tables."""
+    if "default" not in value:
+        return "required"
+    default = value["default"]
+    return "" if default is None or isinstance(default, dict) else f"`{json.dumps(default)}`"
 
 
 def kind_of_value(value: dict[str, Any]) -> str:
