@@ -132,12 +132,15 @@ def section_of(component: Component) -> str:
                 meanings = {each.name: without_rst(each.description) for each in part.value} | meanings
     rows = []
     for name, parameter in settings_of(component.cls).items():
-        if name in OF_PML and name not in meanings:
-            continue
-        default = "required" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-        rows.append([f"`{name}`", default, meanings.get(name, "")])
+        if name not in OF_PML or name in meanings:
+            default = getattr(parameter.default, "__name__", repr(parameter.default))
+            shown = "required" if parameter.default is parameter.empty else f"`{default}`"
+            rows.append([f"`{name}`", shown, meanings.get(name, "")])
+    if meanings:
+        settings = table("setting | default | meaning", rows)
+    else:
+        settings = ", ".join(f"{name} ({default})" for name, default, _ in rows) + "\n"
     title = f"### `{registry.short_name(component)}`: {component.class_name}"
-    settings = table("setting | default | meaning", rows) if rows else ""
     return "\n".join([title, "", summary(component.cls), "", settings])
 
 
