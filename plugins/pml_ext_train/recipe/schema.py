@@ -68,7 +68,7 @@ class NamedTable(Table):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    name: str  # the other keys are settings of what it names
+    name: str  # of a component, data set or optimizer; its settings are further keys
 
     @property
     def settings(self) -> dict[str, Any]:
