@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from pml_ext_train.cli import AsJson, DataFolder, OnDevice, Overrides, Progress, process_number
 
-from .settings import FitOptions
+from .fit_options import FitOptions
 
 
 def fit(

@@ -18,9 +18,9 @@ from pml_ext_train.training import Listener
 
 from . import fine_tuning, resume, selection
 from .candidates import Choice, features_as_they_are, small_network
+from .fit_options import FitOptions
 from .framing import DEFAULT, framing_of
 from .images import OwnImages, describe_images, is_table, name_of
-from .settings import FitOptions
 from .trials import Workplace
 from .trunk import LITE0, PRETRAINED, check_resumed, trunk_of_table
 from .vectors import RECIPE as VECTORS, describe_vectors

@@ -61,7 +61,10 @@ def why_not(trunk_is_named: bool = False, needing: str = "") -> str:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if not (trunk_is_named or needing):
-            return f"several processes compare nothing, and train a small network from scratch; or: pml-ext train {PRETRAINED}"
+            return (
+                "several processes compare nothing, and train a small network from scratch; "
+                f"or: pml-ext train {PRETRAINED}"
+            )
         recipe = BLOCKS_FIRST if needing == "--fine-tune" else PRETRAINED
         raise ConfigError(
             f"{needing or '--trunk'} needs trials, which run in one process; leave out torchrun, or "
@@ -143,8 +146,8 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool 
     folds = folds_of(splits.train.labels, vectors.shares_classes, place.seed)
     if folds is None:
         place.say(
-            "uses unwhitened vectors: a comparison needs four training classes with two vectors each, or four vectors of "
-            "a tested class"
+            "uses unwhitened vectors: a comparison needs four training classes with two vectors each, or four "
+            "vectors of a tested class"
         )
         return Decision(first)
     features, relation = place.features_of(first, splits, splits.train, {})

@@ -1,30 +1,7 @@
-"""Settings of a recipe by key, and the options of ``fit``."""
+"""Settings of a recipe by key."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pml_ext_train.recipe import Override
-
-    from .trunk import Trunk
+from typing import Any
 
 Settings = dict[str, Any]  # by dotted key; the user's own take precedence
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """The options of ``fit``."""
-
-    overrides: list[Override]
-    general: list[Override]  # settings of other options than --set
-    out: Path | None
-    resume: bool
-    seed: int
-    device: str
-    data: Path | None = None
-    fine_tune: bool = False
-    closed_form: bool = False
-    trunk: Trunk | None = None  # named by --trunk

@@ -22,11 +22,12 @@ from pml_ext_train.retrieval import SearchService
 
 from . import folder_runs
 from .closed_forms import WHITENED
+from .fit_options import FitOptions
 from .framing import SQUASH
 from .images import is_table
 from .one_pass import keep_features
 from .resume import begun_folder
-from .settings import FitOptions, Settings
+from .settings import Settings
 from .trunk import Trunk, check_resumed
 from .unlabeled_whitening import shrinkage_without_labels, whitening_helps
 

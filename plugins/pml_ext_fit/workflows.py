@@ -17,10 +17,10 @@ from pml_ext_train.records import remove_run
 from pml_ext_train.training import Listener, Silence
 
 from . import folder_runs, resume
+from .fit_options import FitOptions
 from .fitting import Fitting, check_used, what_to_train
 from .images import is_table
 from .later_labels import labeled_table
-from .settings import FitOptions
 from .trunk import Trunk, trunk_named
 from .unlabeled import fit_unlabeled, has_no_labels, index_run, next_commands
 
