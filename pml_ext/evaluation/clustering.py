@@ -65,11 +65,11 @@ def nmi(labels: Any, clusters: Any) -> float:
 
 
 def nmi_majority(labels: Any, clusters: Any) -> float:
-    r"""Return :func:`nmi` of the classes and the clusters, each cluster replaced by its most frequent class.
+    r"""Return :func:`nmi` with each cluster replaced by its most frequent class.
 
     .. math:: \frac{2 I(m; c)}{H(m) + H(c)}, \quad m_i = \arg\max_c |\omega_{k(i)} \cap c|
 
-    Clusters with the same majority class are merged, so extra clusters are not penalized; ties go to the first class.
+    Extra clusters are not penalized; ties go to the first class.
     *Source:* the program of Shah, Clustering and Querying, 2017; the paper's text defines :func:`nmi` instead.
     """
     from sklearn.metrics.cluster import contingency_matrix

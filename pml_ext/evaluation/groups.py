@@ -100,9 +100,9 @@ def _is_missing(group: Any) -> bool:
 def neighbors_outside(
     find: Find, groups: Groups | None, rows: Tensor, itself: bool, columns: int, total: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the nearest gallery items outside of each query's group, ``[n, columns]``: distances and indices.
+    """Return the nearest gallery items outside each query's group, ``[n, columns]``: distances and indices.
 
-    Where fewer are left, the index is -1 and the distance infinite.
+    Missing items have index -1 and infinite distance.
 
     Args:
         find: finds the k nearest of some queries, ``find(rows, k)``, nearest first; may include the query itself.

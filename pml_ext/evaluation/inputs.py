@@ -1,4 +1,4 @@
-"""Queries and gallery as they are given: embeddings, labels and groups, checked."""
+"""Checks of queries and gallery: embeddings, labels and groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .retrieval import Comparison, Sides
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a calculator takes embeddings and labels."""
+    """Checks of embeddings and labels for one calculator."""
 
     device: torch.device
     relation: Relation | None

@@ -89,12 +89,12 @@ def reciprocal_rank(right: Tensor) -> Tensor:
 
 
 def ndcg(gains: Tensor, ideal: Tensor) -> Tensor:
-    r"""Return NDCG@K: the discounted gains of the K nearest, divided by those of the ideal ranking.
+    r"""Return NDCG@K: the discounted gains of the K nearest, divided by the ideal ones.
 
     .. math:: \frac{\sum_{j \le K} g_{ij} / \log_2(j + 1)}{\sum_{j \le K} g^*_{ij} / \log_2(j + 1)}
 
-    ``gains``, ``[Q, K]``, are the weights of the neighbors, 1 or 0 without a graded relation. ``ideal``, ``[Q, K]``,
-    are the K greatest gains in the gallery. The value is NaN if all ideal gains are 0.
+    ``gains``, ``[Q, K]``, are the neighbors' weights; ``ideal``, ``[Q, K]``, the K greatest gains in the gallery. The
+    value is NaN if all ideal gains are 0.
     """
     discounts = 1 / torch.log2(1 + _ranks(ideal).to(torch.float64))
     return (gains * discounts[: gains.shape[1]]).sum(dim=1) / (ideal * discounts).sum(dim=1)
@@ -114,14 +114,14 @@ class Metric:
 
     name: str  # key in metrics.json
     title: str  # heading in a report
-    function: Callable[[Any, Any], Any]  # takes right and relevant, or classes and clusters
+    function: Callable[[Any, Any], Any]  # of right and relevant, or classes and clusters
     neighbors: int | Literal["relevant", "gallery"] | None = None  # number of neighbors used; None for a cluster metric
     clusters: int = 0  # k-means clusters per class of the queries; 0 for a neighbor metric
     pml_name: str = ""  # name in PML's calculator, if different
     lone_queries: bool = False  # whether lone queries may count as misses in the mean
     in_runs: bool = True  # whether runs report it
-    graded: bool = False  # whether the function takes gains and ideal gains
-    of_pairs: bool = False  # whether the function takes the metrics of pairs, of pml_ext.evaluation.verification
+    graded: bool = False  # whether the function needs gains and ideal gains
+    of_pairs: bool = False  # whether the function needs the metrics of pairs, of pml_ext.evaluation.verification
     level: int = 0  # tree level at which neighbors are right if ancestors match; 0: the relation's own
 
     @property
@@ -203,8 +203,7 @@ def metrics_of(
 ) -> list[Metric]:
     """Return the table of metrics in the order of ``metrics.json``; arguments as in the calculator.
 
-    ``levels``: additional levels of a tree for which recall is reported. ``verification``: whether the metrics of pairs
-    are in the table.
+    ``levels``: additional levels of a tree for recall. ``verification``: whether to include the metrics of pairs.
     """
     recall_at = _counts("recall_at", recall_at)
 
@@ -302,15 +301,14 @@ def relevant_counts(query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
 
 
 def mean(values: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of ``[Q]`` values over the ``counted`` queries, by default all; NaN if there are none."""
+    """Return the mean of ``[Q]`` values over the ``counted`` queries, by default all; NaN without queries."""
     return float((values if counted is None else values[counted]).mean())
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the classes in ascending order, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
+    """Return the classes, ascending, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
 
-    Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count; all by
-    default.
+    Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count.
     """
     if counted is not None:
         values = values[counted]

@@ -34,7 +34,7 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
 
 
 def needs_clusters(metric: Callable[..., Any]) -> bool:
-    """Return whether a plugin's metric takes ``cluster_labels``."""
+    """Return whether a plugin's metric needs ``cluster_labels``."""
     return "cluster_labels" in inspect.signature(metric).parameters
 
 

@@ -72,17 +72,17 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
 def pairs_of_classes(
     labels: Any, reference_labels: Any = None, most: int | None = None, seed: int = 0
 ) -> VerificationPairs:
-    """Return pairs of items, which are the same if their classes are.
+    """Return pairs of items, which are the same if their classes are equal.
 
     Args:
         labels: classes of the embeddings, integers ``[N]``.
-        reference_labels: classes of references, ``[R]``: each pair is an embedding and a reference. None for pairs of
-            two embeddings, ``first < second``.
-        most: number of pairs of each kind, same or not, drawn at random without replacement; None for all pairs.
+        reference_labels: classes of references, ``[R]``, which are the second items; None for pairs of two embeddings,
+            ``first < second``.
+        most: number of pairs of each kind, drawn without replacement; None for all pairs.
         seed: of the draw.
 
     Raises:
-        TypeError, ValueError: labels that are no integers ``[N]``, or more than 134 million pairs without ``most``.
+        TypeError, ValueError: labels other than integers ``[N]``, or over 134 million pairs without ``most``.
     """
     rows = _indices("labels", labels).numpy()
     within = reference_labels is None
