@@ -145,7 +145,7 @@ def test_classes_are_learned_by_closed_forms_where_no_block_can_be_cut(pair, pho
     short = typed(["sampler.iterations=2", "schedule.epochs=2"])  # of the small network, with which it is compared
     fit(photos, out=out, device="cpu", quick=True, trunk=str(pair), overrides=short)
     said = capsys.readouterr().err
-    assert "a pair has no blocks to train from kept activations: frozen features are compared" in said
+    assert "a pair has no blocks to train from kept activations: unwhitened and whitened" in said
     assert "last blocks" not in said.replace("has no blocks", "")
     model = tables_of_run(out)["model"]
     assert model["trunk"] == {"name": f"hf/{pair}", "weights": "DEFAULT", "pool": "projected"}
