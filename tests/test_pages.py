@@ -12,12 +12,15 @@ from pytorch_metric_learning import losses
 from pml_ext import registry
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.launch.launch import train
+from pml_ext_train.recipe import load_recipe
+from pml_ext_train.recipe.read import variant_tables
 
 from .overrides import typed
 from .pages import blocks_of, not_printed
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+CLAIMS = sorted(file for file in (ROOT / "benchmarks" / "claims").rglob("*.toml") if file.stem != "common")
 
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
@@ -150,6 +153,12 @@ def test_the_recipe_of_a_section_trains(name, heading, tmp_path, without_report)
     few += ["evaluation.baselines=false", "evaluation.training_images=0"]
     (metrics,) = train(str(file), overrides=typed(few), out=tmp_path / "run", device="cpu")
     assert metrics["after"]["recall_at_1"] > 0.5
+
+
+@pytest.mark.parametrize("file", CLAIMS, ids=lambda file: file.stem)
+def test_the_recipes_behind_the_measurements_are_valid(file):
+    for name in variant_tables(str(file)):
+        assert load_recipe(name).description
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))

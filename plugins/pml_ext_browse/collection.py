@@ -248,7 +248,7 @@ class BrowsedRun:
 
     def recall(self, part: Part = ALL) -> list[tuple[str, int, int]]:
         """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
-        names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
+        names = {True: "classes of training", False: "unseen classes", None: "all classes (training classes unknown)"}
         pairs = self.pairs(part)
         rows = []
         for trained, name in names.items():

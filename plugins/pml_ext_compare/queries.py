@@ -50,7 +50,7 @@ def compare_queries(
             labels = run.images(run.queries).labels
             first_labels = first_run.images(first_run.queries).labels
             if not np.array_equal(labels, first_labels):
-                raise DataError("its test images are others")
+                raise DataError("its test images differ")
             by_name[group.name] = NearestImages(
                 indices=searched.indices[:, 0].cpu(),
                 is_right=searched.right[:, 0].cpu(),

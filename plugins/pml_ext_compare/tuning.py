@@ -40,7 +40,7 @@ def studies_of(
     for full_name, ranges in ranges_of(name, overrides).items():
         if not ranges:
             example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
-            raise ConfigError(f"{full_name} has no [tune] table; --tune wants ranges in it, such as {example}")
+            raise ConfigError(f"{full_name} has no [tune] table; --tune needs ranges in it, such as {example}")
 
         own_recipe = recipes[full_name]
         recipe = with_settings(own_recipe, _settings_of_trials(own_recipe, folds), full_name)

@@ -28,7 +28,7 @@ def duplicates(
         Path,
         Argument(
             metavar="FOLDER|RUN|VECTORS",
-            help="A folder of images, sub-folders included; a run, of which the indexed images are compared; or a file "
+            help="A folder of images, sub-folders included; a run, whose indexed images are compared; or a file "
             "of vectors.",
         ),
     ],
@@ -163,7 +163,7 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
         names = [path for path in images.paths if not any(map(is_system_folder, path.split("/")))]
         return _Source(images.folder, names, run)
     if store is not None:
-        raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
+        raise ConfigError(f"--store is for runs, and {data} is not a run; leave it out")
     if not data.is_dir() and is_vector_file(data):
         if option:
             raise ConfigError(f"{option}{data}: no image files; wanted a folder of images")

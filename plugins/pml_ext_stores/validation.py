@@ -31,7 +31,7 @@ def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner:
     missing = [method for method in METHODS if not callable(getattr(store, method, None))]
     if missing:
         text = f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}"
-        raise PluginError(f"{text}; wanted those of pml_ext.plugin.Store")
+        raise PluginError(f"{text}; it must be as in pml_ext.plugin.Store")
     return CheckedStore(store, owner)
 
 

@@ -255,7 +255,7 @@ class Identifier:
         """Return the open-set metrics of photographs with classes; an indexed one is left out of the index."""
         rows = [row for row, name in enumerate(queries.classes) if name]
         if not rows:
-            raise DataError(f"{queries.place}: no photograph in it has a class; --score wants a sub-folder per class")
+            raise DataError(f"{queries.place}: no photograph in it has a class; --score needs a sub-folder per class")
         labels = [queries.classes[row] for row in rows]
         own = self._own_rows([queries.keys[row] for row in rows])
         distances = self.enrolled.classes(nearest).distances(queries.points[rows], own)

@@ -105,14 +105,14 @@ class SearchIndex:
         if isinstance(self._embedder, ImageEmbedder):
             return self._embedder
         run = self.collection.run
-        raise ConfigError(f"{run} was trained on vectors, which have no pixels; this wants a run of images")
+        raise ConfigError(f"{run} was trained on vectors, which have no pixels; this needs a run of images")
 
     @property
     def vectors(self) -> VectorEmbedder:
         """What embeds vectors; ConfigError for a run that was trained on images."""
         if isinstance(self._embedder, VectorEmbedder):
             return self._embedder
-        raise ConfigError(f"{self.collection.run or self.place} was trained on images; this wants a run of vectors")
+        raise ConfigError(f"{self.collection.run or self.place} was trained on images; this needs a run of vectors")
 
     @property
     def place(self) -> Path:

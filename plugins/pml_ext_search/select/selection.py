@@ -97,7 +97,7 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
     if kind == "outliers":
         if len(points) < 2:
             raise DataError(
-                f"{embedded.folder}: one image; wanted two or more, of which one can be far from the others"
+                f"{embedded.folder}: found one image; outliers need two or more"
             )
         found = outliers(points, count)
         return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), found.distances.tolist())

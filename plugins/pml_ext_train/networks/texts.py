@@ -122,7 +122,7 @@ def _check_same_weights(name: str, trunk: nn.Module, pair: nn.Module) -> None:
     is_same = is_same and all(torch.equal(found[key].cpu(), tensor.cpu()) for key, tensor in wanted.items())
     if not is_same:
         raise ConfigError(
-            f"the trunk's weights are not those of {name}: it was trained further, or the pair is another one now, and "
+            f"the trunk's weights differ from {name}: it was trained further, or the pair has changed, and "
             "texts and images are no longer in one space; wanted a frozen trunk of the same pair: pml-ext fit FOLDER "
             f"--closed-form --trunk {shlex.quote(name)}"
         )
