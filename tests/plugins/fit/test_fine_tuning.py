@@ -92,7 +92,7 @@ def test_what_cannot_be_fine_tuned_is_one_line(photos, tmp_path, monkeypatch):
 def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypatch):
     needs_weights()
     monkeypatch.setattr(selection, "choose", None)
-    with pytest.raises(ConfigError, match=r"--set schedule.epochs=8: .*found 8; the stages take 8 epochs"):
+    with pytest.raises(ConfigError, match=r"--set schedule.epochs=8: .*found 8, but the stages alone have 8 epochs"):
         fit(photos, out=tmp_path / "run", fine_tune=True, overrides=typed(["schedule.epochs=8"]))
     assert not (tmp_path / "run").exists()
 
