@@ -264,7 +264,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
 
 def _without_empty(terms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return terms with 0 for those without a triplet, of which PML's MeanReducer gives NaN."""
+    """Replace terms without a triplet by 0, because PML's MeanReducer returns NaN for them."""
     for name, term in terms.items():
         if isinstance(term["losses"], Tensor) and term["losses"].ndim and not len(term["losses"]):
             terms[name] = reduced(term["losses"].sum())["loss"]

@@ -174,7 +174,7 @@ def pair_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return each pair's sum of a triplet loss over its negatives in S, and their number: ``[L]``, floating point.
 
-    Distances and the mask of negatives are ``[B, R]``. With ``all_negatives``, sums cover all those of the anchor.
+    Distances and the mask of negatives are ``[B, R]``. With ``all_negatives``, sums cover all negatives of the anchor.
     ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``. For
     hinges, the forward pass also computes the gradient for a uniform upstream gradient; others need a second pass.
     """
