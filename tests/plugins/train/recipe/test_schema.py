@@ -31,7 +31,7 @@ def test_stages():
         ("schedule.epochs=0", r"schedule.epochs: found 0; input should be greater than or equal to 1"),
         ("engine.epochs=3", r"engine: no key 'epochs'; it belongs to \[schedule\]"),
         ("sampler.lr=1", r"sampler.lr: no setting of pml/m-per-class 'lr'; it belongs to \[optimizer\]"),
-        ("sampler={name='shuffle', m=4}", r"sampler.m: no setting of shuffle 'm'; nothing is known under this kind"),
+        ("sampler={name='shuffle', m=4}", r"sampler.m: no setting of shuffle 'm'; known: none"),
         ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
         ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
         ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
