@@ -48,7 +48,7 @@ def summary(thing: Any) -> str:
     inherits = isinstance(thing, type) and not vars(thing).get("__doc__")
     if inherits or isinstance(thing, types.GenericAlias):
         return f"from `{thing.__module__.partition('.')[0]}`"
-    return without_rst((inspect.getdoc(thing) or "").partition("\n\n")[0])
+    return without_rst(re.split(r"\n\n|\nArgs:", inspect.getdoc(thing) or "")[0])
 
 
 def recipes() -> str:
