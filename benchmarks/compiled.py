@@ -1,7 +1,7 @@
-"""A step of a loss compiled by ``torch.compile`` and not, forward and backward, in turns.
+"""A step of a loss with and without ``torch.compile``, forward and backward, in turns.
 
-``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; without names, the six losses of
-docs/scale.md. The time of the compilation itself is its own column. A loss that has no graph of a shape is said to.
+``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; the default is the six losses of
+docs/scale.md. Compilation has its own column.
 """
 
 import argparse
@@ -19,7 +19,6 @@ LOSSES = ("cbml", "angular", "n-pair", "n-pair-angular", "batch-all-triplets", "
 
 
 def seconds(loss, embeddings, labels):
-    """Return the seconds of forward and backward."""
     embeddings.grad = None
     start = time.perf_counter()
     loss(embeddings, labels).backward()
@@ -27,7 +26,7 @@ def seconds(loss, embeddings, labels):
 
 
 def measure(name, shape, rounds):
-    """Return milliseconds of a step as it is and compiled (medians), and the seconds that the compilation took."""
+    """Median milliseconds of a step without and with compilation, and the seconds of compiling."""
     torch.compiler.reset()
     loss = registry.build(name, "loss", shape.context)
     compiled = torch.compile(loss, fullgraph=True)
@@ -43,7 +42,6 @@ def measure(name, shape, rounds):
 
 
 def main():
-    """Print a row for each loss at each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("losses", nargs="*", default=LOSSES)
     parser.add_argument("--shapes", nargs="+", type=Shape.parse, default=SHAPES)
