@@ -1,4 +1,4 @@
-"""The data set of images, or vectors, without labels: all below a folder, or of a file."""
+"""The data set ``unlabeled``: all images below a folder, or the vectors of a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .embedding.reading import found_instead
 def unlabeled(
     root: Path | None = None, path: str = "", image_size: int = 224, channels: Literal[1, 3] = 3
 ) -> DataSplits:
-    """Return the images of a folder, sub-folders included, or the vectors of a file, without labels.
+    """All images below a folder, or the vectors of a file, without labels.
 
     Args:
         root: the folder that ``path`` is relative to.
@@ -25,8 +25,7 @@ def unlabeled(
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
 
-    Raises:
-        DataError: there is no such folder or file, or no image in it.
+    DataError for a missing folder or file, or fewer than two images or vectors.
     """
     place = (root or Path()) / Path(path).expanduser()
     if place.is_file() and is_vector_file(place):

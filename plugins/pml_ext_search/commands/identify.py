@@ -104,7 +104,6 @@ def identify(
 
 
 def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
-    """Print a row per photograph and class."""
     rows = []
     for answer in answers:
         found = zip(answer.classes, answer.distances, answer.paths, strict=True)
@@ -121,7 +120,6 @@ def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
 
 
 def _print_scored(scored: Scored, as_json: bool) -> None:
-    """Print the open-set metrics."""
     from ..open_set.open_set import title_of
 
     rows = []

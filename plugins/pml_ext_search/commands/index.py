@@ -94,7 +94,6 @@ def index(
 
 
 def _about_index(gallery: Gallery) -> dict[str, Any]:
-    """Return what ``index --json`` prints."""
     new, changed, gone, as_before = gallery.changes or (len(gallery), 0, 0, 0)
     effort = None
     recall = None
@@ -121,7 +120,7 @@ def _recall_text(name: str, recall: float) -> str:
 
 
 def _check_index(gallery: Gallery, as_json: bool) -> None:
-    """Print which images of an index are gone or changed; exit code 1 if there are some."""
+    """Print which images are gone, changed or damaged; exit code 1 if any is gone or changed."""
     gone, changed = gallery.check()
     how = " by the size and time of their files" if gallery.noun == "images" else ""
     lines = [f"{len(gallery)} {gallery.noun} checked{how}: {gallery.place}"]

@@ -32,8 +32,8 @@ _NOT_FINITE = ""  # in place of a reason, for an image whose embedding has NaN o
 class FolderPass:
     """A pass of a network over a folder; under torchrun, each rank embeds a share of the images.
 
-    Images are numbered by their places in the listing. Files that an earlier pass found damaged, and that have not
-    changed since, are read only with ``retry_damaged``.
+    Images are numbered by their places in the listing. Unchanged files that an earlier pass found damaged are read only
+    with ``retry_damaged``.
     """
 
     def __init__(self, embedder: ImageEmbedder, folder: Path, retry_damaged: bool = False) -> None:
@@ -70,7 +70,7 @@ class FolderPass:
                 self._collection.compact(gone)
 
     def _looked_up(self) -> tuple[dict[int, int], list[bytes], dict[int, str]]:
-        """Vector numbers of unchanged images, the files that are gone, and reasons for known damaged files.
+        """Vector numbers of unchanged images, files that are gone, and reasons of known damaged files.
 
         A file below a folder that could not be looked at counts as present.
         """
@@ -88,7 +88,6 @@ class FolderPass:
         return found, gone, damaged
 
     def _embedded_folder(self, vectors: Mapping[int, int], skipped: dict[str, str], new: int) -> Embedded:
-        """Return the images whose vectors are in the collection, in the order of the listing."""
         places = sorted(vectors)
         paths = [self._listing.names[place] for place in places]
         numbers = np.array([vectors[place] for place in places], dtype=np.int64)
@@ -106,10 +105,7 @@ class FolderPass:
 
     @torch.no_grad()
     def _embed_missing(self, numbers: Sequence[int], batch_size: int) -> dict[int, int | str]:
-        """Embed images and write the vectors; return each vector's number, or the reason for a failure.
-
-        What is embedded when an error occurs is written too.
-        """
+        """Embed images and write the vectors, even after an error; return each one's number, or why it failed."""
         results = dict[int, int | str]()
         waiting = dict[int, Vectors]()
         last = time.perf_counter()
@@ -143,7 +139,7 @@ class FolderPass:
         return results
 
     def _batches(self, numbers: Sequence[int], size: int) -> Iterator[Batch]:
-        """Yield embeddings by number, first of images whose features are cached."""
+        """Embeddings by number, first from cached features."""
         files = {number: self._listing.folder / self._listing.names[number] for number in numbers}
         if self._embedder.computed.caches_features:
             for start in range(0, len(numbers), WRITTEN):
@@ -160,7 +156,7 @@ class FolderPass:
     def _joined(
         self, results: Mapping[int, int | str], damaged: Mapping[int, str]
     ) -> tuple[dict[int, int], dict[str, str]]:
-        """Vector numbers of new images, and reasons for skipped files; new ones are reported, damaged ones kept."""
+        """Vector numbers of new images, and reasons of skipped files, which are reported."""
         vectors: dict[int, int] = {}
         failed: dict[int, str] = {}
         for number, result in results.items():
