@@ -242,7 +242,7 @@ class BrowsedRun:
 
     def recall(self, part: Part = ALL) -> list[tuple[str, int, int]]:
         """Name, right answers and queries (quotient: Recall@1) of trained and unseen classes."""
-        names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
+        names = {True: "classes of training", False: "unseen classes", None: "all classes (training classes unknown)"}
         pairs = self.pairs(part)
         rows = []
         for trained, name in names.items():

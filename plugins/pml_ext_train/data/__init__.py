@@ -71,7 +71,7 @@ with needs_extra("train", "a data set"):
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
-    """Return the core's data sets by name, except those of :data:`PATH_FACTORIES`."""
+    """Return the core's data sets by name, except the names in :data:`PATH_FACTORIES`."""
     return {
         "cars196": image_sets.cars196,
         "cub": image_sets.cub,

@@ -94,7 +94,7 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 
 def _max_pixels() -> int | None:
-    """Return the limit of pixels in the environment, which becomes Pillow's; None if there is none."""
+    """Return the limit of pixels in the environment, which becomes Pillow's; None if it is not set."""
     text = os.environ.get(MAX_PIXELS)
     if not text:
         return None
@@ -189,7 +189,7 @@ def _check_enlarged(sides: tuple[float, float], smallest: int | None, name: str)
 
 
 def _whole_pixels(box: Box, width: int, height: int, path: Any) -> Box:
-    """Return the smallest box of whole pixels around a box, inside of the image; DataError if there is none."""
+    """Return the smallest box of whole pixels around a box, inside of the image; DataError if they do not overlap."""
     left = max(0, math.floor(box.left))
     top = max(0, math.floor(box.top))
     right = min(width, math.ceil(box.right))

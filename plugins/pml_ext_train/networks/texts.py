@@ -86,7 +86,7 @@ def text_encoder(table: Mapping[str, Any], trunk: nn.Module, device: torch.devic
 
     Raises:
         ConfigError: the trunk is not of a pair, its features are not projected into the space of texts, its weights
-            are no longer those of the pair, or the pair or its tokenizer cannot be had.
+            no longer belong to the pair, or the pair or its tokenizer cannot be had.
     """
     name = str(table.get("name"))
     wanted = "wanted the image encoder of a pair such as CLIP or SigLIP: pml-ext fit FOLDER --trunk hf/PAIR"
@@ -109,7 +109,7 @@ def text_encoder(table: Mapping[str, Any], trunk: nn.Module, device: torch.devic
 
 
 def _check_same_weights(name: str, trunk: nn.Module, pair: nn.Module) -> None:
-    """Raise ConfigError for a trunk whose weights are not those of the image encoder of a pair."""
+    """Raise ConfigError for a trunk whose weights differ from the image encoder of a pair."""
     parts = {"model": pair.vision_model}
     if hasattr(pair, "visual_projection"):
         parts["projection"] = pair.visual_projection
