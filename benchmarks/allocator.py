@@ -1,8 +1,8 @@
-"""Time, system time and memory of a network on a CPU, with glibc's allocator as it is and with freed memory kept.
+"""Time and memory of a network on a CPU, with glibc's default allocator and with freed memory kept.
 
-Each measurement is a process of its own, and the two kinds take turns, so that a busy machine slows both equally.
+Each measurement is a separate process, and both kinds take turns.
 
-``python -m benchmarks.allocator --rounds 5`` prints the medians. Only Linux with glibc has a difference to show.
+``python -m benchmarks.allocator --rounds 5`` prints the medians. Only Linux with glibc shows a difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = 64
 
 
 def measure(kept: bool, training: bool, batches: int) -> dict[str, float]:
-    """Return images per second, system seconds and peak MiB of ResNet-18 with random weights, in this process."""
+    """Images per second, system seconds and peak MiB of ResNet-18 with random weights, in this process."""
     import torch
     import torchvision
 
@@ -54,7 +54,6 @@ def measure(kept: bool, training: bool, batches: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """The comparison."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--batches", type=int, default=8, help=f"of {BATCH} images")

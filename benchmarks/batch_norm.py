@@ -1,10 +1,9 @@
-"""Batch norms of a pretrained trunk that is trained whole, in batches of several sizes: MAP@R on classes never seen.
+"""Batch norms of a pretrained trunk, trained in batches of several sizes: MAP@R on new classes.
 
-``python -m benchmarks.batch_norm PHOTOS`` (extra ``photos``) takes a folder with the sub-folders ``train`` and
-``test``, each with a sub-folder per class. For each batch size it trains EfficientNet-Lite0 with ImageNet weights and a
-linear head in three ways: the batch norms normalize by the statistics of each batch, as torch trains them; they keep
-the statistics of ImageNet (``freeze_batch_norm``); or their weights are frozen as well. Each run sees the same number
-of images, and runs of one seed draw the same batches. Twenty minutes on one core.
+``python -m benchmarks.batch_norm PHOTOS`` (extra ``photos``) needs a folder with ``train`` and ``test``, each with a
+sub-folder per class. It trains EfficientNet-Lite0 with ImageNet weights and a linear head for each batch size. Batch
+norms use the statistics of each batch, keep those of ImageNet (``freeze_batch_norm``), or are frozen completely. All
+runs see the same number of images; runs with one seed draw the same batches. Twenty minutes on one core.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ MODES = {  # of batch norms, by the statistics that they normalize with
 
 
 def link_some(source: Path, target: Path, classes: int, images: int) -> None:
-    """Link the first images of the first classes of a folder."""
     for folder in sorted(path for path in source.iterdir() if path.is_dir())[:classes]:
         (target / folder.name).mkdir(parents=True)
         for file in sorted(folder.iterdir())[:images]:
@@ -43,7 +41,6 @@ def link_some(source: Path, target: Path, classes: int, images: int) -> None:
 
 
 def settings_of(given: argparse.Namespace, photos: Path, batch: int, mode: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run."""
     iterations = given.classes * given.images // batch
     return {
         **mode,
@@ -68,12 +65,11 @@ def settings_of(given: argparse.Namespace, photos: Path, batch: int, mode: dict[
 
 
 def tested(run: Run, _: Any) -> dict[str, Any]:
-    """Return the metrics of the trained network."""
     return {"after": evaluate_split(run, "test", clustering=False)}
 
 
 def trained(settings: dict[str, Any], seed: int, epochs: int | None = None) -> float:
-    """Return MAP@R in % after training; without an epoch, that of the network as it is."""
+    """MAP@R in % after training; without an epoch, of the untrained network."""
     if epochs == 0:
         settings = settings | {"model.freeze": "trunk", "model.embedder": "none", "model.embedding_size": 1280}
     recipe = load_recipe(RECIPE, settings)
@@ -83,7 +79,6 @@ def trained(settings: dict[str, Any], seed: int, epochs: int | None = None) -> f
 
 
 def main() -> None:
-    """Print a row for each batch size."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("photos", type=Path)
     options.add_argument("--batches", type=int, nargs="+", default=[16, 32, 64, 128])

@@ -1,9 +1,7 @@
-"""Draw the pictures of docs/browse.md: two runs on Omniglot's small sets, and the page in headless Chromium.
+"""Draw the pictures of docs/browse.md: two runs on Omniglot, and the page in headless Chromium.
 
-Copies are shown of squares of the two photographs that scikit-learn brings along.
-
-python -m benchmarks.browse_screenshots DATA [--work FOLDER], DATA having images_background_small1.zip and
-images_background_small2.zip; five minutes, or seconds with the runs of an earlier --work FOLDER.
+python -m benchmarks.browse_screenshots DATA [--work FOLDER], where DATA has images_background_small1.zip and
+images_background_small2.zip. Five minutes, or seconds with the runs of an earlier --work FOLDER.
 """
 
 import argparse
@@ -30,7 +28,7 @@ PROGRAM = [sys.executable, "-m", "pml_ext"]
 
 
 def prepare(data: Path, work: Path) -> None:
-    """Train two runs, and write the characters of both sets as white drawings on black, a sub-folder for each."""
+    """Train two runs, and write the characters of both sets in white on black, a sub-folder each."""
     for name, recipe in RUNS.items():
         if not (work / name / "metrics.json").exists():
             subprocess.run([*PROGRAM, "train", *recipe, "--data", data, "--out", work / name], check=True)
@@ -46,7 +44,6 @@ def prepare(data: Path, work: Path) -> None:
 
 
 def write_copies(place: Path) -> None:
-    """Write squares of two photographs, and copies of some."""
     (place / "from phone").mkdir(parents=True, exist_ok=True)
     for number, pixels in enumerate(load_sample_images().images):
         photograph = Image.fromarray(pixels)
@@ -64,7 +61,6 @@ def write_copies(place: Path) -> None:
 
 @contextlib.contextmanager
 def served(work: Path, *options: str) -> Iterator[str]:
-    """Serve a page, and yield its address."""
     command = [*PROGRAM, "browse", *options, "--port", "0", "--no-open"]
     with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -74,7 +70,6 @@ def served(work: Path, *options: str) -> Iterator[str]:
 
 
 def take(name: str, address: str, width: int, height: int) -> None:
-    """Save what Chromium shows of an address."""
     with tempfile.TemporaryDirectory() as profile:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
         flags += [f"--user-data-dir={profile}", "--virtual-time-budget=8000", f"--window-size={width},{height}"]
@@ -84,7 +79,6 @@ def take(name: str, address: str, width: int, height: int) -> None:
 
 
 def main() -> None:
-    """Train, serve and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("screenshots"))

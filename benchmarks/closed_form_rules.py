@@ -1,10 +1,10 @@
-"""How far the closed form that ``pml-ext fit`` takes falls below the better of the features and within-class whitening.
+"""How far the closed form chosen by ``fit`` falls below the better of two baselines.
 
-``python -m benchmarks.closed_form_rules [--vectors FILE.npz ...] [--seeds N]`` divides each data set in halves, by
-class or by item, several times. Each rule chooses among the three closed forms on the training half alone, by the same
-folds as ``fit``, and what it takes is tested on the other half. The table has, by rule, how often Recall@1 or MAP@R
-falls more than 0.5 points below the better of the two, how far in the mean, and how far at most. Data sets are those
-of scikit-learn that need no download, made-up ones, and random classes of files with ``embeddings`` and ``labels``.
+``python -m benchmarks.closed_form_rules [--vectors FILE.npz ...] [--seeds N]`` splits each data set in halves several
+times, by class or by item. Each rule chooses among the three closed forms on the training half, with the folds of
+``fit``; the other half tests the choice. The baselines are the features and within-class whitening. The table shows how
+often Recall@1 or MAP@R is more than 0.5 points lower, and the mean and largest gaps. Data sets come from scikit-learn,
+from made-up classes, and from files with ``embeddings`` and ``labels``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Choose = Callable[[Sequence[Scored]], Scored]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors ``[N, F]`` with labels ``[N]``; ``shared`` if the tested classes are those that train."""
+    """Vectors ``[N, F]`` with labels ``[N]``; ``shared`` if the tested classes train."""
 
     name: str
     features: Tensor
@@ -43,7 +43,7 @@ class Vectors:
 
 
 def _simplest(scored: Sequence[Scored], errors: float, order: Sequence[int]) -> Scored:
-    """Return the first in an order that is within so many standard errors of the greatest mean."""
+    """The first one within so many standard errors of the greatest mean."""
     best = max(scored, key=lambda each: float(each.scores.both.mean()))
     for number in order:
         difference = best.scores.both - scored[number].scores.both
@@ -53,7 +53,7 @@ def _simplest(scored: Sequence[Scored], errors: float, order: Sequence[int]) -> 
 
 
 def _least_behind(scored: Sequence[Scored]) -> Scored:
-    """Return what is least behind the best in the worse of its two metrics."""
+    """The one with the smallest gap to the best, in the worse of its two metrics."""
     recalls = [float(each.scores.recall_at_1.mean()) for each in scored]
     precisions = [float(each.scores.map_at_r.mean()) for each in scored]
     behind = []
@@ -74,7 +74,7 @@ RULES: dict[str, Choose] = {
 
 
 def from_scikit_learn() -> Iterator[Vectors]:
-    """Yield scikit-learn's own data sets, standardized where their columns have units of their own."""
+    """scikit-learn's data sets; columns with different units are standardized."""
     digits = datasets.load_digits(return_X_y=True)
     yield Vectors("digits, new classes", _tensor(digits[0]), digits[1])
     yield Vectors("digits, the same classes", _tensor(digits[0]), digits[1], shared=True)
@@ -89,7 +89,7 @@ def from_scikit_learn() -> Iterator[Vectors]:
 
 
 def made_up() -> Iterator[Vectors]:
-    """Yield Gaussian classes: round ones, with directions of large spread in all classes, and few items of each."""
+    """Gaussian classes: round ones, ones with nuisance directions, and small ones."""
     for name, classes, each, dimensions, nuisance in (
         ("made-up, round classes", 40, 20, 32, 0.0),
         ("made-up, spread in 8 of 64 directions", 40, 20, 64, 4.0),
@@ -107,7 +107,7 @@ def made_up() -> Iterator[Vectors]:
 
 
 def from_file(path: Path, seed: int) -> Iterator[Vectors]:
-    """Yield random classes of a file: 6 to all of them to train and as many to test, small ones, and two."""
+    """Random classes of a file: 6 or more to train and as many to test, small ones, and two."""
     with np.load(path, allow_pickle=False) as file:
         features = torch.from_numpy(file["embeddings"]).float()
         _, labels = np.unique(file["labels"], return_inverse=True)
@@ -130,7 +130,7 @@ def _tensor(rows: Any) -> Tensor:
 
 
 def divided(vectors: Vectors, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows that train and those that are tested: half of the classes, or half of each class."""
+    """Rows to train and to test: half of the classes, or half of each class."""
     generator = np.random.default_rng(seed)
     labels = vectors.labels
     if not vectors.shared:
@@ -145,7 +145,7 @@ def divided(vectors: Vectors, seed: int) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def tested(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return Recall@1 and MAP@R over all items, in percent, as a run's test has them."""
+    """Recall@1 and MAP@R over all items, in percent."""
     names = ["precision_at_1", "mean_average_precision_at_r"]
     calculator = RetrievalAccuracyCalculator(names, k="max_bin_count", device=torch.device("cpu"))
     found = calculator.evaluate(torch.nn.functional.normalize(embeddings), labels).accuracies
@@ -154,7 +154,7 @@ def tested(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
 
 
 def behind(vectors: Vectors, seed: int) -> dict[str, tuple[float, float]] | None:
-    """Return, by rule, how far Recall@1 and MAP@R of what it takes are below the better of the two baselines."""
+    """How far each rule's choice is below the better baseline, in Recall@1 and MAP@R."""
     train, test = divided(vectors, seed)
     size = vectors.features.shape[1]
     features = coordinates(vectors.features[train])
@@ -183,7 +183,6 @@ def behind(vectors: Vectors, seed: int) -> dict[str, tuple[float, float]] | None
 
 
 def main() -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=Path, nargs="*", default=[], help="files with embeddings and labels, .npz")
     parser.add_argument("--seeds", type=int, default=5)
@@ -207,7 +206,6 @@ def main() -> None:
 
 
 def _summary(runs: Sequence[tuple[float, float]]) -> str:
-    """Return how often, how far in the mean and how far at most a rule is below the baselines."""
     failed = sum(max(run) > TOLERATED for run in runs)
     mean_recall, mean_precision = np.mean(runs, axis=0)
     most_recall, most_precision = np.max(runs, axis=0)

@@ -1,9 +1,9 @@
-"""Adjusted mutual information of clusterings that choose the number of clusters themselves, with labeled classes.
+"""Adjusted mutual information of clusterings that choose their number of clusters.
 
-``python -m benchmarks.clusters [FILE.npz ...]`` (extra ``cpu``) clusters scikit-learn's digits, and the embeddings and
-classes that ``pml-ext embed`` wrote to each file: 1,200 images of all, and parts with few classes and few images. It
-prints, for each set and method, the adjusted mutual information (images in no cluster are a cluster each), the number
-of clusters, the share of images in none, and that of the largest cluster. k-means is given the number of classes.
+``python -m benchmarks.clusters [FILE.npz ...]`` (extra ``cpu``) clusters scikit-learn's digits, and embeddings with
+classes from ``pml-ext embed``: 1,200 images, and parts with few classes or few images. It prints the agreement with the
+classes, the number of clusters, the share of images without one, and the size of the largest. An image without a
+cluster counts as its own. k-means gets the true number of classes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ PARTS = ((6, 30), (30, 6), (50, 20))  # classes, and at most so many images of e
 
 
 def parts_of(points: Points, labels: Labels) -> Iterator[tuple[str, Points, Labels]]:
-    """Yield a set, and parts of it."""
     generator = np.random.default_rng(0)
     rows = generator.permutation(len(points))[:MOST]
     yield "all", points[rows], labels[rows]
@@ -47,8 +46,6 @@ def parts_of(points: Points, labels: Labels) -> Iterator[tuple[str, Points, Labe
 
 
 def partition(number: int) -> Clustering:
-    """Return the clustering of a partition by first neighbors, from 0."""
-
     def cluster(points: Points, _: int) -> Labels:
         found = first_neighbor_partitions(torch.from_numpy(points))
         return found[min(number, len(found) - 1)]
@@ -57,7 +54,7 @@ def partition(number: int) -> Clustering:
 
 
 def linkage(kind: str, factor: float) -> Clustering:
-    """Return a linkage that is cut at a multiple of the mean distance to the fifth neighbor."""
+    """A linkage, cut at a multiple of the mean distance to the fifth neighbor."""
 
     def cluster(points: Points, _: int) -> Labels:
         distances = np.sqrt(np.maximum(0, 2 - 2 * points @ points.T))
@@ -83,7 +80,7 @@ METHODS: dict[str, Clustering] = {
 
 
 def singles(labels: Labels) -> Labels:
-    """Return labels in which each image in no cluster is a cluster of its own."""
+    """Labels in which each image without a cluster is its own cluster."""
     found = labels.copy()
     none = np.flatnonzero(labels < 0)
     found[none] = labels.max() + 1 + np.arange(len(none))
@@ -91,7 +88,6 @@ def singles(labels: Labels) -> Labels:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
     given = parser.parse_args()

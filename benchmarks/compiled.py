@@ -1,7 +1,12 @@
-"""A step of a loss compiled by ``torch.compile`` and not, forward and backward, in turns.
+"""A step of a loss with and without ``torch.compile``, forward and backward, in turns.
 
+<<<<<<< HEAD
 ``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; without names, the six losses of
 docs/measurements.md. The time of the compilation has its own column. A loss without a graph for a shape is reported.
+=======
+``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; the default is the six losses of
+docs/scale.md. Compilation has its own column.
+>>>>>>> e770208b91ff12dd09d252e247e737a6008cf953
 """
 
 import argparse
@@ -19,7 +24,6 @@ LOSSES = ("cbml", "angular", "n-pair", "n-pair-angular", "batch-all-triplets", "
 
 
 def seconds(loss, embeddings, labels):
-    """Return the seconds of forward and backward."""
     embeddings.grad = None
     start = time.perf_counter()
     loss(embeddings, labels).backward()
@@ -27,7 +31,7 @@ def seconds(loss, embeddings, labels):
 
 
 def measure(name, shape, rounds):
-    """Return milliseconds of a step as it is and compiled (medians), and the seconds that the compilation took."""
+    """Median milliseconds of a step without and with compilation, and the seconds of compiling."""
     torch.compiler.reset()
     loss = registry.build(name, "loss", shape.context)
     compiled = torch.compile(loss, fullgraph=True)
@@ -43,7 +47,6 @@ def measure(name, shape, rounds):
 
 
 def main():
-    """Print a row for each loss at each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("losses", nargs="*", default=LOSSES)
     parser.add_argument("--shapes", nargs="+", type=Shape.parse, default=SHAPES)

@@ -1,15 +1,13 @@
-"""Precision and recall of the copies that ``pml-ext duplicates FOLDER`` finds by its default radius.
+"""Precision and recall of ``pml-ext duplicates FOLDER`` with its default radius.
 
 ``python -m benchmarks.duplicates FOLDER [--photographs 100] [--among 900]`` draws photographs from a folder, writes
-each of them and seven changes of it (JPEG of quality 75 and 40, half size, WebP, crops of 3 and 10 %, brighter), and
-counts pairs of images in one group. ``--among N`` adds N photographs of which there are no copies. ``--scenes SIDE``
-cuts the pictures of the folder into squares first, so that few large pictures, as those of scikit-image, give many
-photographs; squares of nearly one color are left out.
+each with seven changes (JPEG of quality 75 and 40, half size, WebP, crops of 3 and 10 %, brighter), and counts pairs of
+images in one group. ``--among N`` adds photographs without copies. ``--scenes SIDE`` cuts large pictures into squares
+first; squares of nearly one color are left out.
 
-For comparison, each with the best threshold for a precision of 0.99, which nobody knows beforehand: gray thumbnails of
-16 x 16 pixels; with ``--run RUN`` the features of a run's trunk, as they are and whitened by their total covariance;
-and, where the package is installed, the perceptual hashes of imagededup, also at its default of 10 bits. Groups are
-what pairs connect.
+The comparison uses the best threshold for a precision of 0.99, which nobody knows in advance: gray thumbnails of 16 x
+16 pixels; with ``--run RUN`` the features of a trunk, unwhitened and whitened; and the perceptual hashes of imagededup,
+if installed, also at its default of 10 bits. Connected pairs form a group.
 """
 
 from __future__ import annotations
@@ -42,12 +40,11 @@ BITS = 10  # imagededup's default
 
 
 def scaled(image: Image.Image, factor: float) -> Image.Image:
-    """Return an image of another size."""
     return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.LANCZOS)
 
 
 def cropped(image: Image.Image, lost: float) -> Image.Image:
-    """Return an image without a fraction of its width and height, half of it at each side."""
+    """An image without a fraction of its sides, half at each end."""
     x = round(image.width * lost / 2)
     y = round(image.height * lost / 2)
     return image.crop((x, y, image.width - x, image.height - y))
@@ -66,7 +63,7 @@ CHANGES: dict[str, Callable[[Image.Image, str], None]] = {
 
 
 def photographs(files: Sequence[Path], scenes: int) -> Iterator[Image.Image]:
-    """Yield the images of files, or squares of ``scenes`` pixels that are cut from them."""
+    """Images of files, or squares of ``scenes`` pixels that are cut from them."""
     for file in files:
         image = Image.open(file).convert("RGB")
         if not scenes:
@@ -80,7 +77,7 @@ def photographs(files: Sequence[Path], scenes: int) -> Iterator[Image.Image]:
 
 
 def write_copies(images: Sequence[Image.Image], copied: int, place: Path) -> None:
-    """Write the first photographs with their changes, and the others as they are, one folder each."""
+    """Write the first photographs with their changes, and the others unchanged, one folder each."""
     for number, image in enumerate(images):
         folder = place / f"{number:05d}"
         folder.mkdir()
@@ -90,7 +87,6 @@ def write_copies(images: Sequence[Image.Image], copied: int, place: Path) -> Non
 
 
 def scores(groups: Sequence[Sequence[str]], paths: Sequence[str]) -> tuple[float, float]:
-    """Return precision and recall of pairs of images in one group."""
     photographs = {path: path.partition("/")[0] for path in paths}
     sizes = np.unique(list(photographs.values()), return_counts=True)[1]
     wanted = int((sizes * (sizes - 1) // 2).sum())
@@ -104,13 +100,12 @@ def scores(groups: Sequence[Sequence[str]], paths: Sequence[str]) -> tuple[float
 
 
 def scores_of_pairs(pairs: Pairs, paths: Sequence[str]) -> tuple[float, float]:
-    """Return precision and recall of what pairs connect."""
     groups = [[paths[number] for number in members] for members in components(pairs, len(paths))]
     return scores(groups, paths)
 
 
 def best_recall(points: Tensor, paths: Sequence[str]) -> float:
-    """Return the recall of groups by vectors, at the best radius whose precision is at least 0.99."""
+    """Recall of groups of vectors, at the best radius with a precision of at least 0.99."""
     points = torch.nn.functional.normalize(points)
     best = 0.0
     for radius in np.arange(0.02, 1.2, 0.02).tolist():
@@ -121,7 +116,7 @@ def best_recall(points: Tensor, paths: Sequence[str]) -> float:
 
 
 def scores_of_hash(name: str, folder: Path, paths: Sequence[str]) -> dict[int, tuple[float, float]]:
-    """Return precision and recall by an imagededup hash, for each largest number of different bits."""
+    """Precision and recall by an imagededup hash, for each limit on different bits."""
     from imagededup import methods
 
     hasher = getattr(methods, name)(verbose=False)
@@ -142,7 +137,7 @@ def scores_of_hash(name: str, folder: Path, paths: Sequence[str]) -> dict[int, t
 
 
 def thumbnails(folder: Path, paths: Sequence[str]) -> Tensor:
-    """Return gray thumbnails of 16 x 16 pixels without their means, ``[N, 256]``."""
+    """Gray thumbnails of 16 x 16 pixels without their means, ``[N, 256]``."""
     rows = []
     for path in paths:
         small = Image.open(folder / path).convert("L").resize((16, 16), Image.Resampling.BOX)
@@ -152,7 +147,6 @@ def thumbnails(folder: Path, paths: Sequence[str]) -> Tensor:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--photographs", type=int, default=100)

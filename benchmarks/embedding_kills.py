@@ -1,8 +1,8 @@
-"""Kill ``pml-ext index`` at made-up moments and start it again: ``python -m benchmarks.embedding_kills``.
+"""Kill ``pml-ext index`` and start it again: ``python -m benchmarks.embedding_kills``.
 
-The index of a command that is killed three times (``--kills``) is compared with that of one that nobody disturbed, and
-the images that are embedded twice are counted. Then 200 images are added, 100 deleted and 50 replaced (of 10,000;
-``--count`` says another number, in proportion), and what is embedded then is compared with a collection from scratch.
+The index of a command that was killed three times (``--kills``) is compared with an undisturbed one, and images
+embedded twice are counted. Then 200 of 10,000 images (``--count``) are added, 100 deleted and 50 replaced; the result
+is compared with a new collection.
 """
 
 import argparse
@@ -30,7 +30,6 @@ COMMAND = [sys.executable, "-m", "pml_ext"]
 
 
 def rows(store: Path) -> int:
-    """Return how many embedded files a collection has."""
     if not (store / "images.sqlite").exists():
         return 0
     with contextlib.closing(sqlite3.connect(store / "images.sqlite", timeout=60)) as connection:
@@ -41,7 +40,6 @@ def rows(store: Path) -> int:
 
 
 def same(first, second) -> str:
-    """How far two lists of embeddings are from each other."""
     assert sorted(first.paths) == sorted(second.paths)
     rows = [second.paths.index(path) for path in first.paths]
     difference = float((first.embeddings - second.embeddings[rows]).abs().max())
@@ -50,7 +48,6 @@ def same(first, second) -> str:
 
 
 def main() -> None:
-    """Prints what happened; an assertion that fails is a finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=3)
@@ -95,7 +92,6 @@ def main() -> None:
 
 
 def changed(place: Path, folder: Path, run: Path, count: int) -> None:
-    """Adds, deletes and replaces images."""
     added = count // 50
     deleted = count // 100
     replaced = count // 200

@@ -1,8 +1,8 @@
-"""Measure how fast a folder of photographs is indexed: ``python -m benchmarks.embedding_speed``.
+"""How fast a folder of photographs is indexed: ``python -m benchmarks.embedding_speed``.
 
-It makes JPEGs (10,000; ``--count`` says another number), and prints images per second of the parts and of a whole index
-with 0 and with 2 workers, beside a plain loop. Ways take turns; each figure is the median of the passes, by the clock
-and, for the whole, in seconds of all processors too.
+It makes 10,000 JPEGs (``--count``), and prints images per second of each part and of a whole index with 0 and 2
+workers, beside a plain loop. They take turns; figures are medians of the passes, in seconds, and for the whole also in
+CPU seconds.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SIDE = 64
 
 
 def photographs(place: Path, count: int, width: int, height: int) -> None:
-    """JPEGs of noise at several scales, in 20 classes; a hundred are drawn, the others differ by their mirroring."""
+    """JPEGs of noise at several scales, in 20 classes; a hundred are drawn, the others are mirrored."""
     generator = np.random.default_rng(0)
     drawn = []
     for _ in range(min(count, 100)):
@@ -46,7 +46,6 @@ def photographs(place: Path, count: int, width: int, height: int) -> None:
 
 
 def a_run(place: Path, trunk: str, side: int) -> Path:
-    """A run of one iteration."""
     photographs(place / "training", 80, 100, 75)
     train(
         "pml/contrastive/digits",
@@ -66,7 +65,6 @@ def a_run(place: Path, trunk: str, side: int) -> Path:
 
 @torch.no_grad()
 def as_before(run: TrainedRun, folder: Path) -> torch.Tensor:
-    """The loop of embed_folder before it had a collection and workers."""
     transform = run.images.computed.transform
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     batches = []
@@ -81,7 +79,6 @@ def as_before(run: TrainedRun, folder: Path) -> torch.Tensor:
 
 @torch.no_grad()
 def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[str, float]:
-    """Images per second of each part alone, in this process."""
     transform = run.images.computed.transform
     listing = list_folder(folder)
     begun = time.perf_counter()
@@ -109,7 +106,6 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
 
 
 def measured(way) -> tuple[float, float]:
-    """Seconds by the clock, and of all processors, of children too."""
     clock = time.perf_counter()
     before = os.times()
     way()
@@ -118,7 +114,6 @@ def measured(way) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="photographs")
     parser.add_argument("--size", default=f"{WIDTH}x{HEIGHT}", help="of a photograph, WIDTHxHEIGHT")

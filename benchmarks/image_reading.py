@@ -1,8 +1,6 @@
-"""Images per second that a pipeline reads: ``python -m benchmarks.image_reading``.
+"""Images per second that a run reads: ``python -m benchmarks.image_reading``.
 
-Images are read as a run reads them. Passes of all ways take turns, so that what else the machine does falls on all
-alike. Without workers these are CPU seconds, medians of passes; with them seconds of the clock, of the
-fastest pass.
+All ways take turns. Figures are medians in CPU seconds; with workers, the fastest pass by the clock.
 """
 
 import statistics
@@ -24,7 +22,7 @@ GRAIN = 3  # noise; a file of 12 megapixels has about 4 MB then
 
 
 def photographs(place: Path, count: int, width: int, height: int) -> list[Path]:
-    """JPEGs of noise at several scales, so that they are about as large as photographs are."""
+    """JPEGs of noise at several scales, about as large as photographs."""
     generator = np.random.default_rng(0)
     paths = []
     for number in range(count):
@@ -37,7 +35,6 @@ def photographs(place: Path, count: int, width: int, height: int) -> list[Path]:
 
 
 def seconds(images: LabeledImages, workers: int) -> float:
-    """Return the seconds that one pass over the images takes."""
     dataset = WorkerDataset(images, workers)
     loader = DataLoader(dataset, 16, num_workers=workers, persistent_workers=workers > 0)
     if workers:
@@ -51,7 +48,6 @@ def seconds(images: LabeledImages, workers: int) -> float:
 
 
 def main() -> None:
-    """Prints a table."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for count, size in ((128, (500, 375)), (8, (4000, 3000))):

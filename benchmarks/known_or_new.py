@@ -1,16 +1,15 @@
-"""Known or new: the false acceptances of a calibrated threshold against the rate that was asked for.
+"""Known or new: the false acceptances of a calibrated threshold, requested and measured.
 
 python -m benchmarks.known_or_new cars FEATURES.pt    features of a trunk with labels: {train, test}{, _labels}
 python -m benchmarks.known_or_new omniglot FOLDER     images_background_small1.zip and 2, reduced to 28 x 28 pixels
 python -m benchmarks.known_or_new digits              scikit-learn's digits
   [--seeds 100] [--photographs 5] [--classes 5 10 20 49]
 
-The head is whitening within the training classes; digits are unwhitened pixels. Some test classes are enrolled with
-five images each, drawn anew with every seed; the threshold is calibrated on these images alone, each class left out.
-All images of the other test classes are new, and the other images of the enrolled ones are known. Columns: the rate
-asked for; the mean rate found (least, most); mean over asked; how often the printed 90 % interval has the rate found;
-"best constant", the spread that remains for one threshold that is right on the mean of all seeds, since which classes
-are enrolled is chance; known images that get their class. A rate that so few classes cannot promise is refused.
+The head is whitening within the training classes; digits are unwhitened pixels. Each seed enrolls some test classes
+with five images each, which also calibrate the threshold. Images of other test classes are new; the remaining images of
+enrolled classes are known. Columns: the requested rate; the mean rate found (least, most); mean over requested; how
+often the 90 % interval holds the rate; "best constant", the spread of one threshold that is right on average; known
+images with the right class. Rates that so few classes cannot promise are refused.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ RATES = (0.01, 0.05, 0.1)
 
 @dataclass(frozen=True)
 class Split:
-    """Features and labels of training classes and of test classes."""
-
     train: Tensor | None  # None: the test features are not whitened
     train_labels: Any
     test: Tensor
@@ -53,7 +50,6 @@ class Split:
 
 
 def cars(path: Path) -> Split:
-    """Return cached features."""
     found = torch.load(path, weights_only=True)
     return Split(
         found["train"].float(), found["train_labels"].numpy(), found["test"].float(), found["test_labels"].numpy()
@@ -61,7 +57,6 @@ def cars(path: Path) -> Split:
 
 
 def omniglot(folder: Path) -> Split:
-    """Return the pixels of both small sets; training is on the first."""
     parts = []
     for number in (1, 2):
         pixels = []
@@ -78,14 +73,14 @@ def omniglot(folder: Path) -> Split:
 
 
 def digits() -> Split:
-    """Return the pixels of digits, which train nothing: ten classes are few."""
+    """Pixels of digits without training, since there are only ten classes."""
     found = load_digits()
     pixels = torch.from_numpy(found.data.astype(np.float32) / 16)
     return Split(None, None, pixels, found.target)
 
 
 def trial(embeddings: Tensor, labels: Any, nearest: Any, seed: int, photographs: int, count: int) -> dict[str, Any]:
-    """Return what a seed's gallery gives: rates of false acceptances and of known images that get their class."""
+    """The gallery of a seed: the rates of false acceptances and of correctly named images."""
     generator = np.random.default_rng(seed)
     enrolled = generator.permutation(np.unique(labels))[:count]
     rows = []
@@ -117,7 +112,6 @@ def trial(embeddings: Tensor, labels: Any, nearest: Any, seed: int, photographs:
 
 
 def table(embeddings: Tensor, labels: Any, seeds: int, photographs: int, counts: list[int]) -> None:
-    """Print both ways to take the distance to a class, over the seeds."""
     print("| nearest | classes | Recall@1 | asked | found | of asked | in interval | best constant | known, right |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for nearest in ("center", "image"):
@@ -140,7 +134,6 @@ def table(embeddings: Tensor, labels: Any, seeds: int, photographs: int, counts:
 
 
 def main() -> None:
-    """Fit the head, enroll, calibrate, identify."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=["cars", "omniglot", "digits"])
     parser.add_argument("path", type=Path, nargs="?")

@@ -1,7 +1,7 @@
-"""Training steps of EfficientNet-Lite0's last blocks from kept activations, in turns with steps of the whole network.
+"""Training EfficientNet-Lite0's last blocks from kept activations, in turns with the whole network.
 
-``python -m benchmarks.last_blocks`` (extra ``photos``) prints images per second of both, the share of parameters that
-trains after the cut, and the size of an image's activations. Weights and images are random: they do not change times.
+``python -m benchmarks.last_blocks`` (extra ``photos``) prints images per second, the share of parameters after the cut,
+and the size of an image's activations. Weights and images are random.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIMENSIONS = 512
 
 
 def stepper(network: nn.Module, inputs: Callable[[], Tensor], labels: Tensor) -> Callable[[], None]:
-    """Return a function that takes one step of multi-similarity loss and AdamW; batch norms keep their statistics."""
+    """A step of multi-similarity loss and AdamW; batch norms keep their statistics."""
     loss = losses.MultiSimilarityLoss()
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
@@ -41,14 +41,12 @@ def stepper(network: nn.Module, inputs: Callable[[], Tensor], labels: Tensor) ->
 
 
 def seconds(step: Callable[[], None]) -> float:
-    """Return the seconds of a step."""
     started = time.perf_counter()
     step()
     return time.perf_counter() - started
 
 
 def main() -> None:
-    """Print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--size", type=int, default=160, help="pixels")
     options.add_argument("--batch", type=int, default=64)

@@ -1,6 +1,6 @@
-"""Processor time of components beside the slow loops that their tests compare them with, values alone.
+"""CPU time of components and of the slow reference loops in their tests, values only.
 
-``python -m benchmarks.loops``: float64 and one thread; the median of five calls, and one of the loop.
+``python -m benchmarks.loops``: float64, one thread; the median of five calls, one call of the loop.
 """
 
 import statistics
@@ -18,14 +18,13 @@ from tests.plugins.pddm import loops
 
 
 def measured(function: Callable[[], object]) -> tuple[float, torch.Tensor]:
-    """The CPU time of a call, in milliseconds, and its value."""
     start = time.process_time()
     value = function()
     return 1e3 * (time.process_time() - start), torch.as_tensor(value, dtype=torch.float64)
 
 
 def compare(name: str, component: Callable[[], object], loop: Callable[[], object]) -> None:
-    """Print the time of both, and the largest difference of their values."""
+    """Print both times, and the largest difference of the values."""
     component()  # the first call makes what later ones keep
     calls = [measured(component) for _ in range(5)]
     slow, wanted = measured(loop)

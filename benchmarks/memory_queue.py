@@ -1,4 +1,4 @@
-"""A step of ``CrossBatchMemory`` over a large queue: seconds and peak memory, in a process of its own.
+"""A step of ``CrossBatchMemory`` with a large queue: seconds and peak memory, in a new process.
 
 python -m benchmarks.memory_queue --rows 1000000 --batch 512 --size 128
 """

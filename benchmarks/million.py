@@ -1,9 +1,9 @@
-"""Measure a query of many made-up embeddings, from the shell and from Python: seconds and memory.
+"""A query among many made-up embeddings, from the shell and from Python: seconds and memory.
 
 ``python -m benchmarks.million [--images 1000000] [--size 64]`` trains a small network on digits, writes indexes of
-random embeddings around as many centers as there are classes, and prints seconds and bytes beside those of importing
-torch and of faiss alone. Building the graph of HNSW takes a quarter of an hour for a million; ``--kinds exact ivf``
-leaves it out. Timings are medians of runs that take turns, on as many threads as OMP_NUM_THREADS says.
+random embeddings around class centers, and compares with importing torch and with faiss alone. Building an HNSW graph
+of a million takes a quarter of an hour; ``--kinds exact ivf`` leaves it out. Timings are medians of runs in turns, with
+OMP_NUM_THREADS threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ CLASSES = 1000
 
 
 def made_up_run(place: Path, size: int) -> Path:
-    """A run of a small network, trained for seconds."""
     from pml_ext_train.launch.launch import train
     from pml_ext_train.results import finish as results
 
@@ -44,7 +43,6 @@ def made_up_run(place: Path, size: int) -> Path:
 
 
 def made_up_images(folder: Path, images: int, size: int, classes: int = CLASSES) -> Any:
-    """Embeddings around centers, as those of classes lie; no files."""
     import torch
 
     from pml_ext_search.collection.embedded import Embedded
@@ -59,7 +57,6 @@ def made_up_images(folder: Path, images: int, size: int, classes: int = CLASSES)
 
 
 def write_index(collection: Any, embedded: Any, factory: str) -> None:
-    """Index made-up embeddings, as if their files had been embedded."""
     count = len(embedded.paths)
     paths = [os.fsencode(embedded.folder / path) for path in embedded.paths]
     collection.create(replace=True)
@@ -70,7 +67,6 @@ def write_index(collection: Any, embedded: Any, factory: str) -> None:
 
 
 def write_query(place: Path) -> Path:
-    """An image to look for."""
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8)
@@ -79,7 +75,7 @@ def write_query(place: Path) -> Path:
 
 
 def measured(arguments: Sequence[str]) -> tuple[float, float, float]:
-    """Seconds of a process by the clock, and of processors, and the most memory that it held, in bytes."""
+    """Seconds of a process by the clock and of CPU, and its peak memory in bytes."""
     script = (
         "import resource, subprocess, sys, time; begun = time.perf_counter(); "
         "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE); "
@@ -94,7 +90,7 @@ def measured(arguments: Sequence[str]) -> tuple[float, float, float]:
 
 
 def forget(place: Path) -> None:
-    """Has the system drop what it keeps of a folder's files in memory, as far as it does."""
+    """Ask the system to drop cached files of a folder from memory."""
     for path in place.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -102,7 +98,7 @@ def forget(place: Path) -> None:
 
 
 def from_the_shell(run: Path, place: Path, query: Path, turns: int) -> dict[str, float]:
-    """Seconds and bytes of ``pml-ext query``, and of importing what it imports."""
+    """Seconds and bytes of ``pml-ext query``, and of its imports."""
     torch_alone = [sys.executable, "-c", "import torch"]
     command = [sys.executable, "-m", "pml_ext", "query", str(run), str(query), "--store", str(place), "--json"]
     importing = [
@@ -125,7 +121,7 @@ def from_the_shell(run: Path, place: Path, query: Path, turns: int) -> dict[str,
 
 
 def from_python(run: Path, place: Path, query: Path, turns: int) -> dict[str, float]:
-    """Seconds of the first query, of further ones, and of embedding the image and faiss alone."""
+    """Seconds of the first query, of later ones, of embedding the image, and of faiss alone."""
     import faiss
 
     from pml_ext import load_run
@@ -152,14 +148,12 @@ def from_python(run: Path, place: Path, query: Path, turns: int) -> dict[str, fl
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Seconds of a call."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
 
 
 def main() -> None:
-    """The measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=64)

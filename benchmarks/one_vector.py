@@ -1,9 +1,8 @@
 """One image, one vector: ``python -m benchmarks.one_vector``, minutes on a CPU.
 
-A path is decoded at a reduced size, a Pillow image has all of its pixels. JPEGs of many sizes, smooth and full of
-edges, are embedded both ways by EfficientNet-Lite0 with ImageNet weights (extra ``photos``). For each number of pixels
-that a reduced file keeps, of each pixel that it is resized to, this prints the largest and the median distance of the
-two vectors, and the CPU seconds of reading, in turns.
+A path is decoded at a reduced size, a Pillow image in full. JPEGs of many sizes are embedded both ways by
+EfficientNet-Lite0 (extra ``photos``). For each decoding size, in pixels per resized pixel, it prints the largest and
+the median distance of the two vectors, and the CPU seconds of reading.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def drawings(size: tuple[int, int], generator: np.random.Generator) -> Iterator[Image.Image]:
-    """Yield images of a size: noise at all scales, then edges, disks and stripes in front of it."""
+    """Images of a size: noise at all scales behind edges, disks and stripes."""
     octaves = np.zeros((size[1], size[0], 3), dtype=np.float32)
     scale = 2
     while scale < min(size):
@@ -55,7 +54,6 @@ def drawings(size: tuple[int, int], generator: np.random.Generator) -> Iterator[
 
 
 def write_images(place: Path) -> list[Path]:
-    """Write JPEGs of all sizes, drawings and qualities."""
     generator = np.random.default_rng(0)
     files = []
     for size in SIZES:
@@ -68,12 +66,10 @@ def write_images(place: Path) -> list[Path]:
 
 @torch.no_grad()
 def vector(trunk: nn.Module, image: Tensor) -> Tensor:
-    """Return the embedding of a transformed image, of length 1."""
     return nn.functional.normalize(trunk(image[None]).double())[0]
 
 
 def measure(files: list[Path], trunk: nn.Module, size: int, side: int) -> None:
-    """Print a line for each number of pixels that are kept."""
     steps: Steps
     _, steps = build_transforms(size, 3, crop=True, normalize=HALF, pipeline=Pipeline(resize=side))
     distances: dict[int, list[float]] = {kept: [] for kept in KEPT}
@@ -96,7 +92,6 @@ def measure(files: list[Path], trunk: nn.Module, size: int, side: int) -> None:
 
 
 def main() -> None:
-    """Measure both networks."""
     torch.set_num_threads(1)
     factory = builtin_trunk("efficientnet-lite0")
     assert factory is not None

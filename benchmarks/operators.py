@@ -1,9 +1,9 @@
-"""Operators of a loss's step, forward and backward, by the time they lose against a copy of as many bytes.
+"""Operators of a loss's step, forward and backward, compared with a copy of as many bytes.
 
     python -m benchmarks.operators cbml --shape 1024x128x4     # a row for each operator
-    python -m benchmarks.operators --table                     # steps of six losses, as multiples of the floor's
+    python -m benchmarks.operators --table                     # steps of six losses, over the time of the floor
 
-CPU time of one thread, the least of many rounds, so that a busy machine matters little. Losses take turns in the table.
+CPU time of one thread, the least of many rounds. Losses take turns in the table.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _AT_A_TIME = 0.01  # seconds of steps between two readings of the clock
 
 
 class Operators(TorchDispatchMode):
-    """Name, seconds and bytes of each operator inside a ``with`` block, in order; views are left out."""
+    """Name, seconds and bytes of each operator inside a ``with`` block, without views."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Operators(TorchDispatchMode):
 
 
 def step_of(name, shape):
-    """Return a function that runs forward and backward of a loss, or of the floor, on a random batch."""
+    """Forward and backward of a loss, or of the floor, on a random batch."""
     loss = floor if name == FLOOR else registry.build(name, "loss", shape.context)
     x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0)).requires_grad_()
     labels = torch.arange(shape.batch) // shape.per_class
@@ -52,7 +52,7 @@ def step_of(name, shape):
 
 
 def least(step, times=1):
-    """Return the CPU seconds of a step, the mean of as many at a time."""
+    """CPU seconds of a step, averaged over as many at a time."""
     start = time.thread_time()
     for _ in range(times):
         step()
@@ -60,7 +60,7 @@ def least(step, times=1):
 
 
 def print_operators(name, shape, rounds):
-    """Print the operators of a step, those first that lose the most time."""
+    """Print the operators of a step, sorted by lost time."""
     step = step_of(name, shape)
     step()  # warms up
     best = None
@@ -81,7 +81,7 @@ def print_operators(name, shape, rounds):
 
 
 def print_table(names, shapes, seconds):
-    """Print the step of each loss at each shape, in milliseconds and as a multiple of the floor's."""
+    """Print each loss at each shape, in milliseconds and as a multiple of the floor."""
     print(f"{'':24}" + "".join(f"{shape!s:>18}" for shape in shapes))
     rows = dict.fromkeys((FLOOR, *names), "")
     for shape in shapes:
@@ -99,7 +99,6 @@ def print_table(names, shapes, seconds):
 
 
 def main():
-    """Print operators, or with ``--table`` steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("losses", nargs="*", default=LOSSES)
     parser.add_argument("--shape", type=Shape.parse, default=Shape(1024, 128, 4))

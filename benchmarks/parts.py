@@ -1,9 +1,9 @@
-"""Embed made-up photographs in parts, by Ray and by one process: ``python -m benchmarks.parts [--count 20000]``.
+"""Embed made-up photographs in parts, with Ray and in one process.
 
-It makes JPEGs of 64 x 64, trains a small run, and compares the rows of one pass of ``embed``, of 1, 4 and 16 parts (one
-of four killed in the middle and begun again), and of two workers of Ray (one of them killed). Then one process with
-``--part`` is timed beside ``embed``, and two workers of Ray beside two processes with ``--part``, in turns: whole
-commands, and without their start, from the first file to the last. Processes have a thread each.
+``python -m benchmarks.parts [--count 20000]`` makes JPEGs of 64 x 64 pixels, trains a small run, and compares the rows
+of one ``embed`` with those of 1, 4 and 16 parts (one of four killed and restarted) and of two Ray workers (one killed).
+Then it times one process with ``--part`` against ``embed``, and two Ray workers against two processes, in turns: whole
+commands, and from the first file to the last. Each process has one thread.
 """
 
 import argparse
@@ -29,18 +29,15 @@ PML_EXT = [sys.executable, "-m", "pml_ext", "embed"]
 
 
 def started(*arguments: object) -> subprocess.Popen[bytes]:
-    """Start a command in silence; an error ends this script."""
     return subprocess.Popen([*PML_EXT, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def finished(*processes: subprocess.Popen[bytes]) -> None:
-    """Wait for commands that should succeed."""
     codes = [process.wait() for process in processes]
     assert codes == [0] * len(codes), codes
 
 
 def rows(place: Path) -> tuple[list[str], np.ndarray]:
-    """Paths and embeddings of parts, or of an .npz file."""
     if place.suffix == ".npz":
         loaded = np.load(place)
         return loaded["paths"].tolist(), loaded["embeddings"]
@@ -50,7 +47,7 @@ def rows(place: Path) -> tuple[list[str], np.ndarray]:
 
 
 def kill_when(place: Path, files: int, victim: object) -> threading.Thread:
-    """Kill what ``victim`` returns, a process id, once so many files are there."""
+    """Kill the process ``victim`` returns, once there are so many files."""
 
     def watch() -> None:
         while len(list(place.glob("embeddings-*"))) < files:
@@ -63,7 +60,6 @@ def kill_when(place: Path, files: int, victim: object) -> threading.Thread:
 
 
 def ray_worker() -> int:
-    """The process id of a worker of Ray that embeds."""
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         if place.read_bytes().startswith(b"ray::MapWorker"):
             return int(place.parent.name)
@@ -71,13 +67,12 @@ def ray_worker() -> int:
 
 
 def seconds(place: Path) -> float:
-    """Seconds from the first file to the last, for all but the first."""
+    """Seconds from the first file to the last."""
     times = sorted(file.stat().st_mtime for file in place.glob("embeddings-*"))
     return (times[-1] - times[0]) * len(times) / (len(times) - 1)
 
 
 def main() -> None:
-    """Print what is the same and what is as fast."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=REPEATS)

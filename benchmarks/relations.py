@@ -1,6 +1,6 @@
-"""Relations: the cost of label sets, and two digits on an image trained with both labels or with the first alone.
+"""Relations: the cost of label sets, and images of two digits trained with both labels or one.
 
-``python -m benchmarks.relations`` prints what docs/measurements.md quotes: ``--seeds`` trainings of each kind on a CPU.
+``python -m benchmarks.relations``: ``--seeds`` trainings of each kind on a CPU.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LOSSES = (CBMLLoss, TiledMultiSimilarityLoss, TiledContrastiveLoss, TiledSupConL
 
 
 def cost(turns: int) -> None:
-    """Print the time of a step with label sets over that with labels: 1,024 x 512, 100 classes, medians of turns."""
+    """Print the time of a step with label sets over one with labels: 1,024 x 512, 100 classes."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1024, 512, generator=generator).requires_grad_()
     labels = torch.arange(1024) % 100
@@ -51,7 +51,7 @@ def cost(turns: int) -> None:
 
 
 def pairs_of_digits(images: np.ndarray, digits: np.ndarray, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images with two digits side by side, ``[N, 1, 8, 16]``, and their two labels, ``[N, 2]``."""
+    """Images of two digits side by side, ``[N, 1, 8, 16]``, and their labels, ``[N, 2]``."""
     generator = np.random.default_rng(seed)
     chosen = generator.integers(len(images), size=(count, 2))
     joined = np.concatenate([images[chosen[:, 0]], images[chosen[:, 1]]], axis=2)
@@ -59,14 +59,14 @@ def pairs_of_digits(images: np.ndarray, digits: np.ndarray, count: int, seed: in
 
 
 def multi_hot(both: torch.Tensor) -> torch.Tensor:
-    """Return the labels of images, ``[N, 2]``, as sets, ``[N, 10]``."""
+    """Labels ``[N, 2]`` as sets ``[N, 10]``."""
     return torch.nn.functional.one_hot(both, 10).amax(1)
 
 
 def trained(kind: str, seed: int, iterations: int) -> dict[str, float]:
-    """Return the metrics of a network that was trained with both labels, or with the first alone.
+    """Metrics of a network trained with both labels, or with the first.
 
-    ``both_at_1`` is the share of images whose nearest has the same set of labels.
+    ``both_at_1`` is the share of images whose nearest one has the same labels.
     """
     data = load_digits()
     half = np.random.default_rng(0).permutation(len(data.images))
@@ -98,7 +98,7 @@ def trained(kind: str, seed: int, iterations: int) -> dict[str, float]:
 
 
 def digits(seeds: int, iterations: int) -> None:
-    """Print the metrics of each kind of training, and the paired differences from the first label alone."""
+    """Print the metrics of both trainings, and the paired differences."""
     found = {kind: [trained(kind, seed, iterations) for seed in range(seeds)] for kind in ("first", "sets", "graded")}
     for kind, runs in found.items():
         for metric in METRICS:

@@ -1,13 +1,10 @@
-"""What a second thread does for each operator, in a step of a loss, forward and backward.
+"""What a second thread adds to each operator in a step of a loss, forward and backward.
 
-``OMP_WAIT_POLICY=passive python -m benchmarks.second_thread [LOSS ...] [--shape BATCHxSIZExPER_CLASS] [--rounds N]``;
-without names, the floor and ``cbml``. Columns: the CPU time of an operator in a step with one thread, and with two; the
-share of the latter that is not the first thread's: a half where both work alike, 0 where the second does nothing; and
-the first thread's time, divided by half of what one thread takes alone: 1 where two threads are twice as fast.
+``OMP_WAIT_POLICY=passive python -m benchmarks.second_thread [LOSS ...] [--shape BATCHxSIZExPER_CLASS] [--rounds N]``
 
-Steps with one and with two threads take turns. CPU time does not depend on what else runs on the machine as wall time
-does. The wait policy is passive, so that a thread which has nothing to do sleeps; otherwise its waiting would count as
-work.
+Columns: CPU time of an operator with one thread and with two; the second thread's share of the latter, at best a half;
+and the first thread's time over half the time of one thread, at best 1. Steps with one and two threads take turns. With
+the passive policy, idle threads sleep; otherwise their waiting would count as work.
 """
 
 import argparse
@@ -25,7 +22,7 @@ _LEAST = 0.002  # share of a step, below which an operator has no row
 
 
 class SecondThread(TorchDispatchMode):
-    """CPU seconds of both threads and of the first one, by operator, inside a ``with`` block."""
+    """CPU seconds of both threads and of the first, by operator, inside a ``with`` block."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +40,7 @@ class SecondThread(TorchDispatchMode):
 
 
 def measure(name, shape, rounds):
-    """Return the operators of steps with one and with two threads; backward runs in the thread that calls it."""
+    """Operators of steps with one and two threads; backward runs in the calling thread."""
     loss = floor if name == FLOOR else registry.build(name, "loss", shape.context)
     x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0)).requires_grad_()
     labels = torch.arange(shape.batch) // shape.per_class
@@ -59,13 +56,12 @@ def measure(name, shape, rounds):
 
 
 def print_row(name, operator, alone, both, first, rounds):
-    """Print an operator's CPU seconds: of one thread alone, of two threads, and of the first of these."""
+    """Print CPU seconds of an operator: one thread alone, two threads, and the first of them."""
     times = f"{1e3 * alone / rounds:16.2f}{1e3 * both / rounds:9.2f}"
     print(f"{name:26}{operator:28}{times}{1 - first / both:15.2f}{2 * first / alone:9.2f}", flush=True)
 
 
 def main():
-    """Print a row for each operator of each loss, the slowest first."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("losses", nargs="*", default=(FLOOR, "cbml"))
     parser.add_argument("--shape", type=Shape.parse, default=Shape(1024, 512, 4))

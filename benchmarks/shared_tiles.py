@@ -1,9 +1,9 @@
-"""The loss's part of a step, shared by processes, against the same loss on the whole batch in each of them.
+"""A loss shared by processes, compared with the whole loss in each of them.
 
     python -m benchmarks.shared_tiles --processes 2 --batch 4096 --size 128
 
-Both are timed in every process, in turns, with one thread, forward and backward; the median of the slowest process is
-printed, and the ratio.
+Both are timed in every process, in turns, with one thread, forward and backward. Prints the median of the slowest
+process, and the ratio.
 """
 
 import argparse
@@ -23,7 +23,6 @@ LOSSES = ("CBMLLoss", "AngularLoss", "BatchAllTripletLoss", "TiledMultiSimilarit
 
 
 def timed(loss, embeddings, labels):
-    """Return the seconds of a forward and a backward pass."""
     x = embeddings.clone().requires_grad_()
     dist.barrier()
     start = time.perf_counter()
@@ -32,7 +31,6 @@ def timed(loss, embeddings, labels):
 
 
 def work(rank, options, port):
-    """Measure all losses in one process of the group."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=options.processes)
     torch.set_num_threads(1)

@@ -1,10 +1,9 @@
-"""Operators, Python calls and values read of a training step of a run, beside a bare loop over the same batches.
+"""Operators, Python calls and values read in a training step of a run, beside a bare loop.
 
-``python -m benchmarks.step_overhead [RECIPE]``: on a CPU, by default of ``cbml/digits``. A step of the run reads a
-batch, trains, checks for NaN, records its values and looks for signals. Both are the difference of epochs of 14 and
-of 4 iterations, so that what an epoch does once does not count. Operators that only look at tensors or allocate them
-are left out. Values read are those that the host takes out of a tensor, and waits for where the tensor is on a GPU. The
-counts depend on torch's version, and on nothing else.
+``python -m benchmarks.step_overhead [RECIPE]``: on a CPU, by default ``cbml/digits``. A step of a run reads a batch,
+trains, checks for NaN, records values and looks for signals. Counts are differences between epochs of 14 and 4
+iterations, without operators that only view or allocate tensors. Values read are those moved to the host, which a GPU
+has to wait for. The counts depend only on the version of torch.
 """
 
 import argparse
@@ -61,14 +60,11 @@ LOOKS |= {
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators that compute something."""
-
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count the operator, and call it."""
         name = function.overloadpacket.__name__
         if name not in LOOKS:
             self.counts[name] += 1
@@ -82,14 +78,13 @@ TOGETHER = "in one transfer"  # with the other numbers of the step, if they are 
 
 
 class Reads(TorchFunctionMode):
-    """Counts what takes values out of tensors, or makes tensors whose shape depends on values, by name."""
+    """Counts functions that read values of tensors, or whose shapes depend on values, by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count the function, and call it."""
         name = getattr(function, "__name__", "")
         if name in READS:
             if sys._getframe(1).f_code is read_numbers.__code__:
@@ -99,14 +94,14 @@ class Reads(TorchFunctionMode):
 
 
 def reads_of(work: Callable[[], object]) -> Counter[str]:
-    """Return what takes values out of tensors in a piece of work, and how often, by name."""
+    """Counts of functions that read values of tensors, by name."""
     with Reads() as reads:
         work()
     return reads.counts
 
 
 def calls_of(work: Callable[[], object]) -> Counter[str]:
-    """Return the Python functions that a piece of work calls, and how often, by file."""
+    """Counts of Python functions that a call runs, by file."""
     calls: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -122,14 +117,12 @@ def calls_of(work: Callable[[], object]) -> Counter[str]:
 
 
 def operators_of(work: Callable[[], object]) -> Counter[str]:
-    """Return the operators that a piece of work calls, and how often."""
     with Operators() as operators:
         work()
     return operators.counts
 
 
 def epoch_of_a_run(recipe: str, iterations: int, folder: Path) -> Callable[[], object]:
-    """Return the training of one epoch of a run, with records."""
     run = _run(recipe, iterations, folder)
     records = open_records(run)
     run.epoch = 1
@@ -137,7 +130,7 @@ def epoch_of_a_run(recipe: str, iterations: int, folder: Path) -> Callable[[], o
 
 
 def bare_epoch(recipe: str, iterations: int, folder: Path) -> Callable[[], object]:
-    """Return a loop that reads the batches of the run, and trains as PyTorch's tutorials do."""
+    """A loop over the run's batches that trains as PyTorch's tutorials do."""
     run = _run(recipe, iterations, folder)
     stage = run.stages[0]
     network = nn.Sequential(run.trunk, run.embedder)
@@ -171,7 +164,6 @@ def _run(recipe: str, iterations: int, folder: Path) -> Run:
 
 
 def of_a_step(recipe: str, make: Callable[..., Any], measure: Callable[..., Counter[str]]) -> dict[str, float]:
-    """Return the counts of one iteration, by name."""
     counts = []
     for iterations in (FEW, MANY):
         with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +174,6 @@ def of_a_step(recipe: str, make: Callable[..., Any], measure: Callable[..., Coun
 
 
 def main() -> None:
-    """Print both counts of both loops, and what the run adds, by operator and by file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", nargs="?", default="cbml/digits")
     recipe = parser.parse_args().recipe

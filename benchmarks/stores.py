@@ -1,10 +1,9 @@
-"""Write, search, filter, change and delete in each store.
+"""Write, search, filter, change and delete in each vector store.
 
-``python -m benchmarks.stores [--images 200000] [--classes 1000]``. Made-up embeddings around the centers of classes are
-indexed here and brought over to LanceDB in a folder, to PostgreSQL with pgvector on a server that ``postgresql.py``
-starts, and to Qdrant in a folder. It prints seconds, recall@10 against exact search, and queries per second (200, one
-at a time), with and without a class, beside our own index. Then 1,000 images change and 1,000 go. PostgreSQL is stopped
-in the middle of a write, and the write done again.
+``python -m benchmarks.stores [--images 200000] [--classes 1000]`` indexes made-up embeddings around class centers and
+copies them to LanceDB, to PostgreSQL with pgvector (started by ``postgresql.py``), and to Qdrant. It prints seconds,
+recall@10 against exact search, and the rate of 200 single queries, with and without a class, beside our own index. Then
+1,000 images change and 1,000 are deleted. PostgreSQL is stopped during a write, which is then repeated.
 """
 
 import argparse
@@ -35,14 +34,13 @@ CLASS = "class 001"  # the one that is searched alone
 
 
 def new_queries(images: int, size: int, classes: int) -> torch.Tensor:
-    """Embeddings that are not in the index."""
     points = made_up_images(Path("/photos"), images, size, classes).embeddings[:QUERIES]
     noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(7)).mul_(0.5 * size**-0.5)
     return torch.nn.functional.normalize(points + noise)
 
 
 def per_second(search: object, queries: torch.Tensor) -> float:
-    """Queries per second, one at a time, after ten that are not counted."""
+    """Single queries per second, after ten that warm up."""
     for query in queries[:10]:
         search(query[None])
     before = time.perf_counter()
@@ -52,7 +50,6 @@ def per_second(search: object, queries: torch.Tensor) -> float:
 
 
 def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, first: float) -> None:
-    """Print what a filled store does."""
     embedded = gallery.embedded
     within = SearchFilter(CLASS)
     everything = SearchFilter()
@@ -90,7 +87,7 @@ def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, f
 
 
 def stopped_in_the_middle(server: postgresql.Server, run: object, gallery: Gallery) -> None:
-    """Stop the server while a table is written, and write it again."""
+    """Stop the server during a write, and write again."""
     store = run.open_store(f"pgvector:{server.address}")
 
     done = threading.Event()
@@ -115,7 +112,6 @@ def stopped_in_the_middle(server: postgresql.Server, run: object, gallery: Galle
 
 
 def main() -> None:
-    """Print a line or two for each store."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=200_000)
     parser.add_argument("--size", type=int, default=64)

@@ -1,4 +1,4 @@
-"""Processor time of losses in tiles of several sizes, divided by that of the dense matrix, in turns."""
+"""CPU time of losses in tiles of several sizes, over the dense matrix, in turns."""
 
 import statistics
 import time
@@ -12,7 +12,6 @@ SIZES = (32, 64, 128, 256)
 
 
 def seconds(loss: torch.nn.Module, x: torch.Tensor, labels: torch.Tensor) -> float:
-    """The CPU time of forward and backward."""
     x.grad = None
     start = time.process_time()
     loss(x, labels).backward()

@@ -1,11 +1,10 @@
-"""What whitening without labels does to retrieval: Recall@1 and P@5 of features, and of what ``fit`` makes of them.
+"""What whitening without labels gains and loses in retrieval: Recall@1 and P@5.
 
 ``python -m benchmarks.unlabeled_whitening [FOLDER | FILE.npz ...] [--seeds N] [--mixtures N]`` (extra ``photos``)
-prints a row for each set: scikit-learn's digits, made-up classes, squares of scikit-learn's photographs, folders with
-a sub-folder per class, files of ``embeddings`` and ``labels``, and N random mixtures of 3 to 50 Gaussian classes. Large
-sets are tested on random parts of 500 and 1,000 items, too. Labels only test. The columns are the unwhitened features,
-the share of parts that ``fit`` whitens, and what is gained by its rule and by constant shrinkages. A star marks a loss
-of more than 0.5 points.
+prints a row for each set: scikit-learn's digits, made-up classes, squares of photographs, folders with a sub-folder per
+class, files of ``embeddings`` and ``labels``, and N random mixtures of Gaussian classes. Large sets are also tested on
+random parts of 500 and 1,000 items. The columns are the unwhitened features, the share of parts that ``fit`` whitens,
+and the gains by its rule, by always whitening, and by constant shrinkages. A star marks a loss of more than 0.5 points.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PARTS = (500, 1000)  # items of random parts
 
 
 def mixture() -> tuple[Tensor, Any]:
-    """Return eight classes that are far apart, in a space whose directions have unlike variances."""
+    """Eight classes far apart, with unequal variances of the directions."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(640) % 8
     spread = torch.randn(512, 512, generator=generator) * torch.logspace(0, -2, 512)
@@ -46,7 +45,7 @@ def mixture() -> tuple[Tensor, Any]:
 
 
 def squares(folder: Path) -> None:
-    """Write squares of scikit-learn's photographs, a class for each ninth of them."""
+    """Write squares of scikit-learn's photographs; each ninth of a photograph is a class."""
     for number, pixels in enumerate(load_sample_images().images):
         for place in range(540):
             row, column = divmod(place, 30)
@@ -57,7 +56,7 @@ def squares(folder: Path) -> None:
 
 
 def features_of(folder: Path) -> tuple[Tensor, Any]:
-    """Return the features that ``fit`` computes without labels, which the user's cache keeps, and sub-folders."""
+    """The features that ``fit`` computes without labels, and labels by sub-folder."""
     recipe = load_recipe("fit/unlabeled", {"data.path": str(folder)})
     splits = build_dataset(recipe.data, None)
     preprocessing, _ = preprocessing_of(recipe, splits)
@@ -68,7 +67,7 @@ def features_of(folder: Path) -> tuple[Tensor, Any]:
 
 
 def scores(embeddings: Tensor, labels: Tensor) -> Any:
-    """Return Recall@1 and P@5 in percent, each item against all others."""
+    """Recall@1 and P@5 in percent, each item against all others."""
     names = ["precision_at_1", "precision_at_5"]
     calculator = RetrievalAccuracyCalculator(names, k=5, precision_at=(1, 5), device=torch.device("cpu"))
     found = calculator.evaluate(torch.nn.functional.normalize(embeddings), labels).accuracies
@@ -76,7 +75,7 @@ def scores(embeddings: Tensor, labels: Tensor) -> Any:
 
 
 def mixtures(count: int) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield random mixtures: numbers, distances and shapes of classes, dimensions and nuisance directions vary."""
+    """Random mixtures; classes, distances, dimensions and nuisance directions vary."""
     generator = np.random.default_rng(300)
     for _ in range(count):
         classes = int(generator.choice([3, 5, 8, 12, 20, 30, 50]))
@@ -100,7 +99,7 @@ def mixtures(count: int) -> Iterator[tuple[str, Tensor, Any]]:
 
 
 def show(name: str, features: Tensor, labels: Any, size: int | None, seeds: int) -> None:
-    """Print the row of a set, the mean over random parts of a size."""
+    """Print the row of a set, averaged over random parts of a size."""
     rows = []
     whitens = []
     for seed in range(seeds if size else 1):
@@ -123,7 +122,6 @@ def show(name: str, features: Tensor, labels: Any, size: int | None, seeds: int)
 
 
 def sets_of(places: Iterable[Path]) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield the sets that need no files, and those of folders and files."""
     yield ("made-up, 8 classes far apart", *mixture())
     for each in (next(from_scikit_learn()), *made_up()):
         if not each.shared and len(each.labels) >= WHITENED_FROM:
@@ -141,7 +139,6 @@ def sets_of(places: Iterable[Path]) -> Iterator[tuple[str, Tensor, Any]]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("places", type=Path, nargs="*", help="folders of classes, files with embeddings and labels")
     parser.add_argument("--seeds", type=int, default=4)

@@ -1,10 +1,9 @@
-"""Measure the index of a large file of vectors, and queries by id, compared with a bare loop and faiss.
+"""Indexing a large file of vectors and queries by id, compared with a bare loop and faiss.
 
-``python -m benchmarks.vectors [--vectors 1000000] [--size 384]`` (up to ten minutes) writes made-up vectors around as
-many centers as there are classes, trains a head on 2,000 of them, and indexes all. The bare loop reads the file,
-computes embeddings in blocks, normalizes and writes them, builds the same faiss index, and chooses its number of lists
-by recall as the index does. A query by id is compared with the same faiss index searched by the same vector, and a
-thousand vectors at once with the head, faiss and a list of ids alone.
+``python -m benchmarks.vectors [--vectors 1000000] [--size 384]`` (up to ten minutes) writes made-up vectors around
+class centers, trains a head on 2,000 of them, and indexes all. The bare loop reads the file, writes normalized
+embeddings, and builds the same faiss index. A query by id, and a thousand vectors at once, are compared with faiss
+alone.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ OVERRIDES = {
 
 
 def made_up_vectors(place: Path, count: int, size: int) -> Path:
-    """Write vectors around centers, with labels and ids."""
     generator = np.random.default_rng(0)
     centers = generator.standard_normal((CLASSES, size), dtype=np.float32)
     labels = np.arange(count) % CLASSES
@@ -51,7 +49,6 @@ def made_up_vectors(place: Path, count: int, size: int) -> Path:
 
 
 def trained_run(place: Path) -> Path:
-    """Train a head on the small file, without a report."""
     from pml_ext_train.launch.launch import train
     from pml_ext_train.results import finish as results
 
@@ -66,7 +63,6 @@ def trained_run(place: Path) -> Path:
 
 
 def bare_loop(head: torch.nn.Module, file: Path, place: Path, factory: str) -> None:
-    """Index a file of vectors with torch and faiss alone."""
     import faiss
 
     from pml_ext_search.collection.faiss_index import FaissIndex
@@ -82,21 +78,20 @@ def bare_loop(head: torch.nn.Module, file: Path, place: Path, factory: str) -> N
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Seconds of a call by the clock."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
 
 
 def both_seconds(call: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of a call by the clock, and of processors, which other programs on the machine disturb less."""
+    """Seconds of a call by the clock and of CPU."""
     begun = time.process_time()
     clock = seconds_of(call)
     return clock, time.process_time() - begun
 
 
 def query_seconds(gallery: Any, loaded: Any, turns: int) -> tuple[float, float]:
-    """Seconds of a query by id, and of faiss alone with the id's vector, which take turns."""
+    """Seconds of a query by id, and of faiss alone with that vector, in turns."""
     points = gallery.embedded.embeddings
     ours = []
     theirs = []
@@ -110,7 +105,7 @@ def query_seconds(gallery: Any, loaded: Any, turns: int) -> tuple[float, float]:
 
 
 def batch_seconds(gallery: Any, loaded: Any, vectors: Any) -> tuple[float, float]:
-    """Seconds of processors of many queries at once, and of the head, faiss and a list of ids alone."""
+    """CPU seconds of many queries at once, and of the head, faiss and a list of ids alone."""
     names = gallery.embedded.paths
 
     def bare() -> list[list[str]]:
@@ -128,7 +123,6 @@ def batch_seconds(gallery: Any, loaded: Any, vectors: Any) -> tuple[float, float
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=384)

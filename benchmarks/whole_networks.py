@@ -1,12 +1,11 @@
-"""Embedding and training steps of whole networks on a CPU, as torch does them and with what makes them faster.
+"""Embedding and training of whole networks on a CPU, by torch's defaults and with each speed-up.
 
-One after the other are added: freed memory kept, channels-last, fused AdamW; then, each alone beside these, bfloat16
-(autocast) and ``torch.compile``. Each measurement is a process of its own, and the kinds take turns, so that a busy
-machine slows all equally.
+Kept memory, channels-last and fused AdamW are added one after the other; then, each alone, bfloat16 (autocast) and
+``torch.compile``. Each measurement is a separate process, and the kinds take turns.
 
-``python -m benchmarks.whole_networks --rounds 3`` prints the medians of CPU milliseconds per image, and images per
-second. Weights and images are random: they do not change times. ``--trunks`` names trunks of torchvision or timm, or
-``efficientnet-lite0`` (extra ``photos``); ``--threads`` is the number of torch's threads.
+``python -m benchmarks.whole_networks --rounds 3`` prints medians of CPU milliseconds per image, and images per second,
+with random weights and images. ``--trunks`` names trunks of torchvision or timm, or ``efficientnet-lite0`` (extra
+``photos``); ``--threads`` sets torch's threads.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ import time
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a measurement adds to torch's defaults."""
-
     kept: bool = False  # freed memory
     channels_last: bool = False
     fused: bool = False
@@ -45,7 +42,7 @@ WARM_UP = 1  # batches
 
 
 def measure(trunk: str, size: int, batch: int, batches: int, threads: int, kind: Kind) -> dict[str, float]:
-    """Return CPU milliseconds per image, and images per second, of embedding and of training, in this process."""
+    """CPU milliseconds per image, and images per second, of embedding and of training, in this process."""
     import torch
 
     from pml_ext import keep_freed_memory
@@ -96,7 +93,6 @@ def measure(trunk: str, size: int, batch: int, batches: int, threads: int, kind:
 
 
 def main() -> None:
-    """Print a table for each trunk."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--trunks", nargs="+", default=list(TRUNKS))

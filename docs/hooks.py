@@ -17,7 +17,9 @@ from pml_ext.evaluation.metrics import OF_LISTED, metrics_of
 from pml_ext.registry import hooks as hookspecs
 from pml_ext.registry.components import KINDS, Component
 from pml_ext.settings import settings_of
+from pml_ext.testing.checks import CHECKS
 from pml_ext_train.cli.app import app_for
+from pml_ext_train.cli.named_values import CONTRACTS, checks_of_tools
 from pml_ext_train.recipe import schema
 
 sys.path.append(str(Path(__file__).parent))
@@ -46,40 +48,39 @@ def summary(thing: Any) -> str:
     inherits = isinstance(thing, type) and not vars(thing).get("__doc__")
     if inherits or isinstance(thing, types.GenericAlias):
         return f"from `{thing.__module__.partition('.')[0]}`"
-    return without_rst((inspect.getdoc(thing) or "").partition("\n\n")[0])
+    return without_rst(re.split(r"\n\n|\nArgs:", inspect.getdoc(thing) or "")[0])
 
 
 def recipes() -> str:
-    """Return the keys of a recipe: a section for each table."""
+    """Return the keys of a recipe: a section for each table, and those inside it after it."""
     definitions = schema.Recipe.model_json_schema()
-    tables = {"Tables of a recipe": ("Recipe", definitions)}
-    pending = [("", definitions)]
-    while pending:
-        prefix, parent = pending.pop(0)
-        for key, value in parent["properties"].items():
-            for name in re.findall(r"#/\$defs/(\w+)", json.dumps(value)):
-                inner = definitions["$defs"][name]
-                if name not in ("NamedTable", *(known for known, _ in tables.values())):
-                    tables[f"`[{prefix}{key}]`"] = (name, inner)
-                    pending.append((f"{prefix}{key}.", inner))
     comments = comments_of_schema()
-    sections = []
-    for place, (name, properties) in tables.items():
+    sections: dict[str, str] = {}
+    pending = [("", "Recipe", definitions)]
+    while pending:
+        place, name, parent = pending.pop(0)
+        if name in sections:
+            continue
         rows = []
-        for key, value in properties["properties"].items():
-            default = "" if "default" in value else "required"
-            if value.get("default") is not None and not isinstance(value["default"], dict):
-                default = f"`{json.dumps(value['default'])}`"
-            rows.append(
-                [
-                    f"`{key}`",
-                    kind_of_value(value),
-                    default,
-                    comments.get((name, key), comments.get(("NamedTable", key), "")),
-                ]
-            )
-        sections.append(f"## {place}\n\n{table('key | value | default | meaning', rows)}")
-    return "\n".join(sections)
+        inner = []
+        for key, value in parent["properties"].items():
+            meaning = comments.get((name, key)) or comments["NamedTable", key]
+            rows.append([f"`{key}`", kind_of_value(value), default_of(value), meaning])
+            for found in re.findall(r"#/\$defs/(\w+)", json.dumps(value)):
+                if found != "NamedTable":
+                    inner.append((f"{place}.{key}".strip("."), found, definitions["$defs"][found]))
+        title = f"`[{place}]`" if place else "Tables of a recipe"
+        sections[name] = f"## {title}\n\n{table('key | value | default | meaning', rows)}"
+        pending = inner + pending
+    return "\n".join(sections.values())
+
+
+def default_of(value: dict[str, Any]) -> str:
+    """Return the default of a property of a JSON schema: nothing for None and for tables."""
+    if "default" not in value:
+        return "required"
+    default = value["default"]
+    return "" if default is None or isinstance(default, dict) else f"`{json.dumps(default)}`"
 
 
 def kind_of_value(value: dict[str, Any]) -> str:
@@ -131,12 +132,15 @@ def section_of(component: Component) -> str:
                 meanings = {each.name: without_rst(each.description) for each in part.value} | meanings
     rows = []
     for name, parameter in settings_of(component.cls).items():
-        if name in OF_PML and name not in meanings:
-            continue
-        default = "required" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-        rows.append([f"`{name}`", default, meanings.get(name, "")])
+        if name not in OF_PML or name in meanings:
+            default = getattr(parameter.default, "__name__", repr(parameter.default))
+            shown = "required" if parameter.default is parameter.empty else f"`{default}`"
+            rows.append([f"`{name}`", shown, meanings.get(name, "")])
+    if meanings:
+        settings = table("setting | default | meaning", rows)
+    else:
+        settings = ", ".join(f"{name} ({default})" for name, default, _ in rows) + "\n"
     title = f"### `{registry.short_name(component)}`: {component.class_name}"
-    settings = table("setting | default | meaning", rows) if rows else ""
     return "\n".join([title, "", summary(component.cls), "", settings])
 
 
@@ -162,7 +166,9 @@ def commands() -> str:
 def helpers() -> str:
     """Return the hooks and the names of ``pml_ext.plugin``."""
     named = {name: getattr(hookspecs, name) for name in vars(hookspecs) if name.startswith("pml_ext_")}
-    sections = ["## Hooks\n", table("hook | returns", [[call(*each), summary(each[1])] for each in named.items()])]
+    sections = ["## Hooks\n"]
+    for name, hook in named.items():
+        sections.append(f"### `{name}`\n\n{without_rst(inspect.getdoc(hook) or '')}\n")
     names = {name: getattr(plugin, name) for name in sorted(dir(plugin), key=str.lower)}
     classes = {name: thing for name, thing in names.items() if isinstance(thing, type)}
     functions = {name: thing for name, thing in names.items() if name not in classes}
@@ -182,7 +188,21 @@ def call(name: str, thing: Any) -> str:
     return f"`{name}{inspect.Signature(shown)}`"
 
 
+def checks() -> str:
+    """Return what each conformance check requires, and of which components."""
+    kinds: dict[Any, list[str]] = {}
+    for kind, of_kind in CHECKS.items():
+        for check in of_kind:
+            kinds.setdefault(check, []).append(kind)
+    for kind, of_kind in CONTRACTS.items():
+        for check in (*of_kind, *checks_of_tools(kind)):
+            kinds.setdefault(check, []).append(kind)
+    rows = [[f"`{check.__name__}`", ", ".join(names), summary(check)] for check, names in kinds.items()]
+    return "## All checks\n\n" + table("check | kinds | requirement", rows)
+
+
 PAGES = {
+    "plugins/checks.md": checks,
     "reference/recipes.md": recipes,
     "reference/components.md": components,
     "reference/metrics.md": metrics,

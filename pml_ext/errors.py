@@ -161,7 +161,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     elif known:
         listed = f"known: {first_of(known, 12)}"
     else:
-        listed = "there is none"
+        listed = "known: none"
     return f"no {what} {name!r}; {listed}"
 
 

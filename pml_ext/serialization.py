@@ -86,7 +86,7 @@ def _key(value: Any) -> Any:
 
 
 def sampler_state(sampler: Any) -> Any:
-    """A sampler's ``state_dict()``, or a copy of those of its attributes that can be saved."""
+    """A sampler's ``state_dict()``, or a copy of the attributes that can be saved."""
     if hasattr(sampler, "state_dict"):
         return sampler.state_dict()
     state = {}

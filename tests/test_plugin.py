@@ -1,7 +1,6 @@
 """The module ``pml_ext.plugin``: its names, its page, and the view of a run."""
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -43,19 +42,10 @@ def test_the_scaffold_and_the_example_import_nothing_else(tmp_path):
         assert imports(file) <= allowed, file
 
 
-def test_the_page_for_authors_lists_existing_names():
-    page = (ROOT / "docs" / "plugins.md").read_text()
-    table = page.partition("| name in `pml_ext.plugin` | use |")[2].partition("\n\n")[0]
-    names = [name for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
-    assert len(names) > 10
-    assert not set(names) - set(dir(plugin))
-
-
 def test_a_run_is_what_components_are_promised(tmp_path):
     recipe = load_recipes("cbml/digits")["cbml/digits"]
     run: RunView = Run(recipe, "cbml/digits", tmp_path, seed=3)
     assert isinstance(run, RunView)
-    promised = {name for name in (*vars(RunView), *RunView.__annotations__) if not name.startswith("_")}
     assert (run.folder, run.seed, run.device, run.epoch) == (tmp_path, 3, torch.device("cpu"), 0)
     assert (run.rank, run.processes) == (0, 1)
     embeddings = run.embeddings("test")
@@ -65,5 +55,3 @@ def test_a_run_is_what_components_are_promised(tmp_path):
     x, y = next(iter(run.batches("test", layer="trunk")))
     assert x.dtype == embeddings.dtype == torch.float32
     assert torch.equal(y, labels[: len(y)])
-    table = (ROOT / "docs" / "plugins" / "components.md").read_text().partition("| attribute or method | content |")[2]
-    assert not [name for name in promised if f"`{name}" not in table]

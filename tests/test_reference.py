@@ -8,6 +8,8 @@ import pytest
 
 from pml_ext import registry
 from pml_ext.registry.components import KINDS
+from pml_ext.testing.checks import CHECKS
+from pml_ext_train.cli.named_values import CONTRACTS, checks_of_tools
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,10 +58,19 @@ def test_every_metric_of_runs_is_named(pages):
 
 
 def test_every_hook_and_helper_is_described(pages):
-    rows = dict(rows_of(pages["plugins/reference.md"]))
-    assert "`pml_ext_components()`" in rows
+    page = pages["plugins/reference.md"]
+    assert "### `pml_ext_components`\n\nReturn" in page
+    rows = dict(rows_of(page))
     assert any(name.startswith("`PairLoss(") for name in rows)
     assert [name for name, meaning in rows.items() if not meaning] == []
+
+
+def test_every_check_says_what_it_requires(pages):
+    rows = {row[0].strip("`"): row[1:] for row in rows_of(pages["plugins/checks.md"])}
+    of_tools = [checks_of_tools(kind) for kind in CONTRACTS]
+    every = {check.__name__ for checks in [*CHECKS.values(), *CONTRACTS.values(), *of_tools] for check in checks}
+    assert set(rows) == every
+    assert all(requirement for _, requirement in rows.values())
 
 
 def test_the_hook_leaves_other_pages_alone():

@@ -176,7 +176,7 @@ def _lowest(like: Tensor) -> float:
 def _scattered(
     shares: Tensor, rows: Tensor, places: tuple[Tensor, ...], anchors: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Shares of pairs at their places, ``[C, M, M]``; those of Eq. (10), if any, summed by anchor, ``[B]``."""
+    """Shares of pairs at their places, ``[C, M, M]``; if given, the shares of Eq. (10) summed by anchor, ``[B]``."""
     by_anchor: Tensor | None = None
     if shares.ndim == 2:
         n_pair, shares = shares.unbind()

@@ -1,7 +1,6 @@
-"""``pml-ext browse``: a page on localhost with the photographs of a folder as a trained run sees them.
+"""``pml-ext browse``: a page on localhost with a folder's photographs, as a trained run sees them.
 
-:class:`BrowsedRun` computes the page's content, independent of HTTP; :mod:`pml_ext_browse.server` serves it. The run is
-loaded by the service ``search``.
+:class:`BrowsedRun` computes the content, and :mod:`pml_ext_browse.server` serves it. The service ``search`` loads runs.
 """
 
 from __future__ import annotations
@@ -20,5 +19,5 @@ __getattr__, _, __all__ = lazy_loader.attach(__name__, submod_attrs={"collection
 
 @hookimpl
 def pml_ext_commands() -> dict[str, Command]:
-    """Return the command that serves the page."""
+    """The command that serves the page."""
     return {"browse": Command("pml_ext_browse.commands:browse", "Browse a folder in a local web page, until Ctrl-C.")}

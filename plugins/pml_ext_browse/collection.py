@@ -55,7 +55,7 @@ class Neighbor(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Which class of the index a photograph shows; ``nearest`` is None, and ``reason`` says why, if that is unknown."""
+    """The class that a photograph shows; ``nearest`` is None if that is unknown, and ``reason`` says why."""
 
     known: bool
     nearest: str | None
@@ -99,7 +99,7 @@ class BrowsedRun:
 
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
-        """Whether the run was trained on each class; None if the run does not record its classes."""
+        """Whether the run was trained on each class; None if it does not record its classes."""
         recorded = set(map(composed, read_json(self.run.folder / "network.json").get("class_names", ())))
         if not recorded:
             return dict.fromkeys(self.class_names)
@@ -113,7 +113,7 @@ class BrowsedRun:
         return folders_of([composed(path) for path in self.paths])
 
     def shown(self, part: Part = ALL) -> Tensor:
-        """Return the numbers of the images of a part; ConfigError if there is none below its sub-folder."""
+        """The numbers of the images of a part; ConfigError if its sub-folder has none."""
         below = self._below(part.folder)
         if not part.unseen:
             return below
@@ -121,7 +121,7 @@ class BrowsedRun:
         return below[torch.tensor(chosen, dtype=torch.bool)]
 
     def _below_folder(self, folder: str) -> Tensor:
-        """Return the numbers of the images below a sub-folder, of all for ""."""
+        """The numbers of the images below a sub-folder; all for an empty string."""
         if not folder:
             return torch.arange(len(self))
         start = f"{composed(folder)}/"
@@ -132,17 +132,14 @@ class BrowsedRun:
         return torch.tensor(below)
 
     def nearest(self, image: int | str, k: int, folder: str = "") -> list[Neighbor]:
-        """Return the nearest other images of an indexed image, given by number or path; its file may be missing.
-
-        With ``folder``, only images below that sub-folder.
-        """
+        """The nearest other images of an indexed image, by number or path, below ``folder``."""
         number = self.numbers.get(image) if isinstance(image, str) else image
         if number is None:  # indexed by another run only
             return self.nearest_to_file(self.folder / str(image), k, folder)
         return self._nearest(self.embeddings[number], number, k, folder)
 
     def others_of_class(self, path: str, folder: str = "") -> int:
-        """Return how many other images have the class of an image, given by its path; 0 for one without a class."""
+        """How many other images have the class of an image; 0 without a class."""
         number = self.numbers.get(path)
         if number is None or not self.classes[number]:
             return 0
@@ -151,13 +148,13 @@ class BrowsedRun:
         return len(same) - (number in same)
 
     def nearest_to_file(self, file: Path, k: int, folder: str = "") -> list[Neighbor]:
-        """Return the nearest images of a photograph; raise DataError if it cannot be read."""
+        """The nearest images of a photograph; DataError if it cannot be read."""
         (point,) = self.run.embed(file).cpu()
         path = os.path.relpath(os.path.realpath(file), self.folder.resolve())
         return self._nearest(point, self.numbers.get(path), k, folder)
 
     def identity(self, file: Path) -> Identity | None:
-        """Return whether a photograph shows a class of the index or a new one; None if the images have no classes."""
+        """Whether a photograph shows a class of the index; None if the images have no classes."""
         if not self.class_names:
             return None
         try:
@@ -170,10 +167,7 @@ class BrowsedRun:
         return Identity(found.known, found.classes[0], found.distances[0], found.threshold, "")
 
     def _nearest(self, point: Tensor, query: int | None, k: int, folder: str) -> list[Neighbor]:
-        """Return the nearest images of a point; ``query`` is the number of its own image, which is left out.
-
-        A store has no filter for sub-folders: with one, the embeddings are searched.
-        """
+        """The nearest images of a point, without its own image ``query``. Stores cannot filter by sub-folder."""
         if folder:
             below = self._below(folder)
             similarity = self.embeddings[below] @ point
@@ -201,7 +195,7 @@ class BrowsedRun:
         return self.run.group(self.embedded, clusters, self._below(folder).tolist() if folder else None)
 
     def _projection(self, method: str, part: Part = ALL) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
-        """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
+        """A map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
         shown = self.shown(part)
         chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
         classes = " of unseen classes" if part.unseen else ""
@@ -220,7 +214,7 @@ class BrowsedRun:
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
-        """Return pairs of an image with a class and the nearest other one with a class, by distance, and a note."""
+        """Pairs of an image and the nearest other one, both with a class, by distance, and a note."""
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         if len(known) < 2:
             raise DataError(f"{self.folder}: right and wrong answers need two images with a class, a sub-folder each")
@@ -239,7 +233,7 @@ class BrowsedRun:
         return sorted(pairs, key=lambda pair: pair.distance), note
 
     def pairs(self, part: Part = ALL) -> list[Pair]:
-        """Return the pairs of :meth:`leave_one_out` whose query is of a part, each with the nearest of all images."""
+        """The pairs of :meth:`leave_one_out` whose query belongs to a part."""
         pairs, _ = self.leave_one_out()
         if part == ALL:
             return pairs
@@ -247,8 +241,8 @@ class BrowsedRun:
         return [pair for pair in pairs if pair.query in shown]
 
     def recall(self, part: Part = ALL) -> list[tuple[str, int, int]]:
-        """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
-        names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
+        """Name, right answers and queries (quotient: Recall@1) of trained and unseen classes."""
+        names = {True: "classes of training", False: "unseen classes", None: "all classes (training classes unknown)"}
         pairs = self.pairs(part)
         rows = []
         for trained, name in names.items():
@@ -258,7 +252,7 @@ class BrowsedRun:
         return rows
 
     def confusions(self, part: Part = ALL) -> list[tuple[str, str, int]]:
-        """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
+        """The five most frequent wrong answers: class of the query, class found, count."""
         wrong = [pair for pair in self.pairs(part) if not pair.right]
         counts = Counter((self.classes[pair.query], self.classes[pair.nearest]) for pair in wrong)
         return [(*names, count) for names, count in counts.most_common(5)]
@@ -270,12 +264,12 @@ class BrowsedRun:
 
     @property
     def there(self) -> list[str]:
-        """Paths of images whose files are inside of the folder."""
+        """Paths of images whose files are inside the folder."""
         gone = set(self.missing)
         return [path for path in self.paths if path not in gone]
 
     def _inside(self, path: str) -> Path | None:
-        """Return a file's path with links resolved; None if it is missing or outside the folder."""
+        """A file's path with links resolved; None if it is missing or outside the folder."""
         try:
             file = Path(os.path.realpath(self.folder / path, strict=True))
         except (OSError, ValueError):  # missing, a loop of links, or an invalid name
@@ -285,7 +279,7 @@ class BrowsedRun:
         return None
 
     def _jpeg(self, number: int, longest: int) -> bytes:
-        """Return a thumbnail of an indexed image as JPEG, or a placeholder if it cannot be read."""
+        """A thumbnail as JPEG, or a placeholder if the image cannot be read."""
         file = self._inside(self.paths[number])
         image = placeholder(longest)
         if file is not None:
@@ -295,7 +289,7 @@ class BrowsedRun:
 
 
 def folders_of(paths: Sequence[str]) -> list[str]:
-    """Return the folders of paths and the folders that have those, sorted."""
+    """The folders of paths and their parent folders, sorted."""
     found = set[str]()
     for path in paths:
         folder = path.rpartition("/")[0]
@@ -306,12 +300,12 @@ def folders_of(paths: Sequence[str]) -> list[str]:
 
 
 def _comparable(name: str) -> str:
-    """Return the words of a class's name: the folder ``greek_character01`` may have ``Greek/character01``."""
+    """The words of a class's name: the folder ``greek_character01`` may have ``Greek/character01``."""
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
 def jpeg(image: Image.Image, longest: int) -> bytes:
-    """Return an image as JPEG; a tiny drawing is enlarged without interpolation."""
+    """An image as JPEG; tiny drawings are enlarged without interpolation."""
     factor = max(1, longest // max(image.size))
     buffer = io.BytesIO()
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
@@ -326,10 +320,10 @@ def open_collections(
     tell: Callable[[str], None] = warnings.warn,
     store: str | None = None,
 ) -> list[BrowsedRun]:
-    """Return the collections of runs, given by the runs' folders.
+    """The collections of runs, given by the runs' folders.
 
-    ``folder`` has the images; its new images are embedded, after a message to ``tell``. By default the images of each
-    run's index are shown. ``store`` is the address of a store that has them; it is searched instead of the index.
+    ``folder`` has the images, by default the indexed ones; its new images are embedded, after a message to ``tell``.
+    The ``store`` at an address is searched instead of the embeddings.
     """
     search: SearchService = service("search", "pml-ext browse")
     collections: list[BrowsedRun] = []

@@ -43,7 +43,8 @@ def browse(
         with Progress() as bar:
             run, images = search.run_of(run, device, bar)
             if images is not None and folder is None and beside is None and store is None:
-                search.load_run(run, device).index(images)  # new photographs too; a class is known or new by the index
+                # new photographs too: a class is known or new by the index
+                search.load_run(run, device).index(images, retry_damaged=False)
         if images is not None and folder is None and beside is not None:
             folder = images
         runs = [run] if beside is None else [run, beside]

@@ -1,4 +1,4 @@
-"""The search for copies among the images of a collection, in a thread of its own, and what somebody keeps of them."""
+"""The search for copies, in a thread of its own, and what somebody keeps of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_OF_GROUP = 60  # images
 
 
 class CopiesState(NamedTuple):
-    """How far the search for copies is: ``phase`` is "none", "running", "done", "failed" or "stopped"."""
+    """The progress of the search; ``phase`` is "none", "running", "done", "failed" or "stopped"."""
 
     phase: str = "none"
     read: int = 0  # images so far; of files with the same bytes, one is read
@@ -33,7 +33,7 @@ class CopiesState(NamedTuple):
 
 
 class ShownGroup(NamedTuple):
-    """A group of copies, as the page shows it."""
+    """A group of copies on the page."""
 
     key: str  # of its kind and paths, in their order: the same for the same group of a later search
     place: int  # from 0
@@ -45,13 +45,13 @@ class ShownGroup(NamedTuple):
 
 
 class _StopSearchError(Exception):
-    """Somebody wants the search to end."""
+    """Somebody stopped the search."""
 
 
 class CopiesSearch:
-    """The search for copies of a collection; one at a time, and the groups of the latest are kept.
+    """The search for copies of a collection, one at a time; the latest groups are kept.
 
-    Searches for the nearest images go on beside it. The methods may be called by several threads.
+    Several threads may call its methods.
     """
 
     def __init__(self, collection: BrowsedRun) -> None:
@@ -66,11 +66,11 @@ class CopiesSearch:
 
     @property
     def state(self) -> CopiesState:
-        """How far the search is."""
+        """The progress of the search."""
         return self._state
 
     def begin(self, folder: str = "", keep: str = RULES[0], radius: float | None = None) -> None:
-        """Look for copies below a sub-folder, in a thread; one that runs goes on, and nothing begins."""
+        """Look for copies below a sub-folder, in a thread, unless a search is running."""
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
@@ -85,7 +85,7 @@ class CopiesSearch:
         self._stop.set()
 
     def wait(self) -> None:
-        """Wait until the search is at an end."""
+        """Wait for the end of the search."""
         if self._thread is not None:
             self._thread.join()
 
@@ -143,7 +143,7 @@ class CopiesSearch:
         return self._done().skipped
 
     def shown(self, start: int, count: int) -> list[ShownGroup]:
-        """Return groups from a place on."""
+        """Groups from a place on."""
         groups = []
         for place, group in enumerate(self._done().groups[start : start + count], start):
             numbers = [self._collection.numbers[image.path] for image in group.images]
@@ -154,13 +154,12 @@ class CopiesSearch:
         return groups
 
     def chosen(self, shown: Iterable[str], kept: Iterable[str]) -> FoundCopies:
-        """Return the copies with what somebody keeps.
+        """The copies with what somebody keeps.
 
         Args:
-            shown: keys of groups that somebody saw; of each, an image is kept.
-            kept: texts ``KEY.PLACE``: a group's key, and the place of an image in it that is kept. A group that is not
-                shown may be of an earlier search, and be found no more. Groups without such a text stay as they were
-                found.
+            shown: keys of the groups that somebody saw, each with a kept image.
+            kept: texts ``KEY.PLACE``: a group's key, and the place of a kept image in it. Groups of an earlier search
+                are ignored; groups without a text stay as found.
 
         ConfigError if a shown group is not found, or has no kept image.
         """
@@ -184,7 +183,7 @@ class CopiesSearch:
         return _service().keep_chosen(found, chosen)
 
     def as_text(self, shown: Iterable[str], kept: Iterable[str], form: str) -> str:
-        """Return the copies with what somebody keeps, as the table (``"csv"``) or as JSON."""
+        """The copies with what somebody keeps, as the table (``"csv"``) or as JSON."""
         chosen = self.chosen(shown, kept)
         if form == "csv":
             return chosen.as_csv()

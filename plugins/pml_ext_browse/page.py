@@ -1,4 +1,4 @@
-"""The page as HTML: this module checks the query parameters, and a template renders the collections."""
+"""The page as HTML: query parameters are checked here, and a template renders the collections."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _TEMPLATES.globals |= {
 
 
 class Page:
-    """Page of collections; uploaded photographs are stored in a folder."""
+    """The page of collections; a folder has the uploaded photographs."""
 
     def __init__(self, collections: Sequence[BrowsedRun], uploads: Path) -> None:
         self.collections = collections
@@ -60,7 +60,7 @@ class Page:
         self._folders = {drawable(folder): folder for folder in collections[0].folders}
 
     def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
-        """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
+        """A tab as HTML, or an error page for invalid options, and the HTTP status."""
         try:
             run = _number(options, "run", 0, 0, len(self.collections) - 1)
             last = len(self.collections[run]) - 1
@@ -92,14 +92,14 @@ class Page:
             return self.problem(str(error).replace("--clusters ", "")), 400
 
     def problem(self, text: str) -> str:
-        """Return a page that shows an error message."""
+        """A page that shows an error message."""
         return self._render("problem", {"text": text, "part": Part(), "carried": "", "up": "/"})
 
     def _render(self, tab: str, values: dict[str, Any]) -> str:
         return _TEMPLATES.get_template("page.html").render(values, tab=tab, page=self, collections=self.collections)
 
     def part(self, run: int, options: Mapping[str, str]) -> Part:
-        """Return the part of a collection that is shown; ConfigError if it has no image."""
+        """The part of a collection that is shown; ConfigError if it has no image."""
         collection = self.collections[run]
         unseen = options.get("unseen") == "1" and False in collection.trained.values()
         folder = composed(options.get("folder", "").strip("/"))
@@ -111,19 +111,19 @@ class Page:
         return part
 
     def number_of_clusters(self, run: int, part: Part) -> int:
-        """Return how many clusters are looked for by default: as many as there are classes, 20 without."""
+        """The default number of clusters: as many as classes, 20 without."""
         collection = self.collections[run]
         below = collection.shown(Part(folder=part.folder)).tolist()
         names = {collection.classes[number] for number in below} - {""}
         return min(len(names) or 20, 100, len(below))
 
     def sample(self, part: Part) -> list[int]:
-        """Return the numbers of randomly drawn images to click on."""
+        """Numbers of randomly drawn images to click on."""
         numbers = self.collections[0].shown(part).tolist()
         return random.sample(numbers, min(SHOWN, len(numbers)))
 
     def answers(self, run: int, kind: str, part: Part) -> list[Pair]:
-        """Return the right answers, the wrong ones, or the disputed ones (wrong here, right in the other run)."""
+        """Right answers, wrong ones, or disputed ones (wrong here, right in the other run)."""
         collection = self.collections[run]
         answers = [pair for pair in collection.pairs(part) if pair.right == (kind == "right")]
         if kind != "disputed":
@@ -133,15 +133,15 @@ class Page:
         return [pair for pair in answers if collection.paths[pair.query] in right_in_other_run]
 
     def shown_clusters(self, run: int, grouping: ImageClusters, part: Part) -> list[ImageCluster]:
-        """Return the clusters with a majority of shown images: all, or with ``unseen`` those of untrained classes."""
+        """The clusters with a majority of shown images."""
         numbers = set(self.collections[run].shown(part).tolist())
         return [each for each in grouping.clusters if 2 * len(numbers.intersection(each.members)) > len(each.members)]
 
     def named(self, options: Mapping[str, str]) -> str:
-        """Return a table of the images of named clusters, with the columns ``path`` and ``class``, as CSV.
+        """A CSV table of the images of named clusters, with the columns ``path`` and ``class``.
 
-        ``options`` has the number of the run, the sub-folder, the clusters, and the name of cluster N as ``clusterN``.
-        Images whose files are gone are left out. DataError if none has a name.
+        ``options`` has the run, the sub-folder, the clusters, and the name of cluster N as ``clusterN``. Missing files
+        are left out. DataError without a name.
         """
         run = _number(options, "run", 0, 0, len(self.collections) - 1)
         collection = self.collections[run]
@@ -158,7 +158,7 @@ class Page:
         return table_text(["path", "class"], rows)
 
     def begin_copies(self, options: Mapping[str, str]) -> None:
-        """Look for copies in the part of the collection that is shown, as ``options`` say."""
+        """Look for copies in the part of the collection that is shown."""
         radius = None
         text = options.get("radius", "").strip()
         if text:
@@ -169,7 +169,7 @@ class Page:
         self.copies.begin(folder, _choice(options, "keep", RULES), radius)
 
     def map(self, run: int, method: str, color: str, clusters: int | str, part: Part) -> dict[str, Any]:
-        """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
+        """The points of the map, the groups that color them and a note, for the map's script."""
         collection = self.collections[run]
         names = list(collection.classes)
         if color == "cluster":
@@ -206,7 +206,7 @@ def _clusters(options: Mapping[str, str]) -> int | str:
 
 
 def _up(tab: str, options: Mapping[str, str], carried: Mapping[str, str]) -> str:
-    """Return the address that Escape leads to: of all photographs, or of all clusters; "" if this is it."""
+    """The address that Escape leads to: all photographs, or all clusters; else an empty string."""
     if tab == "query" and ("image" in options or "upload" in options):
         return f"/?{urlencode(carried)}"
     if tab == "clusters" and "open" in options:

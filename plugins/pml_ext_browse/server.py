@@ -1,7 +1,6 @@
-"""The server of the page of ``pml-ext browse``, on localhost, so that only this machine can reach it.
+"""The server of ``pml-ext browse``, on localhost, so that only this machine can reach it.
 
-A picture is requested by its image's number in the index, never by a path. A cross-site request is rejected before its
-body is read.
+Pictures are requested by number, never by path. Cross-site requests are rejected before their body is read.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _HEADERS = {
 
 
 def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
-    """Return an ASGI application that serves the page of collections and saves uploaded photographs in a folder."""
+    """An ASGI application that serves collections and saves uploaded photographs in a folder."""
     site = _Site(collections, uploads)
     routes = [
         *(Route(path, site.view, methods=["GET"]) for path in ("/", "/clusters", "/map", "/answers", "/copies")),
@@ -93,7 +92,7 @@ async def _refuse_other_sites(request: Request, call_next: Any) -> Response:
 
 
 class _Site:
-    """The answers to requests. One query is computed at a time."""
+    """The answers to requests; one query is computed at a time."""
 
     def __init__(self, collections: Sequence[BrowsedRun], uploads: Path) -> None:
         self.collections = collections
@@ -113,7 +112,7 @@ class _Site:
         return HTMLResponse(text, status, {"cache-control": "no-store"})
 
     async def upload(self, request: Request) -> Response:
-        """Keep photographs, and lead to the page that answers them."""
+        """Keep photographs, and redirect to their answers."""
         most = f"{MAX_UPLOAD >> 20} MB, and several {MAX_UPLOADS >> 20} MB together, by the header Content-Length."
         async with _form(request, MAX_UPLOADS, f"A photograph may have at most {most}", MOST, 2) as form:
             photographs = [each for each in form.getlist("photo") if isinstance(each, UploadFile)]
@@ -124,7 +123,7 @@ class _Site:
         return RedirectResponse(f"/?{urlencode(given)}", 303)
 
     def _save(self, photographs: list[UploadFile]) -> str:
-        """Keep photographs, and return their tokens; a file that is not an image is reported among others."""
+        """Keep photographs, and return their tokens; files that are not images are reported."""
         tokens = []
         problems = []
         for photograph in photographs:
@@ -141,14 +140,14 @@ class _Site:
         return ",".join(tokens)
 
     async def names(self, request: Request) -> Response:
-        """Return the table of the classes that somebody has typed below clusters."""
+        """The table of the classes that somebody typed below clusters."""
         text = "Too many names, or names that are too long."
         async with _form(request, MAX_NAMES, text, 0, CARDS + 3) as form, self._computing:
             table = await run_in_threadpool(self.page.named, _texts(form))
         return _file(table, "classes.csv", "text/csv")
 
     async def copies(self, request: Request) -> Response:
-        """Begin a search for copies, or end the one that runs; it is seen under the same address."""
+        """Begin a search for copies, or stop the running one."""
         async with _form(request, MAX_NAMES, "The form is too long.", 0, 9) as form:
             options = _texts(form)
         if "stop" in options:
@@ -159,13 +158,13 @@ class _Site:
         return RedirectResponse(f"/copies?{urlencode({'folder': folder})}" if folder else "/copies", 303)
 
     async def copies_state(self, _: Request) -> Response:
-        """Return how far the search for copies is."""
+        """The progress of the search for copies."""
         state = self.page.copies.state
         shown = {"phase": state.phase, "read": state.read, "images": state.images}
         return JSONResponse(shown, headers={"cache-control": "no-store"})
 
     async def choice(self, request: Request) -> Response:
-        """Return the copies with what somebody keeps, as a file."""
+        """The copies with what somebody keeps, as a file."""
         async with _form(request, MAX_CHOICES, "Too many groups.", 0, MAX_CHOICES) as form:
             shown = [str(key) for key in form.getlist("shown")]
             kept = [str(text) for text in form.getlist("keep")]
@@ -174,7 +173,7 @@ class _Site:
         return _file(text, f"copies.{kind}", {"json": "application/json", "csv": "text/csv"}[kind])
 
     def picture(self, request: Request) -> Response:
-        """Return a thumbnail."""
+        """A thumbnail."""
         parts = [request.path_params[name] for name in ("run", "number", "size")]
         if all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
             run, number, size = map(int, parts)
@@ -186,7 +185,7 @@ class _Site:
 
 @contextlib.asynccontextmanager
 async def _form(request: Request, most: int, too_long: str, files: int, fields: int) -> AsyncIterator[FormData]:
-    """Read a form of at most ``most`` bytes; HTTPException with the text ``too_long`` for a longer one."""
+    """Read a form of at most ``most`` bytes; HTTPException with ``too_long`` for a longer one."""
     length = request.headers.get("content-length", "")
     if not (length.isdecimal() and len(length) < 12 and int(length) <= most):
         raise HTTPException(413 if length else 411, too_long)
@@ -199,13 +198,13 @@ def _texts(form: FormData) -> dict[str, str]:
 
 
 def _file(text: str, name: str, media_type: str) -> Response:
-    """Return a file that the browser saves; bytes of a path that are no UTF-8 are written as they are."""
+    """A file that the browser saves; path bytes outside UTF-8 stay unchanged."""
     headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
     return Response(text.encode("utf-8", "surrogateescape"), media_type=media_type, headers=headers)
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket bound to a port of localhost, or to a free one for 0; raise ConfigError if it is taken."""
+    """A socket bound to a port of localhost, or to a free one for 0; ConfigError if it is taken."""
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
@@ -216,7 +215,7 @@ def listening(port: int) -> socket.socket:
 def serve(
     collections: Sequence[BrowsedRun], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
 ) -> None:
-    """Serve the page of collections on a socket until Ctrl-C or another signal; call ``ready`` with its address.
+    """Serve collections on a socket until Ctrl-C or another signal; call ``ready`` with the address.
 
     Uploaded photographs are deleted in the end.
     """
@@ -238,7 +237,7 @@ def serve(
 
 @contextlib.contextmanager
 def _ended_by_hangup(server: uvicorn.Server) -> Iterator[None]:
-    """Let SIGHUP end a server as uvicorn lets SIGTERM: an event loop drops errors of callbacks."""
+    """Let SIGHUP end a server as SIGTERM does: an event loop drops errors of callbacks."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         yield

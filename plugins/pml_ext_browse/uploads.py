@@ -1,4 +1,4 @@
-"""Photographs that somebody drops on the page: the latest are kept in a folder until the page is closed."""
+"""Photographs that somebody drops on the page, kept in a folder until the page is closed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Upload(NamedTuple):
 
 
 class Uploads:
-    """The latest photographs, by tokens that nobody guesses."""
+    """The latest photographs, by secret tokens."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._uploads: dict[str, Upload] = {}  # by token, oldest first
 
     def keep(self, file: IO[bytes], name: str) -> str:
-        """Save a photograph and return its token; raise DataError if it is not an image, or too large."""
+        """Save a photograph and return its token; DataError if it is not an image, or too large."""
         name = shortened(name, 200)
         try:
             with open_image(file, name) as image:
@@ -59,7 +59,7 @@ class Uploads:
         return token
 
     def refuse(self, name: str, problem: str) -> str:
-        """Return a token of a file that is no photograph, to say so among photographs."""
+        """A token for a file that is not a photograph, to say so."""
         token = secrets.token_hex(16)
         self._add(token, Upload(shortened(name, 200), problem=problem))
         return token
@@ -72,7 +72,7 @@ class Uploads:
                 file.unlink()
 
     def of(self, tokens: str) -> list[Upload]:
-        """Return the uploads of tokens that are separated by commas; DataError for one that is no longer kept."""
+        """The uploads of comma-separated tokens; DataError for one that is no longer kept."""
         names = tokens.split(",")[:MOST]
         if any(name not in self._uploads for name in names):
             raise DataError("this photograph is no longer kept; drop it again")

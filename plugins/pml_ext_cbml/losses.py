@@ -234,7 +234,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
             run_eagerly(self._fit, ref_emb, ref_labels)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Use the loaded estimates, or those of this batch; keep a training batch's, gathered over processes."""
+        """Use the loaded estimates, or this batch's; keep a training batch's, gathered over processes."""
         if self.estimates.isfinite().all():
             self._use(PairStatistics(*self.estimates.tolist()))
             self.wants_before_call = False

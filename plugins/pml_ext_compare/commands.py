@@ -60,8 +60,8 @@ def compare(
 ) -> None:
     """Compare recipes or runs, with significance tests.
 
-    Trains the recipes' runs that --out does not have yet; repeat an interrupted command to continue. Runs of a recipe
-    with equal settings form a row. Prints means and differences from a baseline, paired by seed. p is that of the
+    Trains the recipes' runs that --out lacks; repeat an interrupted command to continue. Runs of a recipe with equal
+    settings form a row. Prints means, and differences from a baseline, paired by seed. The printed p comes from the
     two-sided paired t-test, uncorrected: one in twenty equal rows has p < 0.05. The sentences use p-values corrected by
     Holm's procedure.
 
@@ -114,7 +114,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Options:
-    """The options of ``compare``: recipes to run and folders of finished runs, how and where."""
+    """The options of ``compare``."""
 
     recipes: list[str]
     folders: list[Path]
@@ -132,7 +132,7 @@ class _Options:
     latex: bool
 
     def check(self) -> None:
-        """Raise ConfigError for options that do not go together."""
+        """Raise ConfigError for options that contradict each other."""
         if not self.recipes and not self.folders:
             raise ConfigError(
                 "wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER"
@@ -155,7 +155,6 @@ class _Options:
             raise ConfigError("--ray-address goes with --on ray")
 
     def executor(self, out: Path) -> Executor:
-        """Return the executor for the number of concurrent jobs."""
         if self.on == "ray":
             from .on_ray import OnRay
 
@@ -173,7 +172,7 @@ class _Options:
         return Processes(self.jobs)
 
     def studies_and_rows(self, phase: str, metrics: list[str], baseline: str | None) -> tuple[list[Study], list[Group]]:
-        """Do the missing trials and runs, and return the studies of tuned recipes and the rows of all runs."""
+        """Do the missing trials and runs; return the studies of tuned recipes and the rows of all runs."""
         from .groups import groups_below
         from .runs import check_reported
 
@@ -190,7 +189,7 @@ class _Options:
         return studies, self._rows(studies, self.out)
 
     def write(self, studies: list[Study], groups: list[Group], result: dict[str, Any]) -> Path | None:
-        """Write the comparison to ``--out``, with the tuned recipes, and return its page."""
+        """Write the comparison and the tuned recipes to ``--out``; return its page."""
         if self.out is None:
             return None
         from .page import write_comparison
@@ -203,7 +202,7 @@ class _Options:
         return page
 
     def _rows(self, studies: list[Study], out: Path) -> list[Group]:
-        """Do the studies' trials and the missing runs, and return the rows of all runs."""
+        """Do the trials and the missing runs; return the rows of all runs."""
         from .groups import disambiguate_names
         from .runs import plans_of, rows_of
 
@@ -227,7 +226,7 @@ class _Options:
     def _tuned(
         self, studies: list[Study], executor: Executor, progress: AllRuns
     ) -> tuple[dict[str, Recipe], list[Group]]:
-        """Return the recipes, with their best values, and a row for each recipe whose tuning failed."""
+        """The recipes with their best values, and a row for each recipe whose tuning failed."""
         if studies:
             from .tuning import tuned
 
@@ -243,7 +242,7 @@ class _Options:
 
 
 class AllRuns(Progress):
-    """Progress over several runs: a bar with the remaining time, and a line per run."""
+    """Progress of several runs: a bar, and a line per run."""
 
     def begin(self, noun: str, count: int) -> None:
         """Reset the bar for a number of jobs; ``noun`` is ``"runs"`` or ``"trials"``."""
@@ -253,7 +252,7 @@ class AllRuns(Progress):
         self._bar.reset(self._task, total=count, visible=False)
 
     def on_progress(self, job: Job, said: float | str) -> None:
-        """Draw the fraction of a run that is done, 0 to 1, or write a message."""
+        """Show the finished fraction of a run, from 0 to 1, or a message."""
         if isinstance(said, str):
             self.step(said)
             return

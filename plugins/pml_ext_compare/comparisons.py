@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: a row for each, paired differences from a baseline, and sentences."""
+"""Comparison of groups of runs: a row for each, paired differences, and sentences."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .tables import direction, goodness
 def compare(
     groups: Sequence[Group], metrics: Sequence[str], phase: str = "after", baseline: str | None = None
 ) -> dict[str, Any]:
-    """Return the comparison as plain values: a row per group, its differences from the baseline, and sentences.
+    """Return a row per group, its differences from the baseline, and sentences, as plain values.
 
-    P-values ``p`` are of the t-test as it is, ``p_holm`` corrected for the rows by Holm's procedure.
+    ``p`` comes from the uncorrected t-test, ``p_holm`` is corrected for the number of rows.
     """
     base = chosen_baseline(groups, baseline)
     sentences: list[str] = []
@@ -68,9 +68,9 @@ def compare(
 
 
 def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
-    """Name the row with the best mean of a metric, and the rows that its tests do not show to be worse.
+    """Name the row with the best mean of a metric, and the rows that tests do not show to be worse.
 
-    The best row is chosen by the values that are tested, so that Holm's correction is over all pairs of rows.
+    The tested values also choose the best row, so Holm's correction covers all pairs of rows.
     """
     means: dict[int, float] = {}  # of rows with values, by number
     for number, group in enumerate(groups):
@@ -120,7 +120,7 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
 def _corrected_p_values(
     groups: Sequence[Group], numbers: Sequence[int], phase: str, metric: str
 ) -> dict[tuple[int, int], float | None]:
-    """Return the corrected p-value of the paired t-test of each pair of rows, by their numbers in the given order."""
+    """Corrected p of the paired t-test of each pair of rows, by their numbers in the given order."""
     pairs = list(itertools.combinations(numbers, 2))
     p_values = []
     for first, second in pairs:
@@ -130,7 +130,7 @@ def _corrected_p_values(
 
 
 def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
-    """Return the group of a name, full or only the recipe's; for None, the first group with runs."""
+    """The group with a name, full or only the recipe's; for None, the first group with runs."""
     if name is None:
         return next((group for group in groups if group.runs), groups[0])
 
@@ -161,7 +161,7 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return what a comparison says of one group alone."""
+    """The comparison's values of one group."""
     folders = {str(seed): str(folder) for seed, folder in group.folders.items()}
     row: dict[str, Any] = {
         "recipe": group.name,
@@ -181,7 +181,7 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
 
 
 def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
-    """Return an estimate as a dict, its interval cut at 0 and 1 for the package's metrics, which are shares."""
+    """An estimate as a dict; intervals of the package's metrics are cut at 0 and 1."""
     values = asdict(about)
     if is_known_metric(metric) and about.low is not None and about.high is not None:
         values["low"] = max(0.0, about.low)
@@ -190,7 +190,7 @@ def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
 
 
 def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) -> list[Difference]:
-    """Return each group's difference from the baseline, over the seeds that both have."""
+    """Differences from the baseline, over common seeds."""
     tested = [group for group in others if group.runs]
     level = LEVEL / max(1, len(tested))  # for the number of pairs wanted: the strictest of Holm's levels
     differences = []
@@ -201,7 +201,7 @@ def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) 
 
 
 def _paired_values(base: Group, group: Group, phase: str, metric: str) -> tuple[list[float], list[float]]:
-    """Return the values of two groups for the seeds that both have, in the same order."""
+    """Values of two groups for their common seeds, in the same order."""
     base_by_seed = base.values(phase, metric)
     by_seed = group.values(phase, metric)
     seeds = sorted(base_by_seed.keys() & by_seed.keys())
@@ -215,7 +215,7 @@ def _sentences(
     differences: Sequence[Difference],
     corrected: Sequence[float | None],
 ) -> list[str]:
-    """Say of each group with runs what its test shows, and which tests have too few pairs."""
+    """Sentences on the test of each group with runs, and on tests with too few pairs."""
     tests = sum(difference.p is not None for difference in differences)
     title = title_of(metric)
     sentences = [

@@ -1,4 +1,4 @@
-"""Executors of a comparison's jobs: one by one in this process; subclasses do them elsewhere."""
+"""The base of executors, which does jobs one by one in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ATTEMPTS = 2  # attempts of a job whose worker dies
 
 
 class Executor:
-    """Executor of jobs one by one in this process; subclasses execute them elsewhere."""
+    """Executes jobs one by one in this process; subclasses run them elsewhere."""
 
     retry_seconds = POLL  # before a job that another process executes is tried again
 
@@ -22,11 +22,11 @@ class Executor:
         self.running: dict[Any, Job] = {}
 
     def start(self, job: Job) -> None:
-        """Take a job, which :meth:`ended` executes."""
+        """Accept a job; :meth:`ended` executes it."""
         self.running[job] = job
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
-        """Yield the ended jobs and their results; this may block."""
+        """Yield ended jobs and their results; this may block."""
         for job in list(self.running.values()):
             del self.running[job]
             yield job, run_job(job, functools.partial(on_progress, job))
@@ -35,4 +35,4 @@ class Executor:
         """Ask the running jobs to write a checkpoint and end."""
 
     def close(self) -> None:
-        """Terminate all jobs that still run."""
+        """Terminate all running jobs."""

@@ -1,4 +1,4 @@
-"""Groups of runs: the runs of one recipe with the same settings, which are a row of a comparison."""
+"""Groups of runs of one recipe with the same settings, the rows of a comparison."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RunMetrics = Mapping[str, Any]  # the content of metrics.json, and the run's "fo
 
 @dataclass
 class Group:
-    """Runs of one recipe with the same settings: a row of the comparison."""
+    """Runs of one recipe with the same settings."""
 
     name: str  # of the recipe, and the settings in which groups of that name differ
     settings: dict[str, Any]  # of the recipe, by dotted key
@@ -60,13 +60,13 @@ class Group:
         return {seed: Path(next(iter(folds.values()))["folder"]) for seed, folds in sorted(self.runs.items())}
 
     def all_runs(self) -> list[RunMetrics]:
-        """Return the runs of all seeds and folds."""
+        """The runs of all seeds and folds."""
         return list(itertools.chain.from_iterable(folds.values() for folds in self.runs.values()))
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
-        """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it.
+        """A metric (``"recall_at_1"``) of a phase (``"after"``) by seed, averaged over folds.
 
-        Of several folds it is the mean; seeds that lack a fold are left out.
+        Leaves out seeds without the metric or with missing folds.
         """
         all_folds = self.wanted_folds.union(*self.runs.values())
         means: dict[int, float] = {}
@@ -78,13 +78,13 @@ class Group:
         return means
 
     def seconds(self) -> float | None:
-        """Return the mean training time of a run in seconds."""
+        """Mean training time of a run in seconds."""
         seconds = [run.get("seconds", {}).get("train") for run in self.all_runs()]
         known = [float(each) for each in seconds if each is not None]
         return fmean(known) if known else None
 
     def selection(self) -> str:
-        """Return the images by which values and the tested epoch were chosen."""
+        """The images that chose the settings and the tested epoch."""
         share = self.settings.get("evaluation.validation", 0)
         if self.settings.get("evaluation.select_on") == "test":
             epoch = "test images"
@@ -100,7 +100,7 @@ class Group:
         return epoch
 
     def unequal_settings(self, baseline: Group) -> list[str]:
-        """Return the settings of :data:`FAIR_SETTINGS`, and the number of trials, that differ from the baseline's."""
+        """Settings of :data:`FAIR_SETTINGS`, and the number of trials, that differ from the baseline's."""
         texts = []
         different_keys = _keys_that_differ([self, baseline])
         for name, pattern in FAIR_SETTINGS.items():
@@ -118,7 +118,7 @@ class Group:
         return texts
 
     def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
-        """Return the values that the recipe's paper prints for a metric, with their descriptions."""
+        """The paper's values of a metric, with their descriptions."""
         if self.paper is None:
             return []
         data_set = str(self.settings.get("data.name"))
@@ -135,7 +135,7 @@ class Group:
 
 
 def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
-    """Return a metric of a run; None if the run does not have it, or it is not a finite number."""
+    """A metric of a run; None if it is missing or not finite."""
     metrics = run.get(phase)
     if not isinstance(metrics, dict):
         return None
@@ -146,7 +146,7 @@ def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
-    """Find the finished runs in folders, at any depth, and group them by recipe and settings."""
+    """Find finished runs in folders, at any depth, and group them by recipe and settings."""
     groups: list[Group] = []
     for folder in folders:
         run_folders = sorted(file.parent for file in folder.rglob(METRICS_FILE))
@@ -159,7 +159,7 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
 
 
 def add_run(groups: list[Group], folder: Path) -> None:
-    """Add the finished run in a folder to the group of its recipe and settings, or to a new one."""
+    """Add a finished run to the group of its recipe and settings, or to a new one."""
     about, tables = _read_recipe(folder)
     metrics = {**read_metrics(folder / METRICS_FILE), "folder": str(folder)}
     paper = tables.pop("paper", None)
@@ -179,24 +179,24 @@ def add_run(groups: list[Group], folder: Path) -> None:
 
 
 def _as_text(metrics: Mapping[str, Any]) -> str:
-    """Return metrics as a text that can be compared: NaN differs from itself as a number."""
+    """Metrics as comparable text, since NaN differs from itself."""
     return json.dumps(metrics, sort_keys=True)
 
 
 def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
-    """Return the group of runs with these settings, whose values were chosen by so many trials; None for none."""
+    """The group with these settings and number of trials, or None."""
     return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)
 
 
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the fold of a recipe's tables (0 without folds) and its other settings by dotted key."""
+    """The fold of a recipe's tables (0 without folds), and the other settings by dotted key."""
     settings = flat({name: table for name, table in tables.items() if name not in NOT_SETTINGS})
     fold = settings.pop(FOLD, 0)
     return fold, settings
 
 
 def disambiguate_names(groups: Sequence[Group]) -> None:
-    """Add to the names of groups of one recipe the settings in which they differ, or else their trials."""
+    """Append differing settings, or else the trials, to the names of groups of one recipe."""
     by_name: dict[str, list[Group]] = {}
     for group in groups:
         by_name.setdefault(group.name, []).append(group)
@@ -215,10 +215,7 @@ def disambiguate_names(groups: Sequence[Group]) -> None:
 
 
 def _keys_that_differ(groups: Sequence[Group]) -> list[str]:
-    """Return the keys whose values are not the same in all groups, in the order of the groups' settings.
-
-    Groups whose tuning failed have no settings, and do not count.
-    """
+    """Keys whose values differ between groups; groups with failed tuning have no settings."""
     known = [group.settings for group in groups if group.settings]
     all_keys = dict.fromkeys(itertools.chain.from_iterable(known))
     return [key for key in all_keys if any(settings.get(key) != known[0].get(key) for settings in known)]
@@ -231,7 +228,7 @@ def _setting(group: Group, key: str) -> str:
 
 
 def _read_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return ``[run]`` of a run's recipe, with its ``recipe`` (a name) and ``seed``, and the other tables."""
+    """``[run]`` of a run's recipe, with ``recipe`` and ``seed``, and the other tables."""
     for file in (RECIPE_FILE, METRICS_FILE):
         check_unchanged(folder, file)
     path = folder / RECIPE_FILE

@@ -1,4 +1,4 @@
-"""The queue of a comparison's jobs: busy ones are tried again, and a worker that dies is replaced."""
+"""The queue of jobs: busy ones are tried again, and dead workers are replaced."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _GO_ON = "go on with the same command"
 
 
 def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:
-    """Do jobs, tell ``on_progress`` the errors of failed ones, and return these errors.
+    """Do jobs, and return the errors of failed ones, which ``on_progress`` also receives.
 
-    A job that is busy in another process is tried again later; a job whose worker died is tried once more. A signal
-    ends all jobs with a checkpoint; then StoppedError is raised. ConfigError: a setting is wrong for all jobs.
+    A job that is busy in another process is tried again later; a job whose worker died, once more. A signal ends all
+    jobs with a checkpoint and raises StoppedError. ConfigError if a setting is wrong for all jobs.
     """
     queue = _Queue(jobs, on_progress, executor.retry_seconds)
     stopping = False
@@ -54,10 +54,7 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
 
 
 class _Queue:
-    """The jobs that wait, and what became of the others.
-
-    A job that is busy elsewhere waits for some seconds before it is tried again.
-    """
+    """Waiting jobs, and the errors of ended ones."""
 
     def __init__(self, jobs: Iterable[Job], on_progress: OnProgress, retry_seconds: float) -> None:
         self.errors: dict[Any, str] = {}
@@ -76,7 +73,7 @@ class _Queue:
         self._busy.clear()
 
     def take(self, count: int) -> list[Job]:
-        """Remove and return the next jobs that may start, at most ``count``."""
+        """Remove and return the next jobs, at most ``count``."""
         while self._busy and self._busy[0][0] <= time.monotonic():
             _, job = self._busy.popleft()
             self._waiting.append(job)
@@ -84,7 +81,7 @@ class _Queue:
         return [self._waiting.popleft() for _ in range(count)]
 
     def take_result(self, job: Job, result: JobResult) -> None:
-        """Let a job wait again, or note that it has ended."""
+        """Requeue a job, or record its end."""
         if result.useless:
             raise ConfigError(result.error)
         if result.busy:

@@ -1,4 +1,4 @@
-"""The jobs of a comparison, and what becomes of one."""
+"""The jobs of a comparison, and their outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BusyError(Exception):
 
 
 class UselessError(Exception):
-    """A setting is wrong for this job and for all others, so that doing them is useless; the text says which."""
+    """A setting is wrong for all jobs; the text names it."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class JobResult:
 
 
 class Job(Protocol):
-    """A job that can be pickled, and resumes from where it stopped."""
+    """A job that can be pickled and resumed."""
 
     @property
     def name(self) -> str:
-        """The name that messages show."""
+        """The name in messages."""
 
     def do(self, on_progress: ReportProgress) -> None:
-        """Execute the job; pass progress and warnings to ``on_progress``; BusyError if it runs elsewhere."""
+        """Execute the job, with progress and warnings to ``on_progress``; BusyError if it runs elsewhere."""
 
 
 OnProgress = Callable[[Job, float | str], None]

@@ -12,7 +12,7 @@ from .jobs import Job, JobResult, OnProgress, run_job
 
 
 class OnRay(Executor):
-    """Jobs as tasks of Ray, on the cluster at an address, or on one that is started here."""
+    """Tasks of Ray, on the cluster at an address or on one that is started here."""
 
     def __init__(self, jobs: int, address: str | None = None) -> None:
         super().__init__(jobs)
@@ -40,7 +40,7 @@ class OnRay(Executor):
         self.running[self._task.remote(job)] = job
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
-        """Yield the jobs whose tasks have ended."""
+        """Yield the jobs of ended tasks."""
         ready, _ = self._ray.wait([*self.running], timeout=POLL)
         for reference in ready:
             try:

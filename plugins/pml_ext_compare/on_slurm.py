@@ -33,16 +33,16 @@ class _Submitted:
         return run_job(self.job, passed_on=(UncompletedJobError,))
 
     def checkpoint(self) -> Any:
-        """Return the submission that resumes the job."""
+        """The submission that resumes the job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 class OnSlurm(Executor):
-    """Jobs of SLURM by submitit, which does them in processes here where there is no SLURM.
+    """Jobs of SLURM; without SLURM, submitit runs them in local processes.
 
-    Partition, account, time and GPUs are taken from sbatch's own variables: ``SBATCH_PARTITION``, ``SBATCH_TIMELIMIT``.
+    sbatch's own variables set partition, account, time and GPUs, such as ``SBATCH_PARTITION`` and ``SBATCH_TIMELIMIT``.
     """
 
     retry_seconds = _RETRY_ON_SLURM
@@ -65,7 +65,7 @@ class OnSlurm(Executor):
         self.running[self._executor.submit(_Submitted(job))] = job
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
-        """Yield the jobs that SLURM has ended."""
+        """Yield the ended jobs."""
         time.sleep(POLL)
         ended = [submitted for submitted in self.running if submitted.done()]
         for submitted in ended:
@@ -76,7 +76,7 @@ class OnSlurm(Executor):
             yield self.running.pop(submitted), result
 
     def stop(self) -> None:
-        """Cancel the jobs: SLURM sends SIGTERM, on which a run writes its checkpoint."""
+        """Cancel the jobs; on SIGTERM, a run writes its checkpoint."""
         for submitted in self.running:
             submitted.cancel(check=False)
 
@@ -86,10 +86,7 @@ class OnSlurm(Executor):
 
 
 def minutes_of(time_limit: str) -> int:
-    """Return the minutes of a time limit of sbatch, rounded up: ``"90"``, ``"90:00"``, ``"1:30:00"``, ``"1-12"``.
-
-    ConfigError for another text.
-    """
+    """Minutes of a time limit of sbatch, rounded up: ``"90"``, ``"90:00"``, ``"1:30:00"``, ``"1-12"``."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit.strip())
     if match is None:
         raise ConfigError(f"SBATCH_TIMELIMIT={time_limit}: wanted minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS")

@@ -65,7 +65,7 @@ def _print_differences(result: dict[str, Any]) -> None:
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the cells of a difference in points, its interval and its p-value; "-" for one without a test."""
+    """A difference in points, its interval and its p-value; "-" without a test."""
     if not difference["pairs"]:
         return "", "", ""
     mean = f"{100 * difference['mean']:+.1f}"

@@ -1,4 +1,4 @@
-"""Comparison of frozen trunks on a data set: unchanged, with whitened principal components, and with a trained head."""
+"""Comparison of frozen trunks: features, whitened principal components, and trained heads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NO_TRAINING = {"name": "pml/m-per-class", "m": 1, "batch_size": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One trunk of a comparison."""
+    """The results of one trunk."""
 
     trunk: str
     parameters: int
@@ -67,7 +67,7 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeOptions:
-    """What trunks are compared on, and how; ``device``, ``data`` and ``listener`` are those of ``launch.train``."""
+    """The data, the head and the place of a comparison of trunks."""
 
     data_set: str  # folder:PATH, table:FILE.csv, or the name of a data set
     out: Path  # gets the runs, probe.json, .csv and .html
@@ -80,12 +80,10 @@ class ProbeOptions:
 
 
 def probe(trunks: Sequence[str], options: ProbeOptions) -> list[Probe]:
-    """Test frozen trunks on the test classes of a data set, and heads that are trained on their features.
+    """Test frozen trunks on the test classes of a data set, and heads trained on their features.
 
-    Finished runs are reused, and features of earlier comparisons come from the cache. Trunks are ``NAME``,
-    ``NAME=WEIGHTS`` and all else that :func:`pml_ext_train.networks.named_trunk` reads.
-
-    ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.
+    Finished runs and cached features are reused. :func:`pml_ext_train.networks.named_trunk` reads the names of trunks,
+    such as ``NAME=WEIGHTS``. Wrong settings raise ConfigError before any computation.
     """
     of_heads = [override for override in options.overrides if override.key.startswith(_OF_HEADS)]
     if of_heads and options.head is None:
@@ -103,7 +101,7 @@ def probe(trunks: Sequence[str], options: ProbeOptions) -> list[Probe]:
 
 
 class _Prober:
-    """The runs of one trunk: of its unchanged features, and of heads on them."""
+    """The runs of one trunk."""
 
     def __init__(self, trunk: str, options: ProbeOptions) -> None:
         self.trunk = trunk
@@ -114,7 +112,7 @@ class _Prober:
         self.settings_of_features = [each for each in self.settings if not each.key.startswith(_OF_HEADS)]
 
     def probe(self) -> Probe:
-        """Do the missing runs of the trunk, with those of a head if there is one, and return their results."""
+        """Do the missing runs of the trunk and of its heads, and return the results."""
         trunk = _size_and_speed(self.settings_of_features, self.options.device, self.options.data)
         untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": trunk.features}
         settings = [*self.settings_of_features, *overrides_of(untrained)]
@@ -142,7 +140,7 @@ class _Prober:
         )
 
     def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[Override]) -> list[dict[str, Any]]:
-        """Train a recipe in a folder, or go on with the run in it; DataError if that is of other images."""
+        """Train or resume a run; DataError if it has other images."""
         has_run = folder.exists()
         runs = train(
             recipe,
@@ -160,12 +158,11 @@ class _Prober:
 
 
 def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[str, float | None]]:
-    """Return mean and standard deviation of each metric of a phase."""
     return {metric: spread([run[phase][metric] for run in runs]) for metric in METRICS}
 
 
 def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
-    """Return the difference of heads from the frozen trunk."""
+    """The lead of heads over the frozen trunk."""
     frozen = [run["frozen"][metric] for run in runs]
     trained = [run[HEAD_PHASE][metric] for run in runs]
     found = paired_difference(frozen, trained)
@@ -173,15 +170,13 @@ def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | N
 
 
 class _SizeAndSpeed(NamedTuple):
-    """The numbers of a trunk's parameters and features, and its throughput."""
-
     parameters: int
     features: int
     images_per_second: float
 
 
 def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None) -> _SizeAndSpeed:
-    """Count the parameters and features of a trunk, and time its forward pass."""
+    """Count a trunk's parameters and features, and time its forward pass."""
     recipe = load_recipe(BASE_RECIPE, settings)
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
@@ -219,7 +214,7 @@ def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
 
 
 def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
-    """Return the names of the columns, and the rows of all trunks."""
+    """The header, and the rows of all trunks."""
     columns = [*TRUNK_COLUMNS, "row"]
     for metric in METRICS:
         columns += [f"{metric} mean", f"{metric} std"]
@@ -236,7 +231,7 @@ def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
 
 
 def _picture(out: Path, probe: Probe) -> ReportFigure:
-    """Return a trunk's queries and their nearest images, with the head if there is one, and links to its reports."""
+    """A trunk's queries and their nearest images, and links to its reports."""
     place = out / probe.folders[-1] / _GALLERY
     if not place.exists():
         return ReportFigure(probe.trunk, problem=f"no {place}")
@@ -250,12 +245,12 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
 
 def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
-    """Return the rows of all trunks in the table."""
+    """The table's rows of all trunks."""
     return list(itertools.chain.from_iterable(map(table_rows, probes)))
 
 
 def table_rows(probe: Probe) -> list[list[str]]:
-    """Return the rows of a trunk in the table: unchanged, its components, its head, and the head's gain."""
+    """The table's rows of a trunk: features, components, head, and the head's gain."""
     rows = []
     for row, metrics in probe.metrics.items():
         cells = [_mean_std(metrics[metric]) for metric in METRICS]

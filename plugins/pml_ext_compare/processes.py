@@ -17,7 +17,7 @@ from .jobs import Job, JobResult, OnProgress, run_job
 
 
 class Processes(Executor):
-    """Jobs in processes of this machine, each with its share of the threads and a GPU of its own in turn."""
+    """Worker processes; each has its share of the threads, and GPUs are assigned in turn."""
 
     def __init__(self, jobs: int) -> None:
         super().__init__(jobs)
@@ -33,7 +33,7 @@ class Processes(Executor):
             connection.send(job)
 
     def _idle_worker(self) -> Connection | None:
-        """Return the pipe of an idle process; forget those that were killed while they were idle."""
+        """The pipe of an idle process; drops processes that were killed while idle."""
         for connection, process in list(self._workers.items()):
             if connection in self.running:
                 continue
@@ -44,7 +44,7 @@ class Processes(Executor):
         return None
 
     def _new_worker(self) -> Connection:
-        """Start a process with the least free number, by which it gets its GPU."""
+        """Start a process with the lowest free number, which selects its GPU."""
         used_numbers = {int(process.name) for process in self._workers.values()}
         number = min(set(range(self.jobs)) - used_numbers)
         environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
@@ -79,7 +79,7 @@ class Processes(Executor):
             self._workers[connection].terminate()
 
     def close(self) -> None:
-        """End all processes: idle ones by closing their pipes, the others by force."""
+        """End all processes, busy ones by force."""
         for connection, process in self._workers.items():
             if connection in self.running:
                 process.kill()
@@ -89,7 +89,7 @@ class Processes(Executor):
 
 
 def _gpus() -> list[str]:
-    """Return the names of this machine's GPUs, as ``CUDA_VISIBLE_DEVICES`` takes them."""
+    """This machine's GPUs, in the form of ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -99,7 +99,7 @@ def _gpus() -> list[str]:
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
-    """Run a worker process: execute the jobs received through a pipe."""
+    """The loop of a worker: execute the jobs from a pipe."""
     os.environ.update(environment)  # before torch is imported, which the first job does
     os.environ[PASSED_ON] = "1"
     if hasattr(os, "setpgrp"):

@@ -1,4 +1,4 @@
-"""Queries of several runs side by side: which run finds an image of the right class, and which does not."""
+"""Queries of several runs side by side: which run finds an image of the right class."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class NearestImages:
 def compare_queries(
     groups: Sequence[Group], result: Mapping[str, Any], device: str, data: Path | None
 ) -> tuple[list[ReportTable], list[ReportFigure]]:
-    """Return how often one row finds a query that the baseline misses, and such queries with each row's nearest image.
+    """Count the queries that one row finds and the baseline misses, and draw some of them.
 
-    The first seed of each row is searched, by Euclidean distance of the embeddings.
+    Uses the first seed of each row, and Euclidean distance.
     """
     first_run = None  # whose images are drawn; all runs have the same
     by_name: dict[str, NearestImages] = {}
@@ -50,7 +50,7 @@ def compare_queries(
             labels = run.images(run.queries).labels
             first_labels = first_run.images(first_run.queries).labels
             if not np.array_equal(labels, first_labels):
-                raise DataError("its test images are others")
+                raise DataError("its test images differ")
             by_name[group.name] = NearestImages(
                 indices=searched.indices[:, 0].cpu(),
                 is_right=searched.right[:, 0].cpu(),
@@ -71,7 +71,7 @@ def compare_queries(
 
 
 def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> ReportTable:
-    """Return a row for each run but the baseline: queries that it finds, that the baseline finds, and that both do."""
+    """A row per run except the baseline: queries found by it alone, by the baseline alone, and by both."""
     base_right = by_name[baseline].is_right
     rows = []
     for name, images in by_name.items():
@@ -93,7 +93,7 @@ def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> Report
 
 
 def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERIES) -> list[int]:
-    """Return the queries about which the runs differ most, those of equal difference in a fixed random order."""
+    """The queries on which the runs differ most; equal ones in a fixed random order."""
     finders = torch.stack([images.is_right for images in by_name.values()]).sum(dim=0)
     smaller_party = torch.minimum(finders, len(by_name) - finders)
     generator = torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERI
 
 
 def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigure:
-    """Draw queries about which the runs differ: a row for each, with the nearest image by each run."""
+    """Draw a row per query, with the nearest image by each run."""
     chosen = queries_that_differ(by_name)
 
     def drawing() -> Any:

@@ -1,4 +1,4 @@
-"""Runs of a comparison: planned, done once where they are missing, and grouped into rows."""
+"""Runs of a comparison: planned, executed if missing, and grouped into rows."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ PHASES_WITHOUT_CLUSTERS = ("training", "learned_metric", "shortlist")  # tests w
 
 
 def run_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a folder that may be deleted, in a folder next to it; BusyError if another process has the lock."""
+    """Lock a folder that may be deleted, by a folder beside it; BusyError if it is taken."""
     lock_folder = folder.with_name(f".{folder.name}")
     return locked_folder(lock_folder, BusyError())
 
 
 class ProgressShares:
-    """A listener that forwards a run's progress (0 to 1) and its warnings."""
+    """A listener that forwards a run's progress, from 0 to 1, and its warnings."""
 
     def __init__(self, on_progress: ReportProgress, epochs: int, name: str) -> None:
         self._on_progress = on_progress
@@ -57,7 +57,7 @@ class ProgressShares:
         self._name = name
 
     def step(self, text: str) -> None:
-        """Ignore a line about a step that begins."""
+        """Ignore the line."""
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Forward the progress."""
@@ -96,12 +96,12 @@ class RunJob:
 
 
 def fold_numbers(folds: int) -> Sequence[int]:
-    """Return the numbers of the folds, from 1; only 0 without folds."""
+    """The numbers of the folds, from 1; only 0 without folds."""
     return range(1, folds + 1) if folds else [0]
 
 
 def validation_settings(share: float, select: str | None, fold: int = 0) -> dict[str, Any]:
-    """Return the settings that hold out a share, or one fold, of the training classes to choose the epoch by."""
+    """Settings that hold out a share, or one fold, of the training classes to choose the epoch."""
     settings = {
         "evaluation.validation": share,
         "evaluation.select": select or "map_at_r",
@@ -113,7 +113,7 @@ def validation_settings(share: float, select: str | None, fold: int = 0) -> dict
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any], name: str) -> Recipe:
-    """Return a recipe with other values of dotted keys, validated; ``name`` is the recipe's, for errors."""
+    """A validated recipe with other values of dotted keys; errors quote ``name``."""
     return validate(overridden(recipe.as_dict(), settings.items()), name)
 
 
@@ -125,9 +125,9 @@ def plans_of(
     data: Path | None = None,
     trials: int = 0,
 ) -> list[Plan]:
-    """Return the runs of recipes by name, for each seed and fold, each in the folder of :func:`digest_of`.
+    """The runs of recipes for each seed and fold, in folders named by :func:`digest_of`.
 
-    ``trials`` is the number of trials of tuning by which the recipes' values were chosen.
+    ``trials``: the number of tuning trials that chose the recipes' values.
     """
     plans = []
     for fold in fold_numbers(folds):
@@ -143,7 +143,7 @@ def plans_of(
 
 
 def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
-    """Return a short checksum of all that results depend on: recipe without fold, data, versions, and more values."""
+    """A short checksum of everything that changes results: recipe, data, versions, and ``more``."""
     tables = recipe.as_dict()
     _, settings = settings_of(tables)
     data_folder = "" if data is None else str(data.resolve())
@@ -153,12 +153,12 @@ def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a recipe's name in a form fit for a file name."""
+    """A recipe's name as a file name."""
     return re.sub(r"[^\w.=-]+", "-", name.removesuffix(".toml")).strip("-.")
 
 
 def recipes_of_table(name: str, full: bool) -> list[str]:
-    """Return the recipes that quote a table of a paper: on its own data with ``full``, else on small data."""
+    """The recipes that quote a table of a paper, on its own data (``full``) or on small data."""
     by_table = {table["name"]: table["recipes"] for table in tables_of_papers()}
     if name not in by_table:
         raise ConfigError(f"--table {name}: wanted one of {', '.join(by_table)}")
@@ -174,7 +174,7 @@ def recipes_of_table(name: str, full: bool) -> list[str]:
 def check_reported(
     recipes: Iterable[str], overrides: Sequence[Override], phase: str, metrics: Iterable[str], baseline: str | None
 ) -> None:
-    """Check before any training that runs of the recipes report a phase and metrics, and that the baseline is a row."""
+    """Raise ConfigError before any training for an unknown phase, metric or baseline."""
     rows: dict[str, Recipe] = {}
     for name in recipes:
         rows |= load_recipes(name, overrides)
@@ -202,7 +202,7 @@ def check_reported(
 
 
 def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
-    """Return the metrics that runs report in a phase: those of clusters and protocols only in some."""
+    """The metrics that a phase reports; some phases have none of clusters or protocols."""
     has_clusters = phase not in PHASES_WITHOUT_CLUSTERS
     has_protocols = phase in PHASES_WITH_PROTOCOLS
     return [
@@ -217,7 +217,7 @@ def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
 
 @dataclass
 class _Rows:
-    """The rows of planned runs, and what is missing in them."""
+    """The rows of planned runs, and their missing jobs."""
 
     found: list[Group]  # groups of runs that exist elsewhere
     groups: list[Group] = field(default_factory=list)
@@ -225,7 +225,7 @@ class _Rows:
     missing: dict[Job, Group] = field(default_factory=dict)  # jobs, and the rows that want them
 
     def add(self, plan: Plan, device: str, data: Path | None) -> None:
-        """Add a run to the row of its settings: one that exists, or a job."""
+        """Add a run to the row of its settings: an existing one, or a job."""
         fold, settings = settings_of(plan.recipe.as_dict())
         group = self._group_of(plan, settings)
         group.wanted_folds.add(fold)
@@ -251,7 +251,7 @@ class _Rows:
         return group
 
     def _existing_run(self, plan: Plan, settings: dict[str, Any], fold: int) -> Any:
-        """Return the metrics of the same run of this version elsewhere; None for none."""
+        """Metrics of the same run elsewhere, by this version, or None."""
         group = find_group(self.found, settings, plan.trials)
         if group is None:
             return None
@@ -261,7 +261,7 @@ class _Rows:
         return run
 
     def add_other_groups(self) -> None:
-        """Add the groups of existing runs that no plan wants."""
+        """Add the groups of existing runs without a plan."""
         for group in self.found:
             if find_group(self.groups, group.settings, group.trials) is None:
                 group.name = group.recipe_name
@@ -277,11 +277,10 @@ def rows_of(
     data: Path | None = None,
     begin: Callable[[int], None] = lambda runs: None,
 ) -> list[Group]:
-    """Execute the missing runs, and return the rows of all planned runs and of the folders' runs.
+    """Execute the missing runs; return the rows of all planned runs and of the runs in ``folders``.
 
-    A run exists if its folder has it, or one of ``folders`` has a run of the same recipe, settings, seed and version;
-    recipes of the same settings share their runs. A run that fails stands in its row with its error. ``begin`` is
-    called with the number of missing runs before the first.
+    A run also exists if ``folders`` have the same recipe, settings, seed and version. Recipes with equal settings share
+    runs. A failed run stays in its row with its error. ``begin`` receives the number of missing runs.
     """
     rows = _Rows(found=groups_below(folders) if folders else [])
     for plan in plans:

@@ -1,4 +1,4 @@
-"""Statistics of a comparison: intervals, paired differences and tests, probability of improvement, and power."""
+"""Intervals, paired differences and tests, probability of improvement, and power."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESAMPLES = 9999  # also the greatest number of sign changes to enumerate
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of some values, their standard deviation, and the 95 % interval of the mean; None without two values."""
+    """Mean of values, standard deviation, and the mean's 95 % interval; None without two values."""
 
     mean: float | None
     std: float | None
@@ -31,7 +31,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """Paired difference of a row from the baseline; None for values undefined with too few or equal pairs."""
+    """Paired difference from the baseline; None for values that too few or equal pairs leave undefined."""
 
     pairs: int
     p: float | None = None  # two-sided paired t-test
@@ -43,7 +43,7 @@ class Difference(Estimate):
 
 
 def estimate(values: ArrayLike) -> Estimate:
-    """Return the mean of values ``[N]`` with its 95 % interval by Student's t (``scipy.stats.t.interval``)."""
+    """Mean of values ``[N]`` with its 95 % interval by Student's t (``scipy.stats.t.interval``)."""
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) == 0:
         return Estimate(None, None, None, None)
@@ -62,12 +62,11 @@ def estimate(values: ArrayLike) -> Estimate:
 def paired_difference(
     baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL, seed: int = 0, better_is_less: bool = False
 ) -> Difference:
-    """Compare two samples ``[N]`` of the same seeds in the same order, the row less the baseline.
+    """Compare two samples ``[N]``, paired in the same order: the row minus the baseline.
 
-    The probability of improvement, P(row > baseline) or with ``better_is_less`` P(row < baseline), is estimated as by
-    Bouthillier et al. (2021), with a percentile bootstrap over the pairs; where all pairs agree, and resamples with
-    them, its interval is Clopper and Pearson's.
-    ``alpha`` is the level of the t-test whose power gives ``wanted``.
+    The probability of improvement, P(row > baseline) or with ``better_is_less`` P(row < baseline), follows Bouthillier
+    et al. (2021), with a percentile bootstrap over the pairs. If all pairs agree, its interval is Clopper and
+    Pearson's. ``alpha`` is the level of the t-test for ``wanted``.
     """
     change = np.asarray(row, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     pairs = len(change)
@@ -98,7 +97,7 @@ def paired_difference(
 
 
 def t_test(change: ArrayLike) -> float | None:
-    """Return p of the two-sided paired t-test of differences ``[N]``; None for fewer than two, or equal ones."""
+    """Two-sided p of the paired t-test of differences ``[N]``; None for fewer than two, or equal ones."""
     about = estimate(change)
     if about.std is None or about.std <= NO_SPREAD:
         return None
@@ -106,7 +105,7 @@ def t_test(change: ArrayLike) -> float | None:
 
 
 def _wins(change: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 for each pair whose change is above 0, 0.5 for none, and 0 below."""
+    """1 for each positive change, 0.5 for a tie, and 0 for a negative one."""
     is_tie = np.abs(change) <= NO_SPREAD
     signs = np.sign(np.where(is_tie, 0, change))
     wins: NDArray[np.float64] = (signs + 1) / 2
@@ -114,7 +113,7 @@ def _wins(change: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _interval_of_wins(wins: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    """Return the 95 % interval of the probability of improvement."""
+    """The 95 % interval of the probability of improvement."""
     if wins.min() < wins.max():
         resampled = stats.bootstrap(
             (wins,), np.mean, n_resamples=_RESAMPLES, confidence_level=1 - LEVEL, method="percentile", random_state=seed
@@ -129,10 +128,9 @@ def _interval_of_wins(wins: NDArray[np.float64], seed: int) -> tuple[float, floa
 
 
 def pairs_wanted(effect: float, alpha: float = LEVEL) -> int | None:
-    """Return the least number of pairs whose paired t-test has a power of 80 %; None for more than 1,000.
+    """The fewest pairs that give the paired t-test a power of 80 %; None above 1,000.
 
-    The power is that of scipy's noncentral t distribution; the effect is the mean of the differences in units of their
-    standard deviation.
+    ``effect`` is the mean of the differences over their standard deviation. The power uses scipy's noncentral t.
     """
     pairs = np.arange(2, MOST + 1)
     critical = stats.t.ppf(1 - alpha / 2, pairs - 1)
@@ -143,7 +141,7 @@ def pairs_wanted(effect: float, alpha: float = LEVEL) -> int | None:
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
-    """Return p-values corrected for their number by Holm's step-down procedure (1979); None stays."""
+    """P-values corrected by Holm's step-down procedure (1979); None stays."""
     corrected: list[float | None] = [None] * len(p)
     known = sorted((value, place) for place, value in enumerate(p) if value is not None)
     largest = 0.0
@@ -155,7 +153,7 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
 
 
 def sentence(row: str, baseline: str, metric: str, found: Difference, p: float | None, rows: int = 1) -> str:
-    """Say in words no more than the test of one row shows; ``p`` is of the t-test, corrected for the number of rows."""
+    """Say what the test of one row shows; ``p`` is corrected for the number of rows."""
     number = found.pairs
     if found.mean is None or found.low is None or found.high is None:
         pairs = counted(number, "pair") if number else "no pairs"
@@ -184,9 +182,9 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
 
 
 def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
-    """Return the sentence about rows with too few pairs for the tests without normality, if there are such rows.
+    """A sentence on pairs too few for the tests without normality, if any.
 
-    The least two-sided p-value of the permutation test and of Wilcoxon's signed rank test is ``2 / 2**pairs``.
+    The least two-sided p of the permutation test and of Wilcoxon's signed rank test is ``2 / 2**pairs``.
     """
     few = [number for number in sorted(set(pairs)) if number > 1 and 2 / 2**number > LEVEL]
     if not few:

@@ -1,4 +1,4 @@
-"""Studies of Optuna: what is tuned, and how the trials went."""
+"""Studies of Optuna: what is tuned, and the state of the trials."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIALS_BEFORE_PRUNING = 5
 
 @dataclass(frozen=True)
 class Study:
-    """The tuning of one recipe: its ranges, and the folder with Optuna's journal and the trials' runs."""
+    """The tuning of one recipe; ``place`` has Optuna's journal and the trials' runs."""
 
     name: str  # of the recipe, or of one variant
     own_recipe: Recipe  # as it is run with the best values
@@ -33,7 +33,7 @@ class Study:
     place: Path
 
     def optuna_study(self) -> Any:
-        """Open the study in its journal, or create it."""
+        """Open or create the study in its journal."""
         with needs_extra("tune", "--tune"):
             import optuna
 
@@ -50,7 +50,7 @@ class Study:
         )
 
     def _open_journal(self) -> Any:
-        """Return Optuna's storage; DataError if the file is not its journal."""
+        """Optuna's storage; DataError for a file of another kind."""
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
@@ -65,10 +65,9 @@ class Study:
             raise DataError(text) from None
 
     def begin(self, study: Any) -> Any:
-        """Return a new trial; the first has the recipe's own values where they are in the ranges.
+        """Start a trial; the first has the recipe's own values that lie within the ranges.
 
-        Call it alone in the study's folder: the sampler's seed is the trial's number, so that no two processes draw
-        the same values.
+        The caller must hold the lock of the study's folder: the trial's number seeds the sampler.
         """
         import optuna
 
@@ -82,10 +81,7 @@ class Study:
         return study.ask({key: _distribution(range_, own_values.get(key)) for key, range_ in self.ranges.items()})
 
     def fail_incomplete_trials(self, study: Any) -> None:
-        """Count trials as failed whose process was killed before it had drawn all values.
-
-        Call it alone in the study's folder, as :meth:`begin`.
-        """
+        """Fail trials whose process was killed before all values were drawn; needs the lock, too."""
         from optuna.trial import TrialState
 
         for trial in study.get_trials(deepcopy=False):
@@ -93,31 +89,31 @@ class Study:
                 study.tell(trial.number, state=TrialState.FAIL)
 
     def own_trials(self, study: Any) -> list[Any]:
-        """Return the first :attr:`trials` trials; the journal has more where the recipe was tuned for longer."""
+        """The first :attr:`trials` trials; a longer tuning may have added more."""
         return [trial for trial in study.get_trials(deepcopy=False) if trial.number < self.trials]
 
     def count_finished(self) -> int:
-        """Return how many of the trials have ended."""
+        """The number of ended trials."""
         return sum(trial.state.is_finished() for trial in self.own_trials(self.optuna_study()))
 
     def _recipe_values(self) -> dict[str, Any]:
-        """Return the recipe's own values of the tuned keys, where they are in the ranges."""
+        """The recipe's own values within the ranges."""
         settings = flat(self.recipe.as_dict())
         return {key: settings[key] for key, range_ in self.ranges.items() if _is_within(settings.get(key), range_)}
 
     def begins_with_own_values(self) -> bool:
-        """Return whether the first trial has the recipe's own value of every tuned key."""
+        """Whether the first trial has the recipe's own value of every tuned key."""
         return self._recipe_values().keys() == self.ranges.keys()
 
     def best(self) -> dict[str, Any]:
-        """Return the values of the best trial; empty if no trial ended with a value."""
+        """The values of the best trial; empty if no trial ended with a value."""
         try:
             return dict(self._study_of_own_trials().best_params)
         except ValueError:
             return {}
 
     def _study_of_own_trials(self) -> Any:
-        """Return a study in memory with :meth:`own_trials`."""
+        """A study in memory with :meth:`own_trials`."""
         import optuna
 
         own_trials = self.own_trials(self.optuna_study())
@@ -126,7 +122,7 @@ class Study:
         return study
 
     def about(self) -> dict[str, Any]:
-        """Return ranges, all trials, importance of the keys and best values, as plain values."""
+        """Ranges, trials, importance of the keys and best values, as plain values."""
         study = self._study_of_own_trials()
         if self.folds:
             chosen_on = f"{self.folds} folds of the training classes"
@@ -146,7 +142,7 @@ class Study:
         }
 
     def save_recipe(self, out: Path) -> Path:
-        """Write the tuned recipe, which extends the recipe by the best values; return its file."""
+        """Write a recipe that extends the original by the best values."""
         parent = str(Path(self.name).resolve()) if ".toml" in self.name else self.name
         best = self.best()
         metric = self.recipe.evaluation.select
@@ -159,7 +155,7 @@ class Study:
 
 
 def _importance(study: Any) -> dict[str, float]:
-    """Return the importance of each key; empty for too few trials, or equal values in all."""
+    """Importance of each key; empty for too few trials, or equal values."""
     import optuna
 
     try:
@@ -181,7 +177,7 @@ def _about_trial(trial: Any) -> dict[str, Any]:
 
 
 def _drop_incomplete_line(journal: Path, lock: Any) -> None:
-    """Cut a journal after its last complete line, with a warning: a full disk or a kill may leave half a line."""
+    """Cut a journal after its last complete line, with a warning."""
     if not journal.exists():
         return
     lock.acquire()
@@ -201,7 +197,7 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
 
 
 def _distribution(range_: TuneTable, own_value: Any) -> Any:
-    """Return Optuna's distribution of a range: of whole numbers where its ends are, unless the recipe's own is none."""
+    """Optuna's distribution of a range: integers if both ends are, unless the recipe's value is a float."""
     import optuna
 
     if range_.choices:
@@ -219,6 +215,6 @@ def _is_within(value: Any, range_: TuneTable) -> bool:
 
 
 def has_begun(trial: Any) -> bool:
-    """Return whether a trial has begun, and does not wait in Optuna's queue."""
+    """Whether a trial has left Optuna's queue."""
     waits: bool = trial.state.name == "WAITING"
     return not waits

@@ -1,4 +1,4 @@
-"""Tables of a comparison's page and files: rows, differences and trials; LaTeX."""
+"""Tables of a comparison: rows, differences and trials; LaTeX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LATEX_ESCAPES = {
 
 
 def rows_table(result: Mapping[str, Any]) -> ReportTable:
-    """Return a row per recipe, the best first: means with their 95 % intervals, and the values of its paper."""
+    """A row per recipe, the best first: means with 95 % intervals, and the paper's values."""
     metrics = result["metrics"]
     printed = [metric for metric in metrics if any(row[metric]["paper"] for row in result["recipes"])]
     rows = []
@@ -48,22 +48,22 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
 
 
 def direction(metric: str) -> int:
-    """Return 1, or -1 for an error, of which less is better."""
+    """1, or -1 for an error."""
     return -1 if metric in SMALLER_IS_BETTER else 1
 
 
 def best_first(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Return rows in the order of the mean of a metric, the best first; those without values last."""
+    """Rows sorted by the mean of a metric; rows without values last."""
     return sorted(rows, key=lambda row: goodness(metric, row[metric]["mean"]), reverse=True)
 
 
 def goodness(metric: str, mean: float | None) -> float:
-    """Return a number by which means are ordered, the greatest for the best."""
+    """A number that is greater for better means."""
     return -math.inf if mean is None else direction(metric) * mean
 
 
 def _is_of_other_data(result: Mapping[str, Any], metric: str) -> bool:
-    """Return whether any printed value of a metric is of another data set than that of its row."""
+    """Whether a printed value belongs to another data set than its row."""
     values = itertools.chain.from_iterable(row[metric]["paper"] for row in result["recipes"])
     return any(not value["same_data"] for value in values)
 
@@ -74,7 +74,7 @@ def _paper_texts(values: list[dict[str, Any]]) -> str:
 
 
 def differences_table(result: Mapping[str, Any]) -> ReportTable:
-    """Return a row per recipe and metric: the paired difference from the baseline, and its tests."""
+    """A row per recipe and metric: the paired difference from the baseline, and its tests."""
     rows = [
         [row["recipe"], title_of(metric), *_difference_cells(row[metric])]
         for row, metric in itertools.product(result["differences"], result["metrics"])
@@ -121,7 +121,7 @@ def _pairs_wanted(difference: Mapping[str, Any]) -> str:
 
 
 def tuning_table(about: Mapping[str, Any]) -> ReportTable:
-    """Return a study's trials, with ranges, importance and best values in the caption."""
+    """A study's trials; ranges, importance and best values stand in the caption."""
     tuned_keys = list(about["ranges"])
     rows = []
     for trial in about["trials"]:
@@ -152,13 +152,13 @@ def _value(value: Any) -> str:
 
 
 def _range(key: str, range_: Mapping[str, Any]) -> str:
-    """Return a range as text; ``range_`` has the settings that differ from their defaults."""
+    """A range as text."""
     texts = [f"{name} {value}" for name, value in range_.items()]
     return f"{key} {', '.join(texts)}"
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """Return a text for each unequal setting, each metric that seeds lack, and each failed run."""
+    """Unequal settings, seeds without a metric, and failed runs, a text each."""
     unequal = []
     lacking = []
     failed = []
@@ -174,14 +174,14 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
 
 
 def markdown_table(table: ReportTable) -> list[str]:
-    """Return the lines of a table in Markdown."""
+    """The lines of a table in Markdown."""
     rule = ["---"] * len(table.columns)
     rows = [[cell.replace("|", r"\|") for cell in row] for row in (table.columns, rule, *table.rows)]
     return [f"| {' | '.join(cells)} |" for cells in rows]
 
 
 def latex_table(table: ReportTable) -> str:
-    """Return a table for LaTeX with the package booktabs."""
+    """A table for LaTeX with the package booktabs."""
     escapes = str.maketrans(_LATEX_ESCAPES)
     escaped = [[cell.translate(escapes) for cell in row] for row in (table.columns, *table.rows)]
     header, *body = [" & ".join(cells) + r" \\" for cells in escaped]
@@ -192,7 +192,7 @@ def latex_table(table: ReportTable) -> str:
 
 
 def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
-    """Return a mean and its interval in percent; the mean alone, or "", where they are None."""
+    """A mean and its interval in percent, or the mean alone."""
     mean = percent(about["mean"], sign)
     if about["low"] is None:
         return mean

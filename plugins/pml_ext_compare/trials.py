@@ -1,4 +1,4 @@
-"""The trials of a study, shared by processes: a job each."""
+"""The trials of a study as jobs, shared by processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEATHS = 3  # of the processes of a trial, after which it counts as failed: memo
 
 @dataclass(frozen=True, eq=False)
 class TrialJob:
-    """One of a study's trials: a new one, or one whose process died, from its checkpoint."""
+    """One trial of a study: a new one, or one whose process died."""
 
     study: Study
     number: int  # of the job
@@ -37,7 +37,7 @@ class TrialJob:
         return f"{self.study.name}, trial {self.number + 1} of {self.study.trials}"
 
     def do(self, on_progress: ReportProgress) -> None:
-        """Do a trial, unless all have begun; BusyError if other processes have not ended the last ones."""
+        """Do a trial unless all have begun; BusyError while other processes do the last ones."""
         keep_freed_memory(choose_device(self.device))
         study = self.study.optuna_study()
         with contextlib.ExitStack() as locks:
@@ -59,18 +59,18 @@ class TrialJob:
                 raise BusyError
 
     def folder(self, number: int) -> Path:
-        """Return the folder of a trial's runs."""
+        """The folder of a trial's runs."""
         return self.study.place / f"trial-{number}"
 
     def _claim_one(self, trials: Sequence[Any], locks: contextlib.ExitStack) -> Any:
-        """Return the first trial that no other process does; None for none."""
+        """The first trial that no other process does, or None."""
         for trial in trials:
             if self._claim(trial.number, locks):
                 return trial
         return None
 
     def _claim(self, number: int, locks: contextlib.ExitStack) -> bool:
-        """Lock a trial's folder; return False if another process has the lock."""
+        """Lock a trial's folder; False if another process has the lock."""
         try:
             locks.enter_context(run_lock(self.folder(number)))
         except BusyError:
@@ -81,7 +81,7 @@ class TrialJob:
 class _TrialTraining:
     """The training of one trial, by folds if the study has any.
 
-    ``live_trial`` is Optuna's handle of a new trial, by which it may be pruned; a resumed one has no such handle.
+    ``live_trial`` is Optuna's handle of a new trial, which can be pruned; resumed trials have none.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class _TrialTraining:
         self.values: list[float] = []  # by fold
 
     def do(self) -> None:
-        """Train with the trial's values, tell the study the result, and delete the trial's runs.
+        """Train with the trial's values, report the result to the study, and delete the trial's runs.
 
-        Values that fail count as a trial. An error of the machine, such as a full disk, leaves the trial to be resumed.
+        Values that fail count as a trial. After an error of the machine, such as a full disk, the trial can be resumed.
         """
         from optuna import TrialPruned
         from optuna.trial import TrialState
@@ -123,10 +123,7 @@ class _TrialTraining:
 
     @contextlib.contextmanager
     def _counting_deaths(self) -> Iterator[None]:
-        """Note in a file that a process trains, so that the next one sees how many were killed; TrainingError for many.
-
-        A process that ends in another way, by an error or a signal, deletes the file.
-        """
+        """Count killed processes of this trial in a file; TrainingError after too many."""
         folder = self.job.folder(self.number)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "deaths"
@@ -140,7 +137,7 @@ class _TrialTraining:
             file.unlink(missing_ok=True)
 
     def _train(self, fold: int) -> float:
-        """Return the best value of a run on its validation classes."""
+        """The best value of a run on its validation classes."""
         name = self.job.study.name
         settings = dict(self.tuned)
         if fold:
@@ -158,7 +155,7 @@ class _TrialTraining:
         )
 
     def _report(self, epoch: int, value: float) -> None:
-        """Tell Optuna a value of the first fold; TrialPruned if the trial is worse than others at this epoch."""
+        """Report a value of the first fold to Optuna; TrialPruned if the trial falls behind."""
         from optuna import TrialPruned
 
         if self.live_trial is None or self.values:

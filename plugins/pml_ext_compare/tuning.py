@@ -1,4 +1,4 @@
-"""Tuning of recipes by Optuna: equally many trials for each, chosen on validation classes."""
+"""Tuning of recipes by Optuna: equally many trials for each, on validation classes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TRIAL_SETTINGS: dict[str, Any] = {
 def studies_of(
     name: str, out: Path, trials: int, folds: int = 0, data: Path | None = None, overrides: Sequence[Override] = ()
 ) -> list[Study]:
-    """Return the study of each of a recipe's variants, in the folder of :func:`digest_of`."""
+    """The study of each of a recipe's variants, in a folder named by :func:`digest_of`."""
     recipes = load_recipes(name, overrides)
     studies = []
     for full_name, ranges in ranges_of(name, overrides).items():
         if not ranges:
             example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
-            raise ConfigError(f"{full_name} has no [tune] table; --tune wants ranges in it, such as {example}")
+            raise ConfigError(f"{full_name} has no [tune] table; --tune needs ranges in it, such as {example}")
 
         own_recipe = recipes[full_name]
         recipe = with_settings(own_recipe, _settings_of_trials(own_recipe, folds), full_name)
@@ -60,7 +60,7 @@ def studies_of(
 
 
 def _settings_of_trials(recipe: Recipe, folds: int) -> dict[str, Any]:
-    """Return the settings by which the trials of a recipe are validated, and nothing else is tested."""
+    """Settings that validate the trials, and test nothing else."""
     evaluation = recipe.evaluation
     if folds:
         share = 1 / folds
@@ -76,7 +76,7 @@ def _settings_of_trials(recipe: Recipe, folds: int) -> dict[str, Any]:
 
 
 def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list[TrialJob]:
-    """Return a job for each trial that the studies lack, the studies in turn."""
+    """A job for each missing trial, the studies in turn."""
     finished = [study.count_finished() for study in studies]
     most_trials = max((study.trials for study in studies), default=0)
     jobs = []
@@ -95,9 +95,9 @@ def tuned(
     data: Path | None = None,
     begin: Callable[[int], None] = lambda trials: None,
 ) -> tuple[dict[str, Recipe], list[Group]]:
-    """Do the trials; return the recipes with their best values, and the rows of recipes that lack values or trials.
+    """Do the trials; return the recipes with their best values, and rows for recipes without.
 
-    ``begin`` is called with the number of trials that are missing, before the first of them.
+    ``begin`` receives the number of missing trials.
     """
     errors = _do_trials(studies, executor, on_progress, device, data, begin)
     recipes = {}
@@ -124,10 +124,9 @@ def _do_trials(
     data: Path | None,
     begin: Callable[[int], None],
 ) -> dict[str, str]:
-    """Do the trials that the studies lack; return the last error of each recipe.
+    """Do the missing trials; return the last error of each recipe.
 
-    A trial whose processes are killed uses up more than one job. Jobs are made again until no trial is missing, or two
-    rounds of them have ended none.
+    A trial whose process is killed needs another job. Jobs are made until no trial is missing, or two rounds end none.
     """
     errors = {}
     rounds_in_vain = 0

@@ -1,4 +1,4 @@
-"""Near-duplicates: copies among images or vectors, without a network and without a run."""
+"""Near-duplicates among images or vectors, found without a network or a run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __getattr__, _, __all__ = lazy_loader.attach(
 
 @hookimpl
 def pml_ext_commands() -> dict[str, Command]:
-    """Return the command that finds copies and sets them aside."""
+    """The command ``duplicates``."""
     return {"duplicates": Command("pml_ext_copies.commands:duplicates", "Find copies among images.")}
 
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """Return what finds copies for other tools."""
+    """The service that finds copies for other tools."""
     return {"copies": _copies}
 
 

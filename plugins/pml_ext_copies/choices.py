@@ -1,4 +1,4 @@
-"""Groups of copies of which somebody chose what to keep."""
+"""Groups of copies, with the images that somebody chose to keep."""
 
 from __future__ import annotations
 
@@ -22,22 +22,19 @@ _STAYS = (True, "")  # of an image without a row
 
 
 def keep_chosen(found: Duplicates, kept: Mapping[int, Collection[str]]) -> Duplicates:
-    """Return copies with other images kept: some paths of a group, by the group's place; an image of each at least.
+    """Keep some paths of a group, one at least, by the group's place.
 
-    The image to keep stays the same if it is among them; otherwise it is the first of them, and the distances of
-    the group are those from it. It also takes the other one's place in groups of another kind, so that an image is
-    a copy in one group only. An image that is kept beside it ``stays``. DataError if the distances need an image that
-    can no longer be read.
+    The first image stays first if it is kept; otherwise the first kept path replaces it, here and in other groups, and
+    distances are computed anew. Further kept images ``stay``. DataError if a needed image can no longer be read.
     """
     return _kept(found, lambda place, group: kept.get(place))
 
 
 def keep_listed(found: Duplicates, table: Path) -> Duplicates:
-    """Return copies with what a table keeps: that of ``--csv``, or of ``pml-ext browse``.
+    """Keep what a table of ``--csv`` or ``pml-ext browse`` says.
 
-    An image that the table does not have stays: nobody has chosen to spare it. A row that matches no image is
-    reported by a warning. DataError for a table of another form, one that keeps no image of a group, and one with
-    both answers for an image.
+    Images without a row stay. Rows without an image give a warning. DataError for another table, for a group without a
+    kept image, and for contradictory rows.
     """
     answers = _answers_of(table)
     matched: set[tuple[str, str]] = set()
@@ -66,7 +63,7 @@ def keep_listed(found: Duplicates, table: Path) -> Duplicates:
 
 
 def _kept(found: Duplicates, kept_of: Callable[[int, Group], Collection[str] | None]) -> Duplicates:
-    """Return copies with what is kept of each group, by its place and itself; None for what was kept before."""
+    """Apply ``kept_of``, which returns the kept paths of a group, or None for no change."""
     groups = []
     instead: dict[str, Copy] = {}  # of an image to keep, by its path
     for place, group in enumerate(found.groups):
@@ -82,7 +79,7 @@ def _kept(found: Duplicates, kept_of: Callable[[int, Group], Collection[str] | N
 
 
 def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
-    """Return whether a table keeps an image, and the place of its row, by kind of group and path."""
+    """Whether a table keeps an image, and the place of its row, by kind of group and path."""
     columns, rows = read_rows(table, f"--keep {table}")
     missing = [name for name in ("kind", "keep", "path") if name not in columns]
     if missing:
@@ -102,7 +99,7 @@ def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
 
 
 def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:
-    """Return a group with other images in the place of some, at the distances of those."""
+    """Replace images of a group by others at the same distances."""
     images = []
     for image in group.images:
         other = instead.get(image.path, image)
@@ -112,12 +109,11 @@ def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:
 
 
 def _path_of(path: str, instead: Mapping[str, Copy]) -> str:
-    """Return the path of the image that is in the place of another one."""
     return instead[path].path if path in instead else path
 
 
 def _keeping(group: Group, paths: Collection[str]) -> Group:
-    """Return a group of which these paths are kept."""
+    """A group that keeps these paths."""
     kept = [image for image in group.images if image.path in paths]
     if not kept:
         raise DataError(f"group of {group.keep.path}: no image is kept; wanted one or more")
@@ -133,7 +129,7 @@ def _keeping(group: Group, paths: Collection[str]) -> Group:
 
 
 def _distances(group: Group, images: Sequence[Copy]) -> list[float]:
-    """Return the distances of the first image to the others."""
+    """Distances of the first image to the others."""
     if group.kind != "near":
         return [0.0] * (len(images) - 1)
     thumbnails, problems = read_thumbnails([image.file for image in images])

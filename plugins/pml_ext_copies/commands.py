@@ -28,7 +28,7 @@ def duplicates(
         Path,
         Argument(
             metavar="FOLDER|RUN|VECTORS",
-            help="A folder of images, sub-folders included; a run, of which the indexed images are compared; or a file "
+            help="A folder of images, sub-folders included; a run, whose indexed images are compared; or a file "
             "of vectors.",
         ),
     ],
@@ -146,7 +146,7 @@ def duplicates(
 
 
 class _Source(NamedTuple):
-    """The images of a folder or an index, or vectors: of a file or an index, ``names`` is None."""
+    """The images of a folder or an index; ``names`` is None for vectors."""
 
     folder: Path
     names: Sequence[str] | None
@@ -154,7 +154,7 @@ class _Source(NamedTuple):
 
 
 def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
-    """Return what a path has: a folder of images, a run with an index, or a file of vectors."""
+    """Read a folder of images, a run with an index, or a file of vectors."""
     run = _run_of(data, store)
     if run is not None:
         images = run.indexed_images()
@@ -163,7 +163,7 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
         names = [path for path in images.paths if not any(map(is_system_folder, path.split("/")))]
         return _Source(images.folder, names, run)
     if store is not None:
-        raise ConfigError(f"--store is for runs, and {data} is none; leave it out")
+        raise ConfigError(f"--store is for runs, and {data} is not a run; leave it out")
     if not data.is_dir() and is_vector_file(data):
         if option:
             raise ConfigError(f"{option}{data}: no image files; wanted a folder of images")
@@ -201,7 +201,7 @@ def _of_vectors(source: _Source, radius: float | None) -> Duplicates:
 def _of_files(
     source: _Source, old: _Source | None, radius: float | None, keep: str, kinds: Sequence[str] | None
 ) -> Duplicates:
-    """Return the copies among image files; on a terminal, show how many have been read."""
+    """Find copies among image files, with a progress bar."""
     from rich import progress
 
     from .duplicates import find_duplicates
@@ -218,7 +218,7 @@ def _of_files(
 
 
 def _keep_listed(found: Duplicates, table: Path) -> Duplicates:
-    """Return the copies with what a table keeps; name groups that are kept whole."""
+    """Keep what a table says, and report groups without a copy to move."""
     from .choices import keep_listed
 
     chosen = keep_listed(found, table)
@@ -229,14 +229,14 @@ def _keep_listed(found: Duplicates, table: Path) -> Duplicates:
 
 
 def _check_apart(folder: Path, other: Path) -> None:
-    """Raise ConfigError if a folder is the other one, or inside of it."""
+    """Raise ConfigError if one folder contains the other."""
     first, second = folder.resolve(), other.resolve()
     if first.is_relative_to(second) or second.is_relative_to(first):
         raise ConfigError(f"--against {other}: it shares images with {folder}; wanted two folders apart")
 
 
 def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run: Path | None) -> list[str]:
-    """Link or move copies, and return lines that say how many."""
+    """Link or move copies; return lines about the result."""
     from .set_aside import link_copies, move_copies
 
     if move is None:
@@ -252,7 +252,7 @@ def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run:
 
 
 def _finish_moves(move: Path, root: Path) -> bool:
-    """Go on with a move that was killed; return whether it moved images."""
+    """Continue an interrupted move; return whether it moved images."""
     from .set_aside import finish_moves
 
     done = finish_moves(move, [root])
@@ -272,14 +272,14 @@ def _undo(data: Path, folder: Path, as_json: bool) -> None:
 
 
 def _left(done: SetAside) -> list[str]:
-    """Return a line about files that were left as they were, if there are some."""
+    """A line about skipped files, if any."""
     if not done.left:
         return []
     return [f"{counted(len(done.left), 'file')} left as before; the first: {printable(done.left[0])}"]
 
 
 def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return columns and rows of the printed table, and which columns are numbers."""
+    """Columns and rows of the printed table, and the numeric columns."""
     rows = []
     for number, group in enumerate(found.groups, start=1):
         for image in group.images:

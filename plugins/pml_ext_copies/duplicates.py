@@ -29,7 +29,7 @@ _SAMPLE = 200  # vectors whose nearest other ones are looked for
 
 
 def check_radius(radius: float | None) -> None:
-    """Raise ConfigError for a radius that is no distance."""
+    """Raise ConfigError unless the radius is None or a distance."""
     if radius is not None and not 0 < radius <= 2:  # NaN too
         raise ConfigError(f"--radius {radius:g}: wanted a distance above 0 and at most 2")
 
@@ -41,20 +41,19 @@ def find_duplicates(
     kinds: Sequence[str] = KINDS,
     listener: Callable[[int], None] | None = None,
 ) -> Duplicates:
-    """Return the copies among image files; of two folders, between an image of one and one of the other.
+    """Find the copies among image files; with two folders, only between them.
 
-    Near copies are images within a radius, and what such pairs connect. The distance of two images is the smallest one
-    between the gray thumbnail of one, or of a part of it that keeps at least 78 % of each side, and the whole thumbnail
-    of the other; see :class:`pml_ext_copies.thumbnails.Thumbnails`. Images have the same pixels if all frames, depth,
-    transparency and color profile are equal too; others that are read as equal are near.
+    Near copies are images within a radius, and images connected by such pairs. The distance of two images is the
+    smallest one between a part of one thumbnail, with at least 78 % of each side, and the other whole thumbnail; see
+    :class:`pml_ext_copies.thumbnails.Thumbnails`. Images with the same pixels also agree in frames, depth, transparency
+    and color profile; otherwise they are near.
 
     Args:
-        images: the files. Hard links and symbolic links to one file are one image.
-        radius: maximum distance of near copies; by default between made-up copies and the nearest other photographs,
-            see :func:`pml_ext_copies.radius.chosen_radius`.
-        keep: which copy is the first of a group; see :data:`pml_ext_copies.image_files.KEEPS`.
-        kinds: the kinds that are looked for. For exact copies alone, no image is decoded but those to keep.
-        listener: called with the number of images that were read so far.
+        images: the files. Hard and symbolic links to one file are one image.
+        radius: maximum distance of near copies; the default is :func:`pml_ext_copies.radius.chosen_radius`.
+        keep: which copy of a group is first; see :data:`pml_ext_copies.image_files.KEEPS`.
+        kinds: the kinds to find. For exact copies alone, only the images to keep are decoded.
+        listener: receives the number of images read so far.
     """
     check_radius(radius)
     check_keep(images, keep)
@@ -99,12 +98,12 @@ def find_duplicates(
 
 
 def find_equal_vectors(ids: Sequence[str], embeddings: Tensor, radius: float | None = None) -> Duplicates:
-    """Return the copies among vectors: equal ones, and those within a radius.
+    """Find equal vectors, and vectors within a radius.
 
-    The default radius is half of the median distance of a vector to its nearest other one, over a sample of 200.
+    By default, the radius is half the median distance to the nearest distinct vector, over a sample of 200.
 
     Args:
-        ids: of the vectors; the one whose id is the first is kept.
+        ids: of the vectors; the smallest id of a group is kept.
         embeddings: of length 1, ``[N, D]``.
         radius: maximum distance of near copies.
     """
@@ -131,7 +130,7 @@ Distances = Callable[[int, Sequence[int]], list[float]]
 
 
 class _Grouping:
-    """The groups so far; the image to keep stands for its copies in what is looked for later.
+    """The groups so far; for later kinds, the image to keep represents its copies.
 
     Args:
         names: of the images.
@@ -152,7 +151,7 @@ class _Grouping:
         self.groups: list[Group] = []
 
     def add(self, kind: CopyKind, members: list[list[int]], distances: Distances | None = None) -> dict[int, Group]:
-        """Add groups of numbers of images, and return them by the image to keep."""
+        """Add groups of image numbers; return them by the image to keep."""
         added = {}
         for numbers in members:
             kept = min(numbers, key=lambda number: self._rank(number, kind))
@@ -166,7 +165,7 @@ class _Grouping:
         return added
 
     def add_near(self, pairs: Pairs, radius: float, distances: Distances) -> None:
-        """Add groups of what pairs within a radius connect."""
+        """Add the groups connected by pairs within a radius."""
         count = len(self._names)
         pairs = pairs.where(pairs.distances <= radius)
         pairs = forest(Pairs(self.stands_for[pairs.first], self.stands_for[pairs.second], pairs.distances), count)
@@ -179,7 +178,7 @@ class _Grouping:
 
 
 def _of_equal_bytes(images: ImageFiles) -> list[list[int]]:
-    """Return groups of files with the same bytes; only files of one size are read."""
+    """Groups of files with the same bytes; only files of equal size are read."""
     groups: list[list[int]] = []
     for numbers in _grouped_by(lambda number: images.stats[number].st_size, images.distinct.tolist()):
         if images.may_match(numbers):
@@ -188,7 +187,7 @@ def _of_equal_bytes(images: ImageFiles) -> list[list[int]]:
 
 
 def _of_equal_pixels(images: ImageFiles, pairs: Pairs) -> list[list[int]]:
-    """Return groups of images with the same pixels, among those that are nearest."""
+    """Groups of images with the same pixels, among the nearest."""
     groups: list[list[int]] = []
     for numbers in components(pairs.where(pairs.distances <= _SAME), len(images)):
         for alike in _grouped_by(images.traits, numbers):
@@ -197,7 +196,7 @@ def _of_equal_pixels(images: ImageFiles, pairs: Pairs) -> list[list[int]]:
 
 
 def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> list[list[int]]:
-    """Return groups of two numbers or more with one key; numbers without a key, None, are in none."""
+    """Groups of two numbers or more with one key; None is no key."""
     grouped: dict[Hashable, list[int]] = defaultdict(list)
     for number in numbers:
         grouped[key_of(number)].append(number)
@@ -205,7 +204,7 @@ def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> li
 
 
 def _nearest_beyond(points: Tensor, radius: float) -> float | None:
-    """Return the median distance of a vector to its nearest one beyond a radius, over a sample of 200."""
+    """Median distance of sampled vectors to the nearest one beyond a radius."""
     drawn = points[sample_indices(len(points), _SAMPLE, seed=0)].double()  # so that equal vectors are at 0
     nearest = torch.full((len(drawn),), torch.inf, dtype=torch.float64)
     for start in range(0, len(points), _TILE):

@@ -1,4 +1,4 @@
-"""Groups of copies: of the same bytes, of the same pixels, and near ones."""
+"""Groups of copies: same bytes, same pixels, or near."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ _COLUMNS = ("group", "kind", "keep", "path", "distance", "bytes", "width", "heig
 
 
 class Traits(NamedTuple):
-    """What is known of an image before its pixels are compared."""
+    """Properties of an image besides the pixels of its first frame."""
 
     width: int  # upright
     height: int
     frames: int  # or pages
+    later_frames: str  # digest of the frames after the first, "" for a still
     bits: int  # a channel, in the file
     alpha: str  # digest of the transparency, "" for an opaque image
     profile: bytes  # of its colors, b"" for sRGB or none
     is_cut: bool  # whether Pillow reads 8 of more bits
 
     def differing(self, other: Traits) -> list[str]:
-        """Return the names of what two copies differ in, apart from pixels."""
+        """The names of differing properties."""
         size_of = (self.width, self.height) == (other.width, other.height)
         equal = {
-            "frames": self.frames == other.frames,
+            "frames": (self.frames, self.later_frames) == (other.frames, other.later_frames),
             "depth": self.bits == other.bits and not self.is_cut,
             "transparency": self.alpha == other.alpha or (self.alpha and other.alpha and not size_of),
             "color profile": self.profile == other.profile,
@@ -65,7 +66,7 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Images that are copies of each other: the one to keep first, then by distance from it."""
+    """Copies of each other: the one to keep first, then by distance from it."""
 
     kind: CopyKind
     images: list[Copy]
@@ -78,39 +79,39 @@ class Group:
 
     @property
     def others(self) -> list[Copy]:
-        """The images to spare: copies of the one to keep; of two folders, those of the new one."""
+        """The copies that need not be kept; with two folders, only those of the new one."""
         return [image for image in self.images[1:] if not image.stays]
 
     @property
     def pairs(self) -> list[tuple[str, str, float]]:
-        """The shortest pairs that connect a near group, nearest first; else each copy with the image to keep."""
+        """The shortest pairs that connect a near group, nearest first; otherwise each copy and the image to keep."""
         return self.near_pairs or [(self.keep.path, image.path, image.distance) for image in self.images[1:]]
 
     def keeps(self, image: Copy) -> bool:
-        """Return whether an image of the group is kept: the one to keep, or another that stays."""
+        """Whether an image of the group is kept."""
         return image is self.keep or image.stays
 
     def differing(self, image: Copy) -> list[str]:
-        """Return what an image and the one to keep differ in apart from pixels, such as the number of frames."""
+        """What an image and the one to keep differ in besides pixels, such as frames."""
         if self.keep.traits is None or image.traits is None:
             return []
         return self.keep.traits.differing(image.traits)
 
     def about(self, image: Copy) -> str:
-        """Return the kind, and what an image of the group differs in: ``"near, other frames"``."""
+        """The kind, and what differs: ``"near, other frames"``."""
         return ", other ".join([_NAMES[self.kind], *self.differing(image)])
 
     @property
     def space(self) -> int:
-        """How many bytes the others take; a hard link to the image to keep takes none."""
+        """Bytes of the others; hard links to the kept image count as 0."""
         return sum(image.bytes or 0 for image in self.others if image.inode != self.keep.inode)
 
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates:
-    """The groups of a collection: exact ones first, groups of many images first.
+    """The groups of a collection: exact ones first, large groups first.
 
-    An image is a copy in one group only: of a group's images, the one to keep alone is compared further.
+    An image is a copy in one group only, because the later kinds compare only the images to keep.
     """
 
     groups: list[Group]
@@ -122,16 +123,16 @@ class Duplicates:
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why an image was not compared, by path
 
     def of_kind(self, kind: CopyKind) -> list[Group]:
-        """Return the groups of a kind."""
+        """The groups of a kind."""
         return [group for group in self.groups if group.kind == kind]
 
     @property
     def space(self) -> int:
-        """How many bytes all images take that are not to be kept."""
+        """Bytes of all images that need not be kept."""
         return sum(group.space for group in self.groups)
 
     def summary(self, noun: str = "image") -> str:
-        """Return a line that says what was found, and how the radius was chosen."""
+        """A line about the groups and the choice of the radius."""
         near = f"within {self.radius:.3g}" if self.radius else ""
         if self.made_up:
             near += f", chosen by {self.made_up} made-up copies"
@@ -151,7 +152,7 @@ class Duplicates:
         return f"{text}: {', '.join(parts)}"
 
     def to_spare(self) -> Duplicates:
-        """Return the groups of images to spare and the one to keep, without what is kept beside it."""
+        """The groups without the images that stay beside the one to keep."""
         groups = []
         for group in self.groups:
             images = [group.keep, *group.others]
@@ -162,7 +163,7 @@ class Duplicates:
         return dataclasses.replace(self, groups=groups)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """The output of ``--json``."""
         groups = []
         pairs = []
         for group in self.groups:
@@ -184,7 +185,7 @@ class Duplicates:
         }
 
     def as_csv(self) -> str:
-        """Return a table with a row for each image of each group; ``keep`` is yes or no."""
+        """A table with a row per image; ``keep`` is yes or no."""
         rows: list[Sequence[Any]] = []
         for number, group in enumerate(self.groups, start=1):
             for image in group.images:

@@ -1,4 +1,4 @@
-"""Image files of one folder or two, as the search for copies sees them."""
+"""Image files of one folder or two, with the properties that copies share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 
 
 class ImageFiles:
-    """Image files of a folder, or of two that are compared: numbers from ``first_old`` on are those of the second."""
+    """Image files of a folder, or of two; numbers from ``first_old`` on belong to the second."""
 
     def __init__(self, folder: Path, names: Sequence[str], old: tuple[Path, Sequence[str]] | None = None) -> None:
         self.names: list[str] = list(names)  # as they are shown
@@ -56,13 +56,13 @@ class ImageFiles:
         return len(self.files)
 
     def may_match(self, numbers: Sequence[int]) -> bool:
-        """Return whether images can be a group: several ones, of two folders some of each."""
+        """Whether images can be a group: two or more, with two folders some of each."""
         if self.compares_two:
             return min(numbers) < self.first_old <= max(numbers)
         return len(numbers) > 1
 
     def copy(self, number: int, distance: float) -> Copy:
-        """Return an image of a group, at a distance from the one to keep."""
+        """An image of a group, at a distance from the one to keep."""
         stat = self.stats[number]
         traits = self.traits(number)
         return Copy(
@@ -79,38 +79,34 @@ class ImageFiles:
         )
 
     def traits(self, number: int) -> Traits | None:
-        """Return what is known of an image before its pixels are compared; None for a file that cannot be read."""
+        """Properties besides pixels; None for an unreadable file."""
         if number not in self._traits:
             self._traits[number] = _traits_of(self.files[number])
         return self._traits[number]
 
     def digest(self, number: int) -> str | None:
-        """Return a digest of a file's bytes; None for a file that cannot be read."""
+        """A digest of a file's bytes; None for an unreadable file."""
         try:
             return sha256_of(self.files[number])
         except OSError:
             return None
 
     def digest_of_pixels(self, number: int) -> str | None:
-        """Return a digest of all frames' pixels; None for a file of which not all can be read."""
+        """A digest of all frames' pixels; None if some cannot be read."""
         traits = self.traits(number)
         if traits is None or traits.is_cut:
             return None
-        digest = hashlib.sha256()
         try:
             with open_image(self.files[number]) as image:
-                for frame in range(traits.frames):
-                    image.seek(frame)
-                    _add_frame(digest, upright(image), traits.frames > 1)
+                return _digest_of_frames(image, range(traits.frames))
         except DataError:
             return None
-        return digest.hexdigest()
 
     def rank(self, number: int, keep: str, same_pixels: bool = False) -> tuple[Any, ...]:
-        """Return what decides which copy is kept, the smallest first; see :data:`KEEPS`."""
+        """The sort key that decides which copy is kept, the smallest; see :data:`KEEPS`."""
         stat = self.stats[number]
         name = self.names[number]
-        traits = self.traits(number) or Traits(0, 0, 0, 0, "", b"", False)
+        traits = self.traits(number) or Traits(0, 0, 0, "", 0, "", b"", False)
         pixels = traits.width * traits.height
         rules = {
             "most-pixels": -pixels,
@@ -128,7 +124,7 @@ class ImageFiles:
         )
 
     def is_below(self, number: int, folder: str) -> bool:
-        """Return whether an image is in a sub-folder, or is that file."""
+        """Whether an image is in a sub-folder, or is that file."""
         name = path_bytes(composed(self.names[number]))
         below = path_bytes(composed(folder)).rstrip(b"/")
         return name == below or name.startswith(below + b"/")
@@ -162,13 +158,23 @@ def _traits_of(file: Path) -> Traits | None:
                 if band.getextrema()[0] < 255:
                     alpha = hashlib.sha256(band.tobytes()).hexdigest()
             is_cut = bits > 8 and not image.mode.startswith("I")
-            return Traits(*size, frames, bits, alpha, b"" if b"sRGB" in profile else profile, is_cut)
+            later_frames = _digest_of_frames(image, range(1, frames)) if frames > 1 else ""
+            return Traits(*size, frames, later_frames, bits, alpha, b"" if b"sRGB" in profile else profile, is_cut)
     except DataError:
         return None
 
 
+def _digest_of_frames(image: Any, frames: range) -> str:
+    """Digest of frames' pixels in full depth, and of the durations of animations."""
+    digest = hashlib.sha256()
+    is_animated = frames.stop > 1
+    for frame in frames:
+        image.seek(frame)
+        _add_frame(digest, upright(image), is_animated)
+    return digest.hexdigest()
+
+
 def _add_frame(digest: Any, shown: Any, is_animated: bool) -> None:
-    """Add a frame's pixels in full depth, and its duration."""
     about: list[Any] = [shown.size, float(shown.info.get("duration", 0)) if is_animated else 0]
     if shown.mode in _EIGHT_BITS:
         shown = shown.convert("RGBA")
@@ -181,7 +187,7 @@ def _add_frame(digest: Any, shown: Any, is_animated: bool) -> None:
 
 
 def _is_lossy(file: Path) -> bool:
-    """Return whether an image's format is lossy, so that files with the same pixels were made from it."""
+    """Whether an image's format is lossy, so that a lossless file with the same pixels was made from it."""
     try:
         with open_image(file) as image:
             if image.format == "WEBP":

@@ -1,4 +1,4 @@
-"""Pairs of vectors within a radius, and the shortest of them that connect each group."""
+"""Pairs of vectors within a radius, and the shortest ones that connect each group."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ class Pairs(NamedTuple):
     distances: Vectors
 
     def where(self, chosen: NDArray[np.bool_]) -> Pairs:
-        """Return the pairs of a mask."""
+        """The pairs of a mask."""
         return Pairs(self.first[chosen], self.second[chosen], self.distances[chosen])
 
 
 def shortest_pairs(points: Tensor, radius: float) -> Pairs:
-    """Return the pairs within a radius that connect what any such pairs connect, by the smallest distances.
+    """Find the minimum spanning forest of all pairs within a radius.
 
-    These are the edges of a minimum spanning forest: a group of n vectors has n - 1 of them. Up to 20,000 vectors all
-    pairs are compared; of more, each vector with those of 16 lists of a faiss index, of which there are as many as the
-    square root of the number of vectors. Without faiss all pairs are compared.
+    All pairs are compared for up to 20,000 vectors, and without faiss. Otherwise each vector is compared with those of
+    16 lists of a faiss index, which has as many lists as the square root of the number of vectors.
     """
     waiting = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
     for candidates in _candidates(points, radius):
@@ -50,12 +49,12 @@ def shortest_pairs(points: Tensor, radius: float) -> Pairs:
 
 
 def _forest_of(blocks: list[Pairs], count: int) -> Pairs:
-    """Return the minimum spanning forest of several blocks of pairs."""
+    """The minimum spanning forest of several blocks of pairs."""
     return forest(Pairs(*map(np.concatenate, zip(*blocks, strict=True))), count)
 
 
 def _candidates(points: Tensor, radius: float) -> Iterator[Tensor]:
-    """Yield pairs ``[2, P]`` that may be within a radius; rounding errors add some that are slightly farther."""
+    """Yield pairs ``[2, P]`` that may be within a radius; rounding adds some slightly beyond."""
     rows = points.numpy()
     index = inverted_lists(rows)
     if index is not None:
@@ -72,7 +71,7 @@ def _candidates(points: Tensor, radius: float) -> Iterator[Tensor]:
 
 
 def forest(pairs: Pairs, count: int) -> Pairs:
-    """Return the edges of the minimum spanning forest of pairs of ``count`` vectors, the shortest first."""
+    """Edges of the minimum spanning forest of pairs of ``count`` vectors, the shortest first."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import minimum_spanning_tree
 
@@ -89,7 +88,7 @@ def forest(pairs: Pairs, count: int) -> Pairs:
 
 
 def components(pairs: Pairs, count: int) -> list[list[int]]:
-    """Return the groups that pairs of ``count`` vectors connect, each ascending, without single vectors."""
+    """Groups of two vectors or more that pairs connect, each ascending."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -1,4 +1,4 @@
-"""Copies for the eye: a page with pairs side by side, and a contact sheet."""
+"""A page with pairs of copies side by side, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PICTURE = 240  # longer side of a picture on a page, in pixels
 
 
 def write_sheet(found: Duplicates, file: Path) -> None:
-    """Write a contact sheet, group after group; the images to keep are framed, and named by group."""
+    """Write a contact sheet, group after group, with frames around the images to keep."""
     reader = PictureReader(channels=3)
     captions = []
     kept = []
@@ -41,7 +41,7 @@ def write_sheet(found: Duplicates, file: Path) -> None:
 
 
 def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
-    """Write a page of pairs: each image to keep, and beside it a copy; the 200 first pairs. It needs no network."""
+    """Write a page of the first 200 pairs: an image to keep and a copy. It loads nothing from a network."""
     with needs_extra("train", "a page of copies"):
         import jinja2
     reader = PictureReader(channels=3)

@@ -1,4 +1,4 @@
-"""Made-up copies of a sample of photographs, and the radius that holds them but not the nearest other photographs."""
+"""The radius of near copies, from made-up copies of a sample of photographs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LONGEST = 4096  # longer side of an image of which copies are made: WebP has at
 
 
 def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
-    """Return an image as it is after being saved as JPEG or WebP."""
+    """An image after being saved as JPEG or WebP."""
     file = io.BytesIO()
     image.save(file, kind, quality=quality)
     return Image.open(file)
 
 
 def _cropped(image: Image.Image, lost: float, left: float, top: float) -> Image.Image:
-    """Return an image without a fraction of each side; ``left`` and ``top`` are the parts of it lost there."""
+    """An image without a fraction of each side, shared out by ``left`` and ``top``."""
     width = max(1, round(image.width * (1 - lost)))
     height = max(1, round(image.height * (1 - lost)))
     x = round((image.width - width) * left)
@@ -58,19 +58,19 @@ CHANGES: tuple[Callable[[Image.Image], Image.Image], ...] = (
 
 
 def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> tuple[float, int]:
-    r"""Return the radius for a collection, between made-up copies and the nearest other photographs; their number.
+    r"""Choose the radius of a collection; also returns the number of made-up copies.
 
-    .. math:: r = \sqrt{c \cdot \tfrac{1}{3} o}
+    .. math:: r = \sqrt{c \cdot \max(c, \tfrac{1}{3} o)}
 
-    c is the distance that 99 % of made-up copies keep to their photograph. o is the median distance of an image to the
-    nearest other one, among those that are farther than 2 c. Without others, r = c.
+    c is the 99th percentile of the made-up copies' distances, and o the median distance of an image to the nearest one
+    beyond 2 c, or 0 without any.
 
-    *Cost:* 32 images are read, whatever the size of the collection.
+    *Cost:* reads 32 images, whatever the size of the collection.
 
     Args:
-        files: of the collection; at most 32 are drawn, and unreadable ones left out.
+        files: of the collection; unreadable ones are left out.
         pairs: the nearest pairs among all images.
-        count: how many images there are.
+        count: the number of images.
     """
     by_path = sorted(files, key=lambda file: path_bytes(str(file)))  # however they were listed
     drawn = [by_path[number] for number in sample_indices(len(files), SAMPLE, seed=0).tolist()]
@@ -84,7 +84,7 @@ def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> tuple[floa
 
 
 def distances_of_copies(files: Sequence[Path]) -> Vectors:
-    """Return the distance of each made-up copy from its photograph; those that cannot be read have none."""
+    """The distance of each made-up copy from its photograph, without unreadable ones."""
     images = []
     for file in files:
         try:
@@ -105,7 +105,7 @@ def distances_of_copies(files: Sequence[Path]) -> Vectors:
 
 
 def nearest_beyond(pairs: Pairs, count: int, distance: float) -> Vectors:
-    """Return the distance of each image to its nearest one beyond a distance, without images that have none."""
+    """Distances of images to the nearest one beyond a distance, where there is one."""
     beyond = pairs.where(pairs.distances > distance)
     nearest = np.full(count, np.inf, dtype=np.float32)
     np.minimum.at(nearest, beyond.first, beyond.distances)

@@ -1,4 +1,4 @@
-"""The service ``"copies"``: copies among the images of a folder or among vectors, for other tools."""
+"""The service ``"copies"`` for other tools."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def find(
     kinds: Sequence[CopyKind] = KINDS,
     listener: Callable[[int], None] | None = None,
 ) -> Duplicates:
-    """Return the copies among image files of a folder; see :func:`pml_ext_copies.duplicates.find_duplicates`."""
+    """Find the copies in a folder; see :func:`pml_ext_copies.duplicates.find_duplicates`."""
     return find_duplicates(ImageFiles(folder, names), radius, keep, kinds, listener)

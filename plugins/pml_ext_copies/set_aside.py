@@ -1,4 +1,4 @@
-"""Copies set aside: moved to another folder and back, or replaced by hard links. Nothing is ever deleted."""
+"""Move copies to another folder and back, or replace them by hard links. Nothing is deleted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SetAside:
 
 
 class _Planned(NamedTuple):
-    """A copy that is to be moved, and the image to keep, with their sizes and times when they were compared."""
+    """A copy to move and the image to keep, with their sizes and times at the comparison."""
 
     copy: str  # below the folder of images
     size: int
@@ -44,7 +44,7 @@ class _Planned(NamedTuple):
 
 @dataclasses.dataclass
 class _Move:
-    """What one call moves out of a folder of images."""
+    """The images that one call moves out of a folder."""
 
     root: str
     finished: bool
@@ -52,11 +52,10 @@ class _Move:
 
 
 def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
-    """Replace exact copies by hard links to the image to keep; other copies stay.
+    """Replace exact copies by hard links to the image to keep.
 
-    A link is made beside the copy under a hidden name and renamed over it. A process that is killed leaves each file
-    as it was, or as a link. Both files are compared byte for byte just before. ConfigError, with nothing changed, if a
-    copy is on another device than the image to keep.
+    Both files are compared byte by byte first. The link gets a hidden name, which is then renamed over the copy, so a
+    kill leaves a whole file or a link. If a copy is on another device, ConfigError is raised before anything changes.
     """
     pairs = []
     for group in found.of_kind("exact"):
@@ -82,7 +81,7 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
 
 
 def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
-    """Replace a file by a hard link, atomically, if both have the same bytes; return whether they have."""
+    """Replace a file by a hard link if both have the same bytes."""
     digest = hashlib.sha256(os.fsencode(copy.name)).hexdigest()[:16]
     temporary = copy.with_name(f".pml-ext-link-{digest}")
     try:
@@ -102,19 +101,18 @@ def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
 
 
 def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAside:
-    """Move the copies of all groups to a folder, below which they keep their paths.
+    """Move the copies of all groups to a folder, with their paths below it.
 
-    Both the copy and the image to keep must be as they were compared; other copies are left. What is to be moved is
-    written into the folder first, so that :func:`finish_moves` goes on where a process was killed, and
-    :func:`move_back` puts everything back. A file that is there is never replaced.
+    Skips a pair if either file has changed since the comparison. The plan is written into the folder first:
+    :func:`finish_moves` completes it after a kill, and :func:`move_back` reverts it. Existing files are never replaced.
 
     Args:
-        found: the groups; the image to keep of each stays, and so do the images of an old folder.
-        folder: is created if it is missing.
-        roots: the folders with the images; those of the first are moved.
+        found: the groups.
+        folder: created if it is missing.
+        roots: the folders of the images; copies in the first are moved.
 
     Raises:
-        ConfigError: with nothing changed, if the folder shares images with one of the roots, or is on another device.
+        ConfigError: if the folder shares images with a root, or is on another device; nothing has changed.
     """
     target = Path(os.path.realpath(folder))
     root = Path(os.path.realpath(roots[0]))
@@ -153,7 +151,7 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
 
 
 def finish_moves(folder: Path, roots: Sequence[Path]) -> SetAside:
-    """Go on with moves from the first of the roots that were killed, with the choice that was made then."""
+    """Complete interrupted moves from the first root, as they were planned."""
     target = Path(os.path.realpath(folder))
     done = SetAside()
     if _unfinished(_read(target), roots[0]):
@@ -169,7 +167,7 @@ def _unfinished(moves: Iterable[_Move], root: Path) -> list[_Move]:
 
 
 def _carry_out(moves: Sequence[_Move], move: _Move, target: Path, done: SetAside) -> None:
-    """Move the images of one of the moves; what a killed process has moved is counted, too."""
+    """Move the images of one plan; also counts what a killed process has moved."""
     _write(target, moves)
     for number, image in enumerate(move.images):
         copy = Path(move.root, image.copy)
@@ -193,9 +191,9 @@ def _carry_out(moves: Sequence[_Move], move: _Move, target: Path, done: SetAside
 
 
 def move_back(folder: Path, root: Path) -> SetAside:
-    """Put moved copies back to where they were below ``root``; where a place is taken, the copy stays in ``folder``.
+    """Move copies back to their places below ``root``; a copy stays in ``folder`` if its place is taken.
 
-    A call that was killed is completed by the next. DataError if nothing was moved from ``root``.
+    The next call completes an interrupted one. DataError if nothing was moved from ``root``.
     """
     target = Path(os.path.realpath(folder))
     known = {move.root for move in _read(target)}
@@ -220,7 +218,7 @@ def move_back(folder: Path, root: Path) -> SetAside:
 
 
 def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool:
-    """Move an image back; return whether it is back, or gone."""
+    """Move an image back; True if it is back, or gone."""
     copy = Path(move.root, image.copy)
     moved = target / image.target
     if not moved.exists():
@@ -235,9 +233,9 @@ def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool
 
 
 def _moved(source: Path, target: Path) -> bool:
-    """Move a file to a name on its device; return False, with nothing changed, if that is taken or the file is gone.
+    """Move a file on its device; False, without a change, if the name is taken or the file is gone.
 
-    A process that is killed may leave the file with both names; the next call takes the first away.
+    A kill may leave both names; the next call removes the first.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -261,14 +259,14 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _is_second_name(source: Path, target: Path) -> bool:
-    """Whether two paths are two names of one file, not one name reached in two ways."""
+    """Whether two paths are two hard links of one file."""
     if source.stat().st_nlink == 1 or source.parent.samefile(target.parent):
         return False
     return target.exists() and source.samefile(target)
 
 
 def _renamed(source: Path, target: Path) -> bool:
-    """Rename a file on a file system without hard links, over an empty file that takes the name first."""
+    """Rename a file where hard links are impossible; an empty file reserves the name."""
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
@@ -282,7 +280,7 @@ def _renamed(source: Path, target: Path) -> bool:
 
 
 def _check_apart(folder: Path, roots: Iterable[Path]) -> None:
-    """Raise ConfigError if a folder is inside of one with images, by whatever link, or has it inside."""
+    """Raise ConfigError if the folder contains a root, or is inside one, by whatever link."""
     real = Path(os.path.realpath(folder))
     for root in roots:
         is_inside = Path(os.path.abspath(root)) in Path(os.path.abspath(folder)).parents
@@ -294,7 +292,7 @@ def _check_apart(folder: Path, roots: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def _locked(folders: Iterable[Path]) -> Iterator[None]:
-    """Hold the locks of folders, in the same order in all processes; nobody moves what is in one that is read-only."""
+    """Lock writable folders, in the same order in all processes."""
     with contextlib.ExitStack() as locks:
         for folder in sorted({os.path.realpath(folder) for folder in folders}):
             if not os.path.exists(folder) or os.access(folder, os.W_OK):
@@ -303,7 +301,7 @@ def _locked(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def _read(target: Path) -> list[_Move]:
-    """Return the moves into a folder, oldest first."""
+    """The moves into a folder, oldest first."""
     file = target / MOVES
     try:
         moves = read_json(file)["moves"]
@@ -321,7 +319,7 @@ def _write(target: Path, moves: Iterable[_Move]) -> None:
 
 
 def _why_left(name: Path, stat: FileStat, kept: Path, kept_stat: FileStat) -> str:
-    """Return why a file is neither linked nor moved, "" if both are as they were when they were compared."""
+    """Why a file is skipped, or an empty string."""
     if name.is_symlink():
         return f"{name} is a symbolic link"
     if kept.is_symlink():

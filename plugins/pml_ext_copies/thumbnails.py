@@ -1,4 +1,4 @@
-"""Small gray thumbnails of images, and their distances when one may be a part of the other."""
+"""Small gray thumbnails of images, and distances that allow for cropping."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WHOLE: Part = (1.0, 1.0, 0.0, 0.0)
 
 
 def _parts() -> list[Part]:
-    """Return the whole image, and parts that keep 78 to 97 % of both sides or of one."""
+    """The whole image, and parts that keep 78 to 97 % of one side or both."""
     parts = [WHOLE]
     for kept in (0.97, 0.94, 0.9, 0.86, 0.82, 0.78):
         places = (-1.0, 0.0, 1.0) if kept > 0.92 else (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -77,17 +77,17 @@ COARSE_PARTS: list[Part] = [
 
 
 def thumbnail_of(image: Image.Image) -> Tensor:
-    """Return an image as uint8 ``[3, 64, 64]``: luminance, and two differences of color."""
+    """An image as uint8 ``[3, 64, 64]``: luminance, and two differences of color."""
     small = image.convert("RGB").resize((STORED, STORED), Image.Resampling.BOX).convert("YCbCr")
     return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1)
 
 
 class Thumbnails:
-    """Gray thumbnails of images and their mean colors, of which vectors are made.
+    """Gray thumbnails and mean colors of images, and the vectors made from them.
 
-    The vector of a thumbnail, or of a part of it, is its structure at 16 x 16 pixels: luminance without its mean,
-    divided by its length, so that brightness and contrast do not count. Of an image without structure, the mean color
-    counts. The detail of a thumbnail is what remains at 48 x 48 pixels without the mean of 9 x 9 pixels around each.
+    A vector has the structure of a thumbnail, or of a part, at 16 x 16 pixels: luminance without its mean, divided by
+    its length, so brightness and contrast do not matter. For an image without structure, the mean color counts. The
+    detail at 48 x 48 pixels is what remains after subtracting the mean of 9 x 9 pixels around each.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -99,12 +99,12 @@ class Thumbnails:
         return len(self.gray)
 
     def vectors(self, rows: Numbers | slice, parts: Sequence[Part] = (WHOLE,)) -> Tensor:
-        """Return vectors of length 1 of parts of some thumbnails, ``[B, parts, D]``."""
+        """Vectors of length 1 of parts of some thumbnails, ``[B, parts, D]``."""
         smooth, flat = self._smooth(rows)
         return _vectors_of(smooth, flat, torch.tensor(parts).expand(len(smooth), -1, 4))
 
     def _smooth(self, rows: Numbers | slice) -> tuple[Tensor, Tensor]:
-        """Return smoothed thumbnails ``[B, 1, 64, 64]``, and what stands for images without structure, ``[B, 4]``."""
+        """Smoothed thumbnails ``[B, 1, 64, 64]``, and color entries for images without structure, ``[B, 4]``."""
         gray = self.gray[rows].float().unsqueeze(1)
         smooth = nn.functional.avg_pool2d(nn.functional.pad(gray, (1, 1, 1, 1), mode="replicate"), 3, 1)
         colors = self.colors[rows] - 128
@@ -121,12 +121,12 @@ class Thumbnails:
         return torch.cat(blocks)
 
     def distances(self, first: Numbers, second: Numbers) -> Vectors:
-        r"""Return the distance of each pair: the smallest of a part of one image from the whole other image.
+        r"""The distance of each pair: the smallest from a part of one image to the whole other image.
 
         .. math:: d = \max(\lVert s - s' \rVert, \tfrac{1}{2} \lVert t - t' \rVert)
 
-        s is the vector of structure of the part that fits best and of the whole image, and t their details, divided by
-        their lengths. The details of pairs whose structures are farther than 0.77 from each other are not looked at.
+        s are the vectors of structure of the best part and of the whole image, t their normalized details. Details are
+        only computed if the structures are within 0.77.
 
         Args:
             first: numbers of images, ``[P]``.
@@ -149,7 +149,7 @@ class Thumbnails:
         return distances
 
     def _best_parts(self, rows: Numbers, others: Numbers) -> tuple[Vectors, Numbers]:
-        """Return the largest product of a part of each image with a whole other one, and the number of that part."""
+        """The largest product of a part of each image with another whole one, and the part's number."""
         products = np.zeros(rows.shape, dtype=np.float32)
         best = np.zeros(rows.shape, dtype=np.int64)
         order = np.argsort(rows.ravel(), kind="stable")
@@ -164,16 +164,16 @@ class Thumbnails:
         return products, best
 
     def _products_of_details(self, rows: Numbers, parts: Tensor, wholes: Numbers) -> Tensor:
-        """Return the products of the details of parts ``[B, 4]`` of some images and of whole others, ``[B]``."""
+        """Products of the details of parts ``[B, 4]`` and of other whole images, ``[B]``."""
         whole = torch.tensor([WHOLE]).expand(len(rows), 1, 4)
         one = _details_of(_sampled(self.gray[rows].float()[:, None], parts[:, None], DETAILED))
         other = _details_of(_sampled(self.gray[wholes].float()[:, None], whole, DETAILED))
         return (one * other).sum(1)
 
     def _fitted(self, rows: Numbers, others: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the products of whole images and of those parts of others that fit best, ``[B]``, and these parts.
+        """Products ``[B]`` of whole images with the parts of others that fit best, and these parts.
 
-        From the parts ``[B, 4]``, each step takes the best of ten small changes of place and size, or halves them.
+        Each step applies the best of ten small changes to the parts ``[B, 4]``, or halves the changes.
         """
         smooth, flat = self._smooth(rows)
         products = (_vectors_of(smooth, flat, parts[:, None])[:, 0] * others).sum(1)
@@ -191,14 +191,14 @@ class Thumbnails:
 
 
 def _inside(parts: Tensor) -> Tensor:
-    """Return parts that are inside of their images, and keep at least 75 % of each side."""
+    """Parts moved inside their images, with at least 75 % of each side."""
     sides = parts[..., :2].clamp(0.75, 1)
     room = 1 - sides
     return torch.cat([sides, parts[..., 2:].clamp(-room, room)], -1)
 
 
 def _vectors_of(smooth: Tensor, flat: Tensor, parts: Tensor) -> Tensor:
-    """Return vectors of parts ``[B, P, 4]`` of smoothed thumbnails ``[B, 1, 64, 64]``, ``[B, P, D]``."""
+    """Vectors ``[B, P, D]`` of parts ``[B, P, 4]`` of smoothed thumbnails ``[B, 1, 64, 64]``."""
     images, count, _ = parts.shape
     shown = _sampled(smooth, parts, COMPARED).view(images, count, COMPARED**2)
     shown = shown - shown.mean(2, keepdim=True)
@@ -206,7 +206,7 @@ def _vectors_of(smooth: Tensor, flat: Tensor, parts: Tensor) -> Tensor:
 
 
 def _sampled(gray: Tensor, parts: Tensor, side: int) -> Tensor:
-    """Return parts ``[B, P, 4]`` of thumbnails ``[B, 1, 64, 64]`` at another size, ``[B, 1, P * side, side]``."""
+    """Parts ``[B, P, 4]`` of thumbnails ``[B, 1, 64, 64]`` at another size, ``[B, 1, P * side, side]``."""
     count = parts.shape[1]
     width, height, x, y = parts.unsqueeze(-1).unbind(2)
     centers = (2 * torch.arange(side) + 1) / side - 1
@@ -217,7 +217,7 @@ def _sampled(gray: Tensor, parts: Tensor, side: int) -> Tensor:
 
 
 def _details_of(shown: Tensor) -> Tensor:
-    """Return the details of images ``[B, 1, 48, 48]`` as vectors of length 1."""
+    """Details of images ``[B, 1, 48, 48]`` as vectors of length 1."""
     margin = _DETAIL // 2
     padded = nn.functional.pad(shown, (margin, margin, margin, margin), mode="replicate")
     details = (shown - nn.functional.avg_pool2d(padded, _DETAIL, 1)).flatten(1)
@@ -226,13 +226,13 @@ def _details_of(shown: Tensor) -> Tensor:
 
 
 def candidates(thumbnails: Thumbnails, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
-    """Return pairs of images that may be copies: of each, some parts and the eight nearest whole images.
+    """Pairs of images that may be copies: for some parts of each, the eight nearest whole images.
 
-    Among more than 20,000 whole images, a part is compared with those of 16 lists of a faiss index, if there is faiss.
+    With faiss and more than 20,000 images, a part is compared with 16 lists of an index.
 
     Args:
         thumbnails: of all images.
-        groups: numbers of all images; or of two sets, of which each is searched for the images of the other.
+        groups: numbers of all images; or of two sets, which are searched for each other.
     """
     total = len(thumbnails)
     pairs = [np.empty(0, dtype=np.int64)]
@@ -259,9 +259,9 @@ def candidates(thumbnails: Thumbnails, groups: Sequence[Numbers]) -> tuple[Numbe
 def read_thumbnails(
     files: Sequence[Path], listener: Callable[[int], None] | None = None
 ) -> tuple[Thumbnails, dict[int, str]]:
-    """Return the thumbnails of files, and why each unreadable one has none; such a thumbnail is black.
+    """Thumbnails of files, and the problems of unreadable ones, whose thumbnails are black.
 
-    A JPEG is decoded at a reduced size. ``listener`` is called with the number of files that were read so far.
+    A JPEG is decoded at a reduced size. ``listener`` receives the number of files read so far.
     """
     images = torch.zeros(len(files), 3, STORED, STORED, dtype=torch.uint8)
     problems: dict[int, str] = {}

@@ -23,33 +23,29 @@ from pml_ext.plugin import (
 
 
 class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    r"""Structured clustering loss by facility location (Song et al. 2017): the true classes should score highest.
+    r"""Structured clustering loss by facility location: the true classes should score highest.
 
     .. math::
         \Big[ \max_{|S| = |Y|} \big( F(X, S) + \gamma \, (1 - \mathrm{NMI}(g(S), y)) \big) - \tilde F(X, y) \Big]_+,
         \quad F(X, S) = -\sum_i \min_{j \in S} \|x_i - x_j\|_2, \quad
         \tilde F = \sum_k \max_{j: y_j = k} -\sum_{i: y_i = k} \|x_i - x_j\|_2
 
-    for normalized embeddings x. S is a set of medoids, one per class of the batch, and :math:`g(S)` assigns each
-    embedding to its nearest medoid. The maximum is approximated as in the paper: medoids are chosen greedily and then
-    refined in ``refinements`` rounds of swaps within each cluster. A swap is scored by F over that cluster, and by NMI
-    over the full reassignment. The search is not differentiated; gradients flow only through the distances to the
-    medoids that it finds and to the medoids of the true classes.
+    for normalized embeddings x. S has one medoid per class of the batch; :math:`g(S)` assigns each embedding to its
+    nearest medoid. The maximum is approximated as in the paper: a greedy choice of medoids, then ``refinements`` rounds
+    of swaps within clusters. Gradients flow only through the distances to the medoids.
 
-    The value is one number for the batch, a sum over its embeddings. References and an ``indices_tuple`` are refused.
-    The local optimum may depend on the order of the batch; for 1,000 embeddings the value can differ by a few
-    thousandths.
+    The value is one number, a sum over the batch. It may depend slightly on the order of the batch: a few thousandths
+    for 1,000 embeddings.
 
-    *Cost:* for a batch of B with K classes, one product of ``B x D x B``. The medoid search, without gradient, takes at
-    most K products of ``B x B x B``, plus one per round. Intended for batches of a few hundred images.
+    *Cost:* one product of ``B x D x B``. The search, without gradient, takes at most one product of
+    ``B x B x B`` per class, plus one per round. Intended for batches of a few hundred images.
 
     *Pair with:* a sampler of several images per class; no miner.
 
     Args:
-        margin: :math:`\gamma`, 0 or more, in units of F, a sum of distances (0 to 2) over the batch; 1 by default,
-            because the paper gives no value.
+        margin: :math:`\gamma`, 0 or more, in units of F, a sum of distances (0 to 2); the paper gives no value.
         refinements: rounds of swaps, 1 or more; 5 in the authors' code.
-        kwargs: as in PML's losses: ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``, ``reducer``.
+        kwargs: as in PML's losses.
 
     Raises:
         ValueError: a setting outside its range; in a call, missing labels, or references or an ``indices_tuple``.
@@ -82,7 +78,7 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
-        """Return one value for the batch."""
+        """One value for the batch."""
         # Shapes depend on the data, so this runs outside of the compiled graph.
         return reduced(run_eagerly(self._value, embeddings, labels))
 
@@ -104,14 +100,14 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
 
 
 def class_medoids(distances: Tensor, classes: Tensor) -> Tensor:
-    """Return the medoid of each class 0 to K - 1, ``[K]``: its member with the least sum of distances to the rest."""
+    """The medoid of each class 0 to K - 1, ``[K]``: its member with the least sum of distances to the rest."""
     members = one_hot(classes).T.bool()
     sums = (distances * (classes[:, None] == classes)).sum(0)
     return torch.where(members, sums, torch.inf).argmin(1)
 
 
 def facility_locations(distances: Tensor, classes: Tensor, margin: float, refinements: int) -> Tensor:
-    """Return K medoids, ``[K]``, that approximately maximize F + margin (1 - NMI); see :class:`ClusteringLoss`.
+    """K medoids, ``[K]``, that approximately maximize F + margin (1 - NMI); see :class:`ClusteringLoss`.
 
     Distances are ``[B, B]``; classes are ``[B]``, from 0 to K - 1. *Source:* Algorithms 1 and 2 of the paper.
     """
@@ -149,13 +145,12 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
 
 
 def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
-    r"""Return the NMI of classes and clusters after each of C moves, ``[C]``; a move puts points into a new cluster.
+    r"""NMI of classes and clusters after each of C moves into a new cluster, ``[C]``.
 
     .. math:: \frac{2 I}{H(clusters) + H(classes)}, \quad I = H(clusters) + H(classes) - H(both)
 
-    NMI is 1 if all points are in one cluster and one class. ``moved``, ``[C, B]``, is 1 for a point that moves, else 0.
-    ``clusters`` (before the move) and ``classes``, ``[B]``, count from 0. The counts after a move come from products
-    with one-hot group indicators, so no contingency matrix of clusters x classes is formed.
+    ``moved``, ``[C, B]``, is 1 for a point that moves, else 0. ``clusters`` (before the move) and ``classes``, ``[B]``,
+    count from 0. NMI is 1 if all points are in one cluster and one class.
     """
     size = moved.shape[1]
     width = int(classes.max()) + 1

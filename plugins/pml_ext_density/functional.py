@@ -1,7 +1,7 @@
-r"""The equations of Li et al. (2019), Sec. III-B. Distances are squared; only classes in the batch count.
+"""The equations of Li et al. (2019), Sec. III-B. Distances are squared.
 
-Slot c holds the c-th class of the batch in increasing order; slots beyond the last class are empty. On an accelerator
-and under torch.compile there are as many slots as embeddings, so no shape depends on the labels (no host sync).
+Slot c holds the c-th class of the batch in increasing order. On an accelerator and under torch.compile there are as
+many slots as embeddings, so no shape depends on the labels; the rest are empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
 
 
 def _variances(x: Tensor, class_index: Tensor, sizes: Tensor) -> Tensor:
-    """Return the mean squared distance to the mean of every group of rows."""
+    """The mean squared distance to the mean of every group of rows."""
     centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, class_index, x) / sizes[:, None]
     distances = (x - centroids.index_select(0, class_index)).square().sum(1)
     return torch.zeros_like(sizes).index_add(0, class_index, distances) / sizes
@@ -52,16 +52,15 @@ def _variances(x: Tensor, class_index: Tensor, sizes: Tensor) -> Tensor:
 def density_terms(
     densities: Tensor, targets: Tensor, base: Tensor, present: Tensor, eta: float = 0.5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return the three terms of Eq. (8), without their signs and weights.
+    r"""The three terms of Eq. (8), without their signs and weights.
 
     .. math::
         \frac{1}{C} \sum_c (D_c - \alpha_c)^2, \qquad \frac{1}{C} \sum_c \alpha_c, \qquad
         \frac{1}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2
         = \frac{2}{C^2} \Big[ \sum_i \alpha_i^2 \sum_j b_j^2 - \Big(\sum_i \alpha_i b_i\Big)^2 \Big]
 
-    for densities :math:`D_c`, targets :math:`\alpha_c` and :math:`b_c = (D^{(0)}_c)^\eta`, all ``[K]``. Lagrange's
-    identity avoids the sum over pairs of classes. A class with base density 0 is left out of the third term.
-    ``present``, ``[K]``, is 1 for a class in the batch, else 0, floating point.
+    for densities :math:`D_c`, targets :math:`\alpha_c` and :math:`b_c = (D^{(0)}_c)^\eta`, all ``[K]``. The third term
+    leaves out classes with base density 0. ``present``, ``[K]``, is 1 for a class in the batch, else 0.
     """
     count = present.sum().clamp(min=1)
     fit = (densities - targets).square() @ present / count
@@ -73,14 +72,14 @@ def density_terms(
 
 
 def class_densities(features: Tensor, labels: Tensor) -> Tensor:
-    r"""Return the mean squared distance of every class's embeddings to their mean, Eq. (5); the smaller, the denser.
+    r"""Every class's mean squared distance to its mean, Eq. (5); smaller is denser.
 
     .. math::
         D_{avg}(S_c) = \frac{1}{|S_c|} \sum_{i \in S_c} \|x_i - \mu_c\|^2, \qquad
         \mu_c = \frac{1}{|S_c|} \sum_{i \in S_c} x_i
 
-    Features, ``[N, D]``, are normalized here (their mean is not); labels are ``[N]``. The result, ``[C]``, is in
-    increasing order of the labels, from 0 to 1, and 0 for a class of one image.
+    Features, ``[N, D]``, are normalized here; labels are ``[N]``. The result, ``[C]``, from 0 to 1, is in increasing
+    order of the labels.
     """
     x = normalize(to_full_precision(features, normalized=True))
     _, class_index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
@@ -90,10 +89,11 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
 def streamed_class_densities(
     batches: Iterable[tuple[Tensor, Tensor]], entry_of: Callable[[Tensor], Tensor], num_classes: int
 ) -> Tensor:
-    """Return Eq. (5) of features that do not fit into memory, as mean squares minus squared means, in float64.
+    """Eq. (5) of features that do not fit into memory, in float64, ``[num_classes]``.
 
-    ``batches`` yields features ``[B, D]`` and labels ``[B]``. ``entry_of`` maps labels to indices, from 0, into the
-    result, ``[num_classes]``. A class without features has density 0.
+    ``batches`` yields features ``[B, D]`` and labels ``[B]``; ``entry_of`` maps labels to indices of the result. A
+    class
+    without features has density 0.
     """
     sums: Tensor | None = None
     squares = torch.zeros(num_classes, dtype=torch.float64)
@@ -115,7 +115,7 @@ def streamed_class_densities(
 
 
 def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
-    """Return each embedding's distance to its nearest neighbor, ``[B]``, for B >= 2; a distance of 0 has gradient 0."""
+    """Each embedding's distance to its nearest neighbor, ``[B]``, for B >= 2; a distance of 0 has gradient 0."""
     with torch.no_grad():
         half = x.square().sum(1) / 2
 

@@ -16,7 +16,7 @@ _COLUMNS = ["epoch", "label", "target", "density"]
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of the table; an empty list if it does not exist yet."""
+    """The rows of the table; an empty list if it does not exist yet."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:

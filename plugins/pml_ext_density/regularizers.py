@@ -30,42 +30,39 @@ _SHOWN = 500  # largest number of images on a map
 
 
 class DensityRegularizer(Float64Buffers, LabeledRegularizer):
-    r"""Regularizer that fits class densities to learned targets, Eq. (6), in proportion to base densities, Eq. (8).
+    r"""Regularizer that fits class densities to learned targets, Eq. (6) and (8).
 
     .. math::
         \frac{1}{C} \sum_c (D_{avg}(S_c) - \alpha_c)^2 - \frac{1}{C} \sum_c \alpha_c
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
     The sums run over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's
-    normalized embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``). The second
-    term increases them, which keeps classes from collapsing to points. Base densities :math:`D^{(0)}`, of features
-    before the embedding layer, preserve the relative variation of the classes. A run computes them before training
-    unless they are given; without them this is Eq. (6). A class with base density 0 is left out of the penalty (the
-    third term). With fixed embeddings and no penalty, each target converges to its class's density + 1/2.
+    normalized embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second
+    term increases them, which keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the
+    embedding layer, preserve the relative variation of the classes. A run computes them before training unless they are
+    given; without them this is Eq. (6). The penalty (third term) leaves out classes with base density 0.
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
     of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
 
-    *Weight:* it depends on the reduction of the main loss. The paper uses 10 with losses summed over the pairs or
-    triplets of the batch. PML counts each pair twice, so its ``ContrastiveLoss`` with a ``SumReducer`` needs 20; its
-    triplet loss with a ``SumReducer`` needs 10. A loss that averages, as PML's do by default, needs about 0.1; there a
-    weight of 10 destroys the embedding.
+    *Weight:* the paper uses 10 with losses summed over the batch. This is 20 for PML's ``ContrastiveLoss`` with a
+    ``SumReducer``, which counts each pair twice, and 10 for its triplet loss. A loss that averages, PML's default,
+    needs
+    about 0.1; a weight of 10 destroys the embedding.
 
-    ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``, the terms of Eq. (8); a run
-    also writes targets and densities of all classes to ``records/density.csv`` and plots them.
+    ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``, the terms of Eq. (8). A run
+    also writes all targets and densities to ``records/density.csv`` and plots them.
 
-    *Cost:* linear in the batch, ``O(B D)``; no pair of classes is formed.
+    *Cost:* ``O(B D)``.
 
     Args:
         num_classes: number of training classes.
-        initial_density: initial value of the targets; 0.5 in the paper, as all defaults here.
-        base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``; or None.
-        eta: :math:`\eta`, exponent of the base densities; 0.5.
-        correlation_weight: w, the weight of the penalty; 1; 0 disables it.
-        class_labels: the label of every entry, of length ``num_classes``; None if labels are 0 to
-            ``num_classes - 1``.
-        collect_stats: whether the terms are recorded. There is no ``distance`` and no ``reducer``, because the
-            equation fixes both.
+        initial_density: initial value of the targets; the paper's value, like all defaults here.
+        base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``.
+        eta: :math:`\eta`, exponent of the base densities.
+        correlation_weight: w, the weight of the penalty; 0 disables it.
+        class_labels: the label of every class; None if labels are 0 to ``num_classes - 1``.
+        collect_stats: whether the terms are recorded.
 
     Raises:
         TypeError, ValueError: a setting of wrong type, range or length; in a call, a label that is not a class label.
@@ -111,7 +108,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         )
 
     def _base(self, values: Sequence[float] | Tensor | None) -> Tensor:
-        """Return validated base densities, or zeros for None; classes with base density 0 have no penalty."""
+        """Validated base densities, or zeros for None; classes with base density 0 have no penalty."""
         if values is None:
             return torch.zeros(self.num_classes, dtype=torch.float64)
         base = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
@@ -127,7 +124,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     # The equation
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Return Eq. (8), reduced; on an accelerator, only the first call checks for unknown labels."""
+        """Eq. (8), reduced; on an accelerator, only the first call checks for unknown labels."""
         self.classes.check(labels, type(self).__name__)
         batch = slots(self.classes(labels), embeddings.dtype)
         targets = self.target_density.index_select(0, batch.classes).to(embeddings.dtype)

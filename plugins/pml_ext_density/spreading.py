@@ -67,13 +67,13 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         self.tile_size = tile_size
 
     def forward(self, embeddings: Tensor) -> Any:
-        """Return the reduced value of embeddings ``[B, D]`` of any floating point dtype."""
+        """The reduced value of embeddings ``[B, D]`` of any floating point dtype."""
         check_batch(embeddings)
         with autocast_off(embeddings.device):
             return super().forward(to_full_precision(embeddings, normalized=True))
 
     def compute_loss(self, embeddings: Tensor) -> dict[str, dict[str, Any]]:
-        """Return one value per embedding."""
+        """One value per embedding."""
         if len(embeddings) < 2:
             return reduced(embeddings.sum() * 0)
         distances = nearest_distances(normalize(embeddings), self.tile_size)
@@ -112,7 +112,7 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
         self.tile_size = tile_size
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Return one value for the whole batch."""
+        """One value for the whole batch."""
 
         def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
             mask = negatives.to(similarity.dtype)
@@ -124,5 +124,5 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
         return reduced((sums / count).square() + (squares / count - 1 / embeddings.shape[1]).clamp(min=0))
 
     def get_default_distance(self) -> BaseDistance:
-        """Return cosine similarity."""
+        """Cosine similarity."""
         return GramCosineSimilarity()

@@ -1,4 +1,4 @@
-"""Training on somebody's own photographs or vectors, without a recipe: what is trained is chosen by trials."""
+"""Training on your own photographs or vectors without a recipe; trials choose what is trained."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ pml_ext_recipes, _ = packaged("pml_ext_fit")
 
 @hookimpl
 def pml_ext_commands() -> dict[str, Command]:
-    """Return the command that begins with data, not with a recipe."""
+    """The command ``fit``."""
     return {"fit": Command("pml_ext_fit.commands:fit", "Choose what to train on your own images or vectors.")}
 
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """Return what makes a run of a folder of images for other tools."""
+    """The service that makes a run of a folder of images."""
     return {"fit": _fit}
 
 

@@ -1,4 +1,4 @@
-"""What features become without any training: they stay as they are, or are whitened, over all or within classes."""
+"""Embedders without training: features, whitened in total or within classes, or unwhitened."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ SHRINKAGE = 0.6  # of both whitenings
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """An embedder that is not trained, as a recipe names it; ``title`` follows the name of the features."""
+    """An embedder as a recipe names it; ``title`` follows the name of the features."""
 
     title: str
     embedder: Literal["none", "pca", "within-class"]
 
     def settings(self, size: int) -> Settings:
-        """Return the settings of the recipe, for features of ``size`` numbers."""
+        """The settings of the recipe for features of ``size`` numbers."""
         settings: Settings = {"model.embedder": self.embedder, "model.embedding_size": size}
         if self.embedder != "none":
             settings["model.shrinkage"] = SHRINKAGE
         return settings
 
     def fit(self, features: Tensor, labels: Tensor, relation: Any = None, size: int | None = None) -> nn.Module:
-        """Return the layer for features ``[N, F]`` with labels, or labels of a relation, ``[N]``.
+        """Fit the layer to features ``[N, F]`` with labels ``[N]``.
 
-        ``size`` is the number of features of which these are :func:`coordinates`. ValueError for features that do not
-        vary, and for whitening within classes of one item each.
+        ``size`` is the number of features before :func:`coordinates`. ValueError for constant features, and for
+        whitening within classes of one item each.
         """
         shrinkage = shrinkage_of_coordinates(features.shape[1], size or features.shape[1])
         if self.embedder == "pca":
@@ -44,9 +44,9 @@ class ClosedForm:
 
 
 def coordinates(features: Tensor) -> Tensor:
-    """Return features ``[N, F]`` in an orthonormal basis of the space that they span, ``[N, min(N, F)]``.
+    """Features ``[N, F]`` in an orthonormal basis of their span, ``[N, min(N, F)]``.
 
-    Angles and distances stay; whitening of few items in many dimensions takes a fraction of the time.
+    Angles and distances stay the same, and whitening of few items is much faster.
     """
     if len(features) >= features.shape[1]:
         return features
@@ -56,11 +56,9 @@ def coordinates(features: Tensor) -> Tensor:
 
 
 def shrinkage_of_coordinates(found: int, size: int) -> float:
-    r"""Return the shrinkage of ``found`` coordinates that does what 0.6 does to all ``size`` features.
+    r"""The shrinkage of F' ``found`` coordinates that equals 0.6 for all F features.
 
     .. math:: \frac{\lambda'}{1 - \lambda'} = \frac{F'}{F} \frac{\lambda}{1 - \lambda}
-
-    since the mean eigenvalue is over all F directions, of which the coordinates have F'.
     """
     odds = SHRINKAGE / (1 - SHRINKAGE) * found / size
     return odds / (1 + odds)

@@ -1,10 +1,10 @@
-"""How long ``fit`` takes in all for somebody's images, estimated before it begins."""
+"""How long ``fit`` takes, estimated before it begins."""
 
 from __future__ import annotations
 
 from pml_ext_train.data import DataSplits
 
-from .candidates import FeaturesOfImages, LastBlocks
+from .candidates import features_of_images, last_blocks
 from .folds import Folds
 from .framing import framings_to_compare
 from .images import OwnImages
@@ -25,13 +25,12 @@ def expected(
     place: Workplace,
     trains: bool,
 ) -> TimeLeft | None:
-    """Return the seconds of each step, by those of 32 images and of one batch; None where no image can be read.
+    """Estimate the seconds of each step from 32 images and one batch; None if no image can be read.
 
-    Ways to frame images are compared on a ``sample``; the larger size counts, and one fold. ``trains`` says whether
-    last blocks are tried.
+    Framings are compared on ``sample`` images. ``trains``: last blocks are tried.
     """
     each = seconds_per_image(
-        FeaturesOfImages(images, trunk.framing, trunk=trunk), place.overrides, place.device, place.data
+        features_of_images(images, trunk.framing, trunk=trunk), place.overrides, place.device, place.data
     )
     if each is None:
         return None
@@ -42,7 +41,9 @@ def expected(
         TESTS: (training + images.tested_images) * each.reading + images.tested_images * each.passing + REPORT,
     }
     if trains:
-        run = place.run_of(LastBlocks(images, trunk.framing, trunk), splits, splits.train, splits.train.subset([0]), {})
+        run = place.run_of(
+            last_blocks(images, trunk.framing, trunk), splits, splits.train, splits.train.subset([0]), {}
+        )
         whole = seconds_of_training(run) or 0.0
         share = len(folds.parts[0].fitted) / len(splits.train)
         seconds[TRIAL] = whole * images.iterations(share) / images.iterations()
@@ -51,7 +52,6 @@ def expected(
 
 
 def _seconds_of_framings(images: OwnImages, trunk: Trunk, each: PerImage, sample: int, place: Workplace) -> float:
-    """Return the seconds of comparing ways to frame images, which take time by their number of pixels."""
     compared = framings_to_compare(trunk.framing, trunk.smaller, place.set_keys, images.chosen_size, images.aspect)
     smallest, *larger = compared.sides
     sides = [smallest] * len(compared.squash) + larger
@@ -63,9 +63,9 @@ def _seconds_of_framings(images: OwnImages, trunk: Trunk, each: PerImage, sample
 
 
 def described(left: TimeLeft) -> str:
-    """Return a line about the whole."""
+    """A line about the total time."""
     whole = in_minutes(left.seconds())
     without = in_minutes(left.seconds(without=TRAINING))
     if whole == without:
-        return f"takes about {whole} in all"
-    return f"takes about {whole} in all, or {without} if the last blocks are not better than closed forms"
+        return f"about {whole} in all"
+    return f"about {whole} in all, or {without} if the last blocks are not better than closed forms"

@@ -1,7 +1,7 @@
-"""``pml-ext fit FOLDER --fine-tune``: after what the choice found to be best, the whole network trains.
+"""``fit --fine-tune``: a second stage trains the whole network.
 
-The first stage trains the last blocks, from a head in closed form. The second trains all blocks, with the batch norms
-of the pretrained trunk, at the end of the same cosine.
+The first stage trains the last blocks, from a head in closed form. The second trains all blocks at the end of the same
+cosine; batch norms keep the statistics of the pretrained trunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from pml_ext.errors import ConfigError
 from pml_ext_train.recipe import Override, Recipe, load_recipe, overrides_of
 
-from .candidates import SMALL, Choice, SmallNetwork
+from .candidates import SMALL, Choice
 from .framing import framing_of
 from .images import OwnImages
 from .selection import Decision
@@ -20,35 +20,35 @@ from .timing import seconds_per_image
 from .trials import Workplace
 from .trunk import BLOCKS_FIRST, Trunk
 
-# seconds of a step of the whole network, over those of embedding the images of its batch
+# time of a training step over the time to embed its batch
 WHOLE_STEP = 3.0
 
 
 def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
-    """Raise ConfigError for a run that was begun without fine-tuning; ``name`` is that of its recipe.
+    """Raise ConfigError for a run of recipe ``name`` that was started without fine-tuning.
 
-    A small network is trained whole with and without fine-tuning.
+    A small network is trained whole in both cases.
     """
     if not recipe.stages and name != SMALL:
         raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
 
 
 def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
-    """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
+    """Raise errors of settings, such as too few epochs, before the trials."""
     settings = images.settings_of(BLOCKS_FIRST) | trunk.settings_of_fine_tuning
     load_recipe(BLOCKS_FIRST, [*overrides_of(settings), *overrides])
 
 
 def without_epochs(overrides: Iterable[Override]) -> list[Override]:
-    """Return overrides without the epochs, which are those of both stages, and not of the trials."""
+    """Overrides for trials: the number of epochs is meant for both stages."""
     return [override for override in overrides if override.key != "schedule.epochs"]
 
 
 def continued(decision: Decision, images: OwnImages, trunk: Trunk, place: Workplace) -> Choice:
-    """Return what was chosen, followed by a stage of the whole network, and say it in a line."""
+    """Add the stage of the whole network to a decision."""
     candidate = decision.candidate
-    if isinstance(candidate, SmallNetwork):
-        place.say("the small network is trained whole as it is: --fine-tune changes nothing here")
+    if candidate.recipe == SMALL:
+        place.say("--fine-tune changes nothing here: the small network is always trained whole")
         return decision.choice()
     settings = images.settings_of(BLOCKS_FIRST, framing_of(candidate.settings)) | trunk.settings_of_fine_tuning
     of_images = ("data.images.", "sampler.")
@@ -64,7 +64,7 @@ def continued(decision: Decision, images: OwnImages, trunk: Trunk, place: Workpl
     per_image = seconds_per_image(candidate, place.overrides, place.device, place.data)
     if per_image is not None:
         minutes = max(1, round(WHOLE_STEP * seen * per_image.passing / 60))
-        line += f", which takes about {minutes} minutes more"
+        line += f"; about {minutes} more minutes"
     place.say(line)
     description = decision.description or tables.description
     settings["description"] = f"{description}. Fine-tuned: {then}"

@@ -1,4 +1,4 @@
-"""The run of a folder of photographs: where it is, so that commands find it by the folder."""
+"""Which run belongs to a folder of photographs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ FILE = "run.json"
 
 
 def home_of(folder: Path) -> Path:
-    """Return the place in the user's cache that belongs to a folder of photographs.
-
-    The photographs' own folder is never written to, and may be read-only.
-    """
+    """The place in the user's cache for a folder of photographs, which itself is never written to."""
     path = os.path.realpath(folder)
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
     stem = "".join(letter if letter.isalnum() else "-" for letter in Path(path).name)[:40]
@@ -25,14 +22,14 @@ def home_of(folder: Path) -> Path:
 
 
 def remember(folder: Path, run: Path) -> None:
-    """Write which run a folder has; the one before is forgotten, and stays where it is."""
+    """Store which run belongs to a folder."""
     home = home_of(folder)
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / FILE, {"folder": os.path.realpath(folder), "run": os.path.realpath(run)})
 
 
 def remembered(folder: Path) -> Path | None:
-    """Return the finished run of a folder; None without one, and for one that was removed."""
+    """The finished run of a folder; None without one, or if it was removed."""
     file = home_of(folder) / FILE
     if not file.is_file():
         return None

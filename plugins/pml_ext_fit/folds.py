@@ -1,4 +1,4 @@
-"""Folds of training items: every class is held out once, or every item if the tested classes are those that train."""
+"""Folds of training items: each class is held out once, or each item if the tested classes train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows of the training items: those that are held out, and the others, on which a candidate is fitted."""
+    """Rows of the training items that are held out, and the others, which fit a candidate."""
 
     fitted: Rows
     held_out: Rows
@@ -39,11 +39,10 @@ class Folds:
 
 
 def folds_of(labels: Any, shared: bool, seed: int) -> Folds | None:
-    """Return folds of items with these labels, ``[N]``; None for too few of each class.
+    """Divide items with labels ``[N]`` into folds; None if there are too few.
 
-    Whole classes are held out, of those that have two items. The items of each class are divided where the tested
-    classes are trained on (``shared``): for new classes, whitening within the classes of the held-out items is far too
-    good.
+    Whole classes with two items or more are held out. If the tested classes train (``shared``), the items of each class
+    are divided; for new classes, this would make whitening within classes look far too good.
     """
     labels = np.asarray(labels)
     known, counts = np.unique(labels, return_counts=True)
@@ -56,7 +55,6 @@ def folds_of(labels: Any, shared: bool, seed: int) -> Folds | None:
 
 
 def _folds_of_classes(labels: Any, usable: Any, seed: int) -> Folds:
-    """Return folds of classes; an item that is alone in its class is never held out."""
     from sklearn.model_selection import KFold
 
     number = max(2, min(FOLDS, len(usable) // CLASSES_OF_FOLD))
@@ -68,7 +66,7 @@ def _folds_of_classes(labels: Any, usable: Any, seed: int) -> Folds:
 
 
 def _folds_of_items(labels: Any, counts: Any, seed: int) -> Folds | None:
-    """Return folds in which the largest class has two items; None where there are no two of these."""
+    """Folds with two items of the largest class or more; None if that is impossible."""
     from sklearn.model_selection import StratifiedKFold
 
     number = min(FOLDS, int(counts.max()) // 2)

@@ -1,4 +1,4 @@
-"""How the pretrained trunk sees images: their middle or the whole, squashed to a square, and at which size."""
+"""How the pretrained trunk sees images: their middle, or the whole squashed to a square, and at which size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .settings import Settings
 
 SMALL_SIDE = 160  # pixels
-SIDE = 224  # the trunk's own; takes twice as long
+SIDE = 224  # the size of the weights; twice as slow
 LEAST_ASPECT = 1.1  # median of the longer side over the shorter, from which on the middle of an image is less than it
 CUTS = ("data.images.crop", "data.images.resize")  # settings of size and part at once
 SQUASH = "data.images.squash"
@@ -17,9 +17,9 @@ SQUASH = "data.images.squash"
 
 @dataclass(frozen=True)
 class Framing:
-    """The side of the square that the trunk sees, in pixels, and whether it has the whole image or its middle.
+    """The side of the trunk's square in pixels, and whether it shows the whole image or its middle.
 
-    The middle is cut from an image whose shorter side is ``side / ratio`` pixels.
+    The middle is cut from an image whose shorter side has ``side / ratio`` pixels.
     """
 
     side: int = SIDE
@@ -28,7 +28,7 @@ class Framing:
 
     @property
     def resize(self) -> int:
-        """The shorter side of an image before its middle is cut out, in pixels."""
+        """The shorter side before the middle is cut out, in pixels."""
         return round(self.side / self.ratio)
 
     @property
@@ -50,21 +50,21 @@ DEFAULT = Framing()
 
 
 def framing_of(settings: Mapping[str, Any]) -> Framing:
-    """Return how settings of a recipe, by dotted key, bring images to the trunk."""
+    """The framing in the settings of a recipe."""
     side = int(settings.get("data.images.crop") or SIDE)
     resize = int(settings.get("data.images.resize") or side)
     return Framing(side, bool(settings.get(SQUASH)), side / resize)
 
 
 def as_given(framing: Framing, settings: Mapping[str, Any]) -> Framing:
-    """Return a framing with the size and the part of images that settings of the command give, by dotted key."""
+    """A framing with the size and squashing that the command's settings give."""
     side = int(settings.get("data.images.crop") or framing.side)
     return replace(framing, side=side, squash=bool(settings.get(SQUASH, framing.squash)))
 
 
 @dataclass(frozen=True)
 class Framings:
-    """What is compared: the middle of images with whole ones, and two sizes; a single value is given."""
+    """The squashings and sizes to compare; a single value is fixed."""
 
     squash: tuple[bool, ...]
     sides: tuple[int, ...]  # the smaller first
@@ -73,9 +73,9 @@ class Framings:
 def framings_to_compare(
     own: Framing, smaller: int | None, set_keys: Collection[str], chosen_size: int | None, aspect: float
 ) -> Framings:
-    """Return what is compared where the settings of the command leave it open; of squares, the sizes alone.
+    """What to compare where the command's settings leave it open; square images have sizes only.
 
-    ``own`` is the framing of the trunk's weights; ``smaller`` is another size, if it takes one.
+    ``own`` is the framing of the trunk's weights; ``smaller`` is a second size, unless the trunk has a fixed one.
     """
     cut_is_given = not set(CUTS).isdisjoint(set_keys)
     squash: tuple[bool, ...] = (False, True)

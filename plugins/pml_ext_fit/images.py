@@ -1,4 +1,4 @@
-"""What somebody's own images are like: the split, the image size and the batches that fit a folder or a table."""
+"""The split, image size and batches that fit a folder or a table of images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SAMPLED_FILES = 200  # files whose size is looked at
 
 @dataclass(frozen=True)
 class OwnImages:
-    """What a folder or a table of images is like, and the settings that fit it."""
+    """A folder or a table of images, and the settings that fit it."""
 
     name: str  # of the data set
     data: Settings  # the data set, its split and its cache
@@ -59,21 +59,21 @@ class OwnImages:
     sampler: str  # that the options name; "" for the recipe's
 
     def batch_of(self, classes: int) -> tuple[int, int]:
-        """Return the number of classes in a batch, at most 16, and of images of each, for a number of ``classes``."""
+        """Classes in a batch, at most 16, and images of each, if ``classes`` train."""
         return fitting_batch(classes, self.images_per_class, BATCH)
 
     def batches_of(self, classes: int) -> Settings:
-        """Return the settings of :meth:`batch_of`."""
+        """The settings of :meth:`batch_of`."""
         in_batch, per_class = self.batch_of(classes)
         return {"sampler.m": per_class, "sampler.batch_size": in_batch * per_class}
 
     def iterations(self, share: float = 1.0) -> int:
-        """Return the iterations of an epoch: a pass over a share of the training images, or more of few."""
+        """Iterations of an epoch: a pass over a share of the training images, or more if they are few."""
         classes, per_class = self.batch_of(self.training_classes)
         return max(FEWEST_ITERATIONS, int(share * self.training_images) // (classes * per_class))
 
     def with_training_images(self, images: LabeledImages) -> OwnImages:
-        """Return the same with the numbers of other training images, for example of those that can be read."""
+        """The same with the numbers of other training images, such as the readable ones."""
         _, counts = np.unique(images.labels, return_counts=True)
         return replace(
             self,
@@ -83,12 +83,10 @@ class OwnImages:
         )
 
     def settings_of(self, recipe: str, framing: Framing | None = None) -> Settings:
-        """Return the settings that fit the images; a recipe that sets the crop of photographs keeps its own.
+        """The settings of ``recipe`` that fit the images.
 
-        A ``framing`` replaces it. Images are cached if all of them fit into memory as they are framed.
-
-        They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the images if
-        the options choose no other sampler.
+        A ``framing`` replaces the recipe's crop of photographs. Images are cached if they fit into memory. Batches fit
+        the images unless the options choose another sampler.
         """
         tables = read_tables(recipe)
         image_settings = dict(tables.get("data", {}).get("images", {}))
@@ -123,7 +121,7 @@ class OwnImages:
 def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnImages:
     """Look at a folder of images, or a ``.csv`` or ``.parquet`` table of them.
 
-    The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
+    Follows the overrides of ``data``. DataError for too few images.
     """
     place = _existing(place)
     overrides = list(overrides)
@@ -179,7 +177,6 @@ def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path 
 
 
 def _existing(place: Path) -> Path:
-    """Return the path of a folder or table, also of one written as in a recipe, ``folder:PATH``; else DataError."""
     kind, _, path = str(place).partition(":")
     if kind in ("folder", "table") and not os.path.exists(place):
         place = Path(path)
@@ -192,20 +189,19 @@ def _existing(place: Path) -> Path:
 
 
 def is_table(place: Path) -> bool:
-    """Return whether a path is that of a table of images: a CSV file, or a Parquet file without embeddings."""
+    """Whether a path is a table of images: a CSV file, or a Parquet file without embeddings."""
     if place.suffix.lower() == ".parquet" and place.is_file():
         return "embeddings" not in columns_of_parquet(place)
     return place.suffix.lower() == ".csv"
 
 
 def name_of(place: Path) -> str:
-    """Return the name of a data set of images, ``folder:PATH`` or ``table:PATH``."""
+    """The data set's name, ``folder:PATH`` or ``table:PATH``."""
     kind = "table" if is_table(place) else "folder"
     return f"{kind}:{place}"
 
 
 def _check_columns(place: Path, options: Mapping[str, Any]) -> None:
-    """Raise DataError for a Parquet file that has neither vectors nor images by the names of its columns."""
     if place.suffix.lower() != ".parquet" or "columns" in options:
         return
     found = columns_of_parquet(place)
@@ -217,17 +213,13 @@ def _check_columns(place: Path, options: Mapping[str, Any]) -> None:
 
 
 def _is_divided(place: Path, options: Mapping[str, Any]) -> bool:
-    """Return whether a folder or a table says itself what is trained and what is tested."""
     if is_table(place):
         return has_split(place, options.get("columns", {}))
     return all((place / part).is_dir() for part in ("train", "test"))
 
 
 def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
-    """Return width and height of a sample of the files; DataError if none can be read.
-
-    Of some broken files, nothing is said here: they are reported when the images are read.
-    """
+    """Width and height of a sample of the files; DataError if none can be read."""
     files = list(itertools.chain.from_iterable(part.paths or [] for part in parts))
     step = max(1, len(files) // SAMPLED_FILES)
 
@@ -241,13 +233,12 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
 
 def _fits_in_memory(images: int, side: int, aspect: float) -> bool:
-    """Return whether images are few and small enough to be cached; ``side`` is the shorter, in pixels."""
     values_of_image = 3 * side * side * aspect
     return images * values_of_image <= IN_MEMORY
 
 
 def _fitting_side(sizes: list[tuple[int, int]]) -> int:
-    """Return a multiple of 16 pixels, from 16 to 64, that the shorter sides of half of the images have."""
+    """A multiple of 16 pixels, from 16 to 64, that half of the images reach."""
     shorter = int(np.median([min(size) for size in sizes]))
     return max(16, min(SIDE, shorter // 16 * 16))
 

@@ -1,7 +1,7 @@
-"""Labels that come later: a table of paths and classes of a folder whose features are kept.
+"""Labels that come later: a table of paths and classes of a folder with kept features.
 
-The table is copied, with absolute paths and without files that cannot be read, so that a run of it reads no image:
-closed forms are compared on the kept features, and the best one is fitted.
+The table is copied, with absolute paths and readable files only. A run of the copy reads no image: it compares closed
+forms on the kept features, and fits the best one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 FRAMING = (*CUTS, SQUASH)
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
 Rows = list[tuple[str, dict[str, Any]]]  # with the place of each, such as "line 5"
-# Columns of tables that cluster and select write, which say nothing of classes.
+# Columns without classes in tables of cluster and select
 WRITTEN = {"rank", "distance", *CLUSTERS_COLUMNS} - {"path", "class"}
-CLASS = "class"  # the column of classes in tables of clusters; "label" in those of open-metric-learning
+CLASS = "class"  # the class column in tables of clusters; open-metric-learning has "label"
 
 
 @dataclasses.dataclass(frozen=True)
 class LabeledTable:
-    """A copy of somebody's table of classes, which a run reads, and the settings under which features are kept."""
+    """A copy of a table of classes, and the settings of the kept features."""
 
     file: Path
     settings: list[Override]
@@ -58,15 +58,13 @@ def labeled_table(
     device: str,
     listener: EmbeddingListener,
 ) -> LabeledTable:
-    """Return a table of the labelled images that can be read, and the settings under which their features are kept.
+    """Copy the rows with a class and a readable image, and compute missing features of the folder.
 
-    The trunk is that of the folder's run unless it is given.
-
-    Rows without a class are left out. The features of all images of the folder are computed where they are not kept
-    yet. DataError for a table without paths and classes, and for paths that the folder does not have.
+    The trunk defaults to that of the folder's run. DataError for a table without paths and classes, and for missing
+    files.
     """
     if not folder.is_dir():
-        raise ConfigError(f"--labels {labels}: it has the classes of a folder of images, and {folder} is none")
+        raise ConfigError(f"--labels {labels}: the table belongs to a folder of images; {folder} is not a folder")
     folder = folder.expanduser().resolve()
     columns, placed = _read(folder, labels, overrides)
     trunk, framing = _seen_as(folder, trunk)
@@ -97,7 +95,7 @@ def labeled_table(
 
 
 def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[list[str], Rows]:
-    """Return the columns and rows of a table, with the column ``label`` and absolute paths."""
+    """Columns and rows of a table, with the column ``label`` and absolute paths."""
     if not labels.is_file():
         raise DataError(f"{labels}: no such file; wanted a .csv or .parquet table with the columns path and class")
     given = tables_of(overrides).get("data")
@@ -129,7 +127,7 @@ def _read(folder: Path, labels: Path, overrides: Sequence[Override]) -> tuple[li
 
 
 def _seen_as(folder: Path, trunk: Trunk | None) -> tuple[Trunk, Settings]:
-    """Return the trunk, and how it sees images: as in the run of the folder, if that has the same trunk."""
+    """The trunk and its framing, which follows the folder's run if that has the same trunk."""
     known = folder_runs.remembered(folder)
     wanted = None
     if known is not None:

@@ -1,4 +1,4 @@
-"""The features of images, computed once and kept: whitening and the collection take them from there."""
+"""Features of images, computed once and kept for whitening and the collection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOPPED = "after the features of some images, which are kept"
 
 
 class PassProgress(NamedTuple):
-    """How far a pass over images is."""
+    """Progress of a pass over images."""
 
     done: int
     images: int
@@ -31,7 +31,7 @@ class PassProgress(NamedTuple):
 
 
 class OnePass(NamedTuple):
-    """The images whose features are kept, and what was left out."""
+    """The images with kept features, and what was left out."""
 
     readable: LabeledImages
     features: Features  # of the readable images
@@ -39,7 +39,7 @@ class OnePass(NamedTuple):
 
     @property
     def note(self) -> str:
-        """A warning that names files that cannot be read; "" without any."""
+        """A warning that names unreadable files, or an empty string."""
         if not self.unreadable:
             return ""
         reasons = first_of(list(self.unreadable.values()), NAMED)
@@ -54,10 +54,9 @@ def keep_features(
     tell: Callable[[str], None],
     progress: Callable[[PassProgress], None],
 ) -> OnePass:
-    """Compute the features of the images that the user's cache lacks, under a recipe's frozen trunk, and keep them.
+    """Compute the missing features of images under a recipe's frozen trunk, and keep them.
 
-    Every file is read once. A process that is killed loses what it was reading; the next one goes on from there.
-    DataError if none of the images can be read.
+    Every file is read once. After a kill, the next call continues. DataError if no image can be read.
     """
     cache, steps = _cache_of(recipe, preprocessing, torch.device(device))
     assert images.paths is not None
@@ -87,7 +86,7 @@ def keep_features(
 
 
 def _cache_of(recipe: Recipe, preprocessing: Preprocessing, device: torch.device) -> tuple[FeatureCache, Steps]:
-    """Return the cache of a recipe's features, which runs and collections share, and the steps to the trunk's input."""
+    """The cache of a recipe's features, shared with runs and collections, and the steps to the trunk's input."""
     _, steps = preprocessing.transforms()
     network = build_network(recipe.model, preprocessing).to(device).eval()
     if device.type == "cpu":
@@ -97,10 +96,7 @@ def _cache_of(recipe: Recipe, preprocessing: Preprocessing, device: torch.device
 
 
 def _read(images: LabeledImages, steps: Steps) -> tuple[LabeledImages | None, dict[str, str]]:
-    """Return images in memory, as the trunk's first step leaves them, and why others cannot be read.
-
-    None in place of the images if none of them can be read.
-    """
+    """Readable images in memory, None without any, and why others cannot be read."""
     try:
         return prepare(images, steps, cache="memory", skip_unreadable=True)
     except DataError:  # of all

@@ -1,4 +1,4 @@
-"""What somebody's own data are like: the split and the batches that fit images or vectors with labels."""
+"""The split and the batches that fit images or vectors with labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_PER_CLASS = 16  # in a batch
 
 
 def dataset_options(overrides: Iterable[Override]) -> dict[str, Any]:
-    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
+    """Arguments of the data set among the overrides of ``[data]``, such as ``split``, with its relation."""
     table = tables_of(overrides).get("data")
     if not isinstance(table, dict):  # of a text, recipes say what is wanted
         return {}
@@ -32,20 +32,17 @@ def dataset_options(overrides: Iterable[Override]) -> dict[str, Any]:
 
 
 def sampler_of(overrides: Iterable[Override]) -> str:
-    """Return the name of the sampler that overrides choose; "" if they choose none."""
+    """The sampler that overrides choose, or an empty string."""
     return str(name_or_value("sampler", tables_of(overrides)) or "")
 
 
 def takes_fitting_batches(sampler: Mapping[str, Any], chosen: str) -> bool:
-    """Return whether batches that fit the data are set in a recipe's ``[sampler]``: it has m, and is not replaced.
-
-    ``chosen`` is the name of the sampler that overrides choose, whose batches are theirs; "" for none.
-    """
+    """Whether fitting batches are set: the recipe's ``[sampler]`` has m, and no other sampler is ``chosen``."""
     return "m" in sampler and chosen in ("", sampler.get("name"))
 
 
 def splits_of(name: str, options: dict[str, Any], root: Path | None) -> DataSplits:
-    """Return the splits of a data set with its options."""
+    """The splits of a data set with its options."""
     try:
         table = DataTable(name=name, **options)
     except ValidationError as error:
@@ -54,26 +51,26 @@ def splits_of(name: str, options: dict[str, Any], root: Path | None) -> DataSpli
 
 
 def parts_of(splits: DataSplits) -> list[LabeledImages]:
-    """Return the training images, and the tested splits."""
+    """The training images, and the tested splits."""
     return [splits.train, *splits.tested().values()]
 
 
 def selection_on(splits: DataSplits) -> Settings:
-    """Return the settings that choose the epoch on the validation part of the data; none without one."""
+    """Settings that choose the epoch on validation data; empty without any."""
     if splits.validation is None:
         return {}
     return {"evaluation.select": "map_at_r", "evaluation.select_on": "split"}
 
 
 def items_per_class(parts: list[LabeledImages]) -> Any:
-    """Return the number of images of each class, in all parts."""
+    """The number of items of each class, in all parts."""
     labels = np.concatenate([part.labels for part in parts])
     _, counts = np.unique(labels, return_counts=True)
     return counts
 
 
 def fitting_split(place: Path, parts: list[LabeledImages]) -> str:
-    """Return ``"class"`` where there are many classes, or few images of each; else ``"image"``."""
+    """``"class"`` for many classes, or few items of each; else ``"image"``."""
     per_class = items_per_class(parts)
     classes = len(per_class)
     few_items = np.median(per_class) < FEW_ITEMS
@@ -87,7 +84,7 @@ def fitting_split(place: Path, parts: list[LabeledImages]) -> str:
 
 
 def describe_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
-    """Return a line about a split that the data or the user have chosen, or that this module has."""
+    """A line about the split, with the setting for the other one unless it was chosen."""
     train = parts[0]
     trained_labels = set(train.labels.tolist())
     if trained_labels & set(parts[-1].labels.tolist()):
@@ -104,9 +101,9 @@ def describe_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
 
 
 def fitting_batch(classes: int, per_class: float, size: int) -> tuple[int, int]:
-    """Return the classes of a batch of at most ``size``, and the images of each, where so many classes train.
+    """Classes in a batch of at most ``size``, and images of each.
 
-    ``per_class`` is the median number of images of a class; a fourth of ``size`` is the most classes.
+    ``per_class`` is the median number of images of a class. A batch has at most ``size / 4`` classes.
     """
     in_batch = min(classes, size // 4)
     images = int(max(2, min(size // in_batch, MOST_PER_CLASS, per_class)))
@@ -114,7 +111,7 @@ def fitting_batch(classes: int, per_class: float, size: int) -> tuple[int, int]:
 
 
 def range_of(counts: Any) -> str:
-    """Return the smallest and the largest number as a text."""
+    """The smallest and the largest number as text."""
     smallest = counts.min()
     largest = counts.max()
     if smallest < largest:
@@ -123,5 +120,5 @@ def range_of(counts: Any) -> str:
 
 
 def noun_of(parts: list[LabeledImages]) -> str:
-    """Return what the parts have, ``"images"`` or ``"vectors"``, for texts."""
+    """``"images"`` or ``"vectors"``."""
     return "images" if parts[0].vector_size is None else "vectors"

@@ -1,4 +1,4 @@
-"""Runs on somebody's data that were begun before: their folders, what they chose, and what goes on."""
+"""Runs that were started before: their folders, their choices, and how they continue."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .candidates import Choice
 
 
 def begun_run(folder: Path, name: str, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Return the tables of the recipe of the run in a folder, with [run].
+    """The recipe's tables of the run in a folder, with [run]; None without a run or if it is damaged.
 
-    None without a run, or where its recipe is damaged. ConfigError for a run of other data than the data set ``name``.
+    ConfigError if the run has other data than ``name``.
     """
     if not (folder / RECIPE).is_file():
         return None
@@ -41,12 +41,12 @@ def _check_data(folder: Path, found: Any, name: str) -> None:
 
 
 def keep_choice(folder: Path, chosen: Choice, name: str) -> None:
-    """Write what was chosen for a data set, so that a run that is killed before it begins goes on without trials."""
+    """Store the choice, so that a killed run continues without trials."""
     write_json(folder / CHOICE, {"data": name, **asdict(chosen)})
 
 
 def kept_choice(folder: Path, name: str) -> Choice | None:
-    """Return the choice of :func:`keep_choice`; None without one; ConfigError for one of other data."""
+    """The stored choice, or None; ConfigError for other data."""
     file = folder / CHOICE
     if not file.is_file():
         return None
@@ -63,10 +63,10 @@ def kept_choice(folder: Path, name: str) -> Choice | None:
 
 @contextlib.contextmanager
 def begun_folder(folder: Path, stopped: Callable[[str], str]) -> Iterator[None]:
-    """Create and lock the folder of a run before its training, so that ``--resume`` goes on after a kill.
+    """Create and lock a run's folder before its training, so that ``--resume`` continues after a kill.
 
-    An error removes the folder again, if it was created here. A signal ends the work by a StoppedError; ``stopped``
-    returns where, given how to go on.
+    After an error, a folder that was created here is removed. A signal raises StoppedError; ``stopped`` completes its
+    text, given the command to go on.
     """
     created = not folder.exists()
     try:
@@ -85,7 +85,7 @@ def begun_folder(folder: Path, stopped: Callable[[str], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_of_trials(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder in that of a run; it is removed afterwards, and what a killed process has left in it."""
+    """Yield an empty folder inside a run's folder, and remove it afterwards."""
     place = folder / TRIALS
     _remove(place)
     place.mkdir()
@@ -96,6 +96,5 @@ def folder_of_trials(folder: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder with all files, if there is one."""
     if folder.exists():
         shutil.rmtree(folder)

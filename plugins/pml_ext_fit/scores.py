@@ -1,4 +1,4 @@
-"""Recall@1 and MAP@R of classes that were held out."""
+"""Recall@1 and MAP@R of held-out classes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pml_ext.evaluation import RetrievalAccuracyCalculator
 
 @dataclass(frozen=True)
 class Scores:
-    """Recall@1 and MAP@R of each class that was held out, ``[C]``, float64; of items, of each class in each fold."""
+    """Recall@1 and MAP@R of each held-out class, ``[C]``, float64; a class of divided items has one in each fold."""
 
     recall_at_1: Tensor
     map_at_r: Tensor
 
     @property
     def both(self) -> Tensor:
-        """The mean of the two, which is compared, ``[C]``."""
+        """The mean of the two, ``[C]``, which is compared."""
         return (self.recall_at_1 + self.map_at_r) / 2
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class Scores:
 
 
 def scores_of(embeddings: Tensor, labels: Tensor) -> Scores:
-    """Return the scores of the classes of held-out items that have two, by cosine, each item against all others."""
+    """Scores of held-out classes with two items or more, each item against all others, by cosine."""
     names = ["precision_at_1", "mean_average_precision_at_r"]
     calculator = RetrievalAccuracyCalculator(names, k="max_bin_count", return_per_class=True, device=embeddings.device)
     found = calculator.evaluate(nn.functional.normalize(embeddings), labels.cpu()).accuracies
@@ -37,5 +37,5 @@ def scores_of(embeddings: Tensor, labels: Tensor) -> Scores:
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """Return the scores of several folds together."""
+    """Scores pooled over folds."""
     return Scores(torch.cat([part.recall_at_1 for part in parts]), torch.cat([part.map_at_r for part in parts]))

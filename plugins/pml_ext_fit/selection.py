@@ -1,8 +1,7 @@
-"""The choice of what to deliver for somebody's own data: what is best depends on them, and is tried.
+"""Choose what to deliver for labeled data, by trials on held-out training classes.
 
-Every training class is held out once, and the candidates are fitted on the others: features as they are, and whitened
-in closed form, cost nothing, so that the best of them is taken. What is trained is tried in one fold, or in more while
-that decides nothing, and is taken if it is significantly better. Test images are not looked at.
+Candidates are fitted on the other classes. The best closed form is taken, unless a trained candidate is significantly
+better. Trained ones are tried in one fold, and in more while nothing is decided. Test images are never used.
 """
 
 from __future__ import annotations
@@ -22,16 +21,7 @@ from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, ove
 from pml_ext_train.records import import_tracker
 
 from . import vector_candidates
-from .candidates import (
-    Candidate,
-    Choice,
-    FeaturesOfImages,
-    InClosedForm,
-    LastBlocks,
-    Trained,
-    closed_forms,
-    trained,
-)
+from .candidates import Candidate, Choice, closed_forms, features_of_images, last_blocks, trained
 from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
 from .duration import FEATURES, FRAMING, TRAINING, TRIAL, described as expected_in_all, expected
 from .folds import Folds, folds_of
@@ -50,13 +40,13 @@ MOST_IMAGES_OF_SIZE = 20_000  # from which on a larger size is taken if it is si
 
 @dataclass(frozen=True)
 class Decision:
-    """The candidate to deliver; the description says how it was chosen, and is empty where nothing was tried."""
+    """The candidate to deliver; the description says how it was chosen, and is empty without trials."""
 
     candidate: Candidate
     description: str = ""
 
     def choice(self) -> Choice:
-        """Return the recipe and its settings."""
+        """The recipe and its settings."""
         settings = self.candidate.settings
         description = self.description or self.candidate.description
         if description:
@@ -65,18 +55,19 @@ class Decision:
 
 
 def why_not(trunk_is_named: bool = False, needing: str = "") -> str:
-    """Return why pretrained candidates cannot be tried here; empty if they can.
+    """Why pretrained candidates cannot be tried here, or an empty string.
 
-    For a trunk that is named, and for an option that is ``needing`` them, it is an error if they cannot.
+    With a named trunk, or an option ``needing`` them, this is an error.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if not (trunk_is_named or needing):
             return (
-                f"several processes try nothing, and train a small network from scratch; or name a recipe: {PRETRAINED}"
+                "several processes compare nothing, and train a small network from scratch; "
+                f"or: pml-ext train {PRETRAINED}"
             )
         recipe = BLOCKS_FIRST if needing == "--fine-tune" else PRETRAINED
         raise ConfigError(
-            f"{needing or '--trunk'} begins with trials, which several processes do not make; leave out torchrun, or "
+            f"{needing or '--trunk'} needs trials, which run in one process; leave out torchrun, or "
             f"type: pml-ext train {recipe} --set data.name=folder:FOLDER"
         )
     if trunk_is_named:
@@ -94,22 +85,22 @@ def why_not(trunk_is_named: bool = False, needing: str = "") -> str:
 
 
 def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
-    """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
-    frozen = FeaturesOfImages(images, trunk.framing, trunk=trunk)
+    """Raise errors of settings and missing trackers before the trials."""
+    frozen = features_of_images(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])
     for tracker in recipe.track:
         import_tracker(tracker.name)
 
 
 def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool = False) -> Decision:
-    """Try the candidates and return what to deliver; with ``closed_form``, without those that are trained."""
+    """Try the candidates for images; with ``closed_form`` only those without training."""
     started = time.perf_counter()
-    first = FeaturesOfImages(images, trunk.framing, trunk=trunk)
+    first = features_of_images(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
     splits = build_dataset(recipe.data, place.data)
     folds = folds_of(splits.train.labels, not images.splits_by_class, place.seed)
     if folds is None:
-        return _untried(first, place)
+        return _untried(first, trunk, place)
 
     sample = len(sample_of(splits.train.labels, place.seed))
     cannot_be_cut = trunk.last_blocks is None and not closed_form
@@ -123,23 +114,23 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool 
         place.say(expected_in_all(left))
     framing = choose_framing(images, trunk, splits, place)
     left.end(FRAMING)
-    whole = FeaturesOfImages(images, framing, trunk=trunk)
+    whole = features_of_images(images, framing, trunk=trunk)
     training = readable(whole, splits, splits.train, place)
     images = images.with_training_images(training)
     splits = replace(splits, train=training)
     folds = folds_of(training.labels, not images.splits_by_class, place.seed)
     if folds is None:
-        return _untried(whole, place)
+        return _untried(whole, trunk, place)
 
-    computing = LastBlocks(images, framing, trunk) if trains else whole
+    computing = last_blocks(images, framing, trunk) if trains else whole
     place.say(f"computes features of {len(training):,} images{left}")
     features, relation = place.features_of(computing, splits, training, images.batches_of(images.training_classes))
     left.end(FEATURES)
     trials = Trials(place, splits, folds, features, relation)
-    candidates: list[Trained] = [] if closed_form else trained(images, framing, trunk)
-    best, scored = try_all(closed_forms(images, framing, trunk), candidates, trials, place)
+    costly = [] if closed_form else trained(images, framing, trunk)
+    best, scored = try_all(closed_forms(images, framing, trunk), costly, trials, place)
     left.end(TRIAL)
-    if not isinstance(best.candidate, Trained):
+    if best.candidate.form is not None:
         left.leave_out(TRAINING)
     description = f"{described(best, scored, folds)}; images: {framing.title}"
     place.say(f"{description}. That took {time.perf_counter() - started:.0f} s{left}.")
@@ -147,7 +138,7 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool 
 
 
 def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool = False) -> Decision:
-    """Try the candidates for vectors and return what to deliver; with ``closed_form``, without a trained head."""
+    """Try the candidates for vectors; with ``closed_form`` only those without training."""
     started = time.perf_counter()
     first, *_ = free = vector_candidates.closed_forms(vectors)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
@@ -155,8 +146,8 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool 
     folds = folds_of(splits.train.labels, vectors.shares_classes, place.seed)
     if folds is None:
         place.say(
-            "takes vectors as they are: others can be tried on four training classes of two vectors, or on vectors of "
-            "the tested classes, four of one"
+            "uses unwhitened vectors: a comparison needs four training classes with two vectors each, or four "
+            "vectors of a tested class"
         )
         return Decision(first)
     features, relation = place.features_of(first, splits, splits.train, {})
@@ -168,12 +159,10 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool 
     return Decision(best.candidate, description)
 
 
-def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
-    """Return the frozen features without a trial."""
+def _untried(frozen: Candidate, trunk: Trunk, place: Workplace) -> Decision:
     place.say(
-        f"takes frozen features of {frozen.trunk.name}: whether whitening or training makes them better can be tried "
-        "on four training classes of two images, or on images of the tested classes, four of one; to train anyway, "
-        f"name a recipe: {PRETRAINED}"
+        f"uses frozen features of {trunk.name}: a comparison needs four training classes with two images each, or four "
+        f"images of a tested class; to train anyway: pml-ext train {PRETRAINED}"
     )
     return Decision(frozen)
 
@@ -182,10 +171,10 @@ def _untried(frozen: FeaturesOfImages, place: Workplace) -> Decision:
 
 
 def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: Workplace) -> Framing:
-    """Return how the trunk sees images, by closed forms of its features of a sample of the training images.
+    """Choose how the trunk sees images, by closed forms on a sample of the training images.
 
-    Whole images and their middle take the same time, so that the better is taken; of two sizes, too, for 20,000 images
-    or fewer. Of more images, the larger size is taken if it is significantly better.
+    Middle and whole images cost the same: the better is taken. So is the better of two sizes, up to 20,000 images; with
+    more, the larger size must be significantly better.
     """
     compared = framings_to_compare(trunk.framing, trunk.smaller, place.set_keys, images.chosen_size, images.aspect)
     given = flat(tables_of(place.overrides))
@@ -194,7 +183,7 @@ def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: W
         return framings[0]
 
     sample = splits.train.subset(sample_of(splits.train.labels, place.seed))
-    sample = readable(FeaturesOfImages(images, framings[0], trunk=trunk), splits, sample, place)
+    sample = readable(features_of_images(images, framings[0], trunk=trunk), splits, sample, place)
     place.say(f"compares ways to see images, by features of {len(sample)} of them (Recall@1 / MAP@R)")
     found: dict[Framing, list[Scores]] = {}
     for framing in framings:
@@ -215,7 +204,7 @@ def _mean(by_fold: Sequence[Scores]) -> float:
 
 
 def sample_of(labels: Any, seed: int) -> Any:
-    """Return the rows of a sample of ``SAMPLE`` items: of many classes, eight of each, of few classes more."""
+    """Rows of a sample of about 300 items: eight of each of many classes, more of each of few."""
     labels = np.asarray(labels)
     generator = np.random.default_rng(seed)
     classes = generator.permutation(np.unique(labels))
@@ -230,9 +219,9 @@ def sample_of(labels: Any, seed: int) -> Any:
 def _scores_of_framing(
     images: OwnImages, trunk: Trunk, framing: Framing, splits: DataSplits, sample: LabeledImages, place: Workplace
 ) -> list[Scores]:
-    """Return the scores of a sample's features, the best in closed form, and say them."""
+    """The sample's scores by fold, of the best closed form."""
     batches = images.batches_of(len(set(sample.labels.tolist())))
-    features, relation = place.features_of(FeaturesOfImages(images, framing, trunk=trunk), splits, sample, batches)
+    features, relation = place.features_of(features_of_images(images, framing, trunk=trunk), splits, sample, batches)
     folds = folds_of(sample.labels, not images.splits_by_class, place.seed)
     if folds is None:
         by_fold = [scores_of(features, torch.as_tensor(sample.labels))]
@@ -245,7 +234,7 @@ def _scores_of_framing(
 
 
 def readable(candidate: Candidate, splits: DataSplits, images: LabeledImages, place: Workplace) -> LabeledImages:
-    """Return images without files that cannot be read; kept in memory as a candidate sees them, where they fit."""
+    """Images without unreadable files, in memory if they fit."""
     recipe = load_recipe(candidate.recipe, [*overrides_of(candidate.settings), *place.overrides])
     preprocessing, _ = preprocessing_of(recipe, splits)
     _, plain = preprocessing.transforms()
@@ -265,47 +254,46 @@ def readable(candidate: Candidate, splits: DataSplits, images: LabeledImages, pl
 
 
 def try_all(
-    free: Sequence[InClosedForm],
-    costly: Sequence[Trained],
-    trials: Trials,
-    place: Workplace,
+    free: Sequence[Candidate], costly: Sequence[Candidate], trials: Trials, place: Workplace
 ) -> tuple[Scored, list[Scored]]:
-    """Return the candidate to deliver, and all that were tried, with their scores."""
+    """Return the candidate to deliver, and all candidates with their scores."""
     place.say(f"compares candidates (Recall@1 / MAP@R), {trials.folds}")
     scored = scored_closed_forms(free, trials)
     for each in scored:
         place.say(f"  {each.candidate.title}: {each.scores}")
     best = best_of(scored)
-    for trained_one in costly:
-        tried = try_trained(trained_one, best, trials, place)
-        if tried.by_fold:
-            scored.append(tried)
-        if tried.by_fold and is_significant(tried.by_fold, best.by_fold):
+    for candidate in costly:
+        tried = try_trained(candidate, best, trials, place)
+        if not tried.by_fold:
+            continue
+        scored.append(tried)
+        if is_significant(tried.by_fold, best.by_fold):
             best = tried
     return best, scored
 
 
-def scored_closed_forms(free: Sequence[InClosedForm], trials: Trials) -> list[Scored]:
-    """Return the scores of what costs nothing, without what cannot be fitted to the features."""
+def scored_closed_forms(free: Sequence[Candidate], trials: Trials) -> list[Scored]:
+    """Scores of closed forms, without those that cannot be fitted."""
     scored = []
     for candidate in free:
-        by_fold = candidate.scores(trials)
+        assert candidate.form is not None
+        by_fold = trials.scores_of_closed_form(candidate.form)
         if by_fold is not None:
             scored.append(Scored(candidate, by_fold))
     return scored
 
 
-def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workplace) -> Scored:
-    """Return the scores of what is trained, in a fold; in more where it is ahead, but not significantly so.
+def try_trained(candidate: Candidate, best: Scored, trials: Trials, place: Workplace) -> Scored:
+    """Score a trained candidate in one fold, and in more while it leads without significance.
 
-    No fold is begun that would go beyond the candidate's iterations: a clock would choose otherwise on a busy machine.
-    Without a fold, it cannot be tried.
+    The limit is a number of iterations: with a clock, a busy machine would choose differently. Without scores, the
+    candidate cannot be tried.
     """
     before = trials.iterations
     by_fold: list[Scores] = []
     tried_folds = trials.folds.parts[: len(best.by_fold)]  # of what was trained before, those that it has
     for number, fold in enumerate(tried_folds, start=1):
-        scores = candidate.scores(trials, fold)
+        scores = trials.scores_of_trained(candidate, fold)
         if scores is None:
             break
         by_fold.append(scores)
@@ -319,11 +307,11 @@ def try_trained(candidate: Trained, best: Scored, trials: Trials, place: Workpla
 
 
 def described(best: Scored, scored: Sequence[Scored], folds: Folds) -> str:
-    """Return a line with the scores of all candidates, the first words of a report."""
+    """A line with the scores of all candidates, which begins the report."""
     found = []
     for each in scored:
         text = f"{each.candidate.title} {each.scores}"
-        if isinstance(each.candidate, Trained) and len(each.by_fold) < len(folds.parts):
+        if each.candidate.form is None and len(each.by_fold) < len(folds.parts):
             text += f" in {len(each.by_fold)} of the folds"
         found.append(text)
     rule = f"; what is trained is taken where it is significantly better in the same folds (p < {SIGNIFICANT})"

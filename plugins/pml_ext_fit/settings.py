@@ -1,7 +1,7 @@
-"""Settings of a recipe by key, as they fit somebody's data; those of the command line go over them."""
+"""Settings of a recipe by key."""
 
 from __future__ import annotations
 
 from typing import Any
 
-Settings = dict[str, Any]  # by dotted key
+Settings = dict[str, Any]  # by dotted key; the user's own take precedence

@@ -1,4 +1,4 @@
-"""How long somebody's images take, by the time of some of them, and what is left while steps end."""
+"""How long images take, measured on a few, and the time left while steps end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMED_IMAGES = 32
 
 @dataclass(frozen=True)
 class PerImage:
-    """The seconds of an image: to read it before anything else, and in a pass through the trunk."""
+    """Seconds to read an image, and to pass it through the trunk."""
 
     reading: float
     passing: float  # with reading, where images are not cached
@@ -33,10 +33,7 @@ class PerImage:
 def seconds_per_image(
     candidate: Candidate, overrides: Iterable[Override], device: str, data: Path | None
 ) -> PerImage | None:
-    """Return the seconds that an image takes with the trunk of a candidate.
-
-    None where none of the 32 images that are timed can be read.
-    """
+    """Time 32 images with the trunk of a candidate; None if none of them can be read."""
     recipe = load_recipe(candidate.recipe, [*overrides_of(candidate.settings), *overrides])
     images = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, images)
@@ -64,7 +61,7 @@ def seconds_per_image(
 
 
 def seconds_of_training(run: Run) -> float | None:
-    """Return about how long a run trains from kept activations, by the time of one batch; None for other runs."""
+    """Estimate how long a run trains from kept activations, by one batch; None for other runs."""
     stage = run.stages[0]
     cut = run.inputs.cut_of(stage)
     if cut is None:
@@ -77,7 +74,7 @@ def seconds_of_training(run: Run) -> float | None:
 
 
 def _seconds(compute: Callable[[], object]) -> float:
-    """Return the seconds of a computation that was made once before, which warms up."""
+    """Seconds of a computation, after a first one that warms up."""
     started = 0.0
     for _ in range(2):
         if torch.cuda.is_available():
@@ -90,10 +87,9 @@ def _seconds(compute: Callable[[], object]) -> float:
 
 
 class TimeLeft:
-    """The seconds of steps that are left, as they were estimated, corrected by what the steps before them took.
+    """The estimated seconds of the remaining steps, corrected by the pace of finished ones.
 
-    What is left is as much evidence as what is over: a step of seconds that takes ten times as long says little about
-    one of minutes.
+    A short step corrects little: the remaining estimate has as much weight as the finished one.
     """
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
@@ -102,29 +98,29 @@ class TimeLeft:
         self._begun = time.perf_counter()
 
     def end(self, step: str) -> None:
-        """Take a step as over."""
+        """Count a step as finished."""
         self._ended += self._seconds.pop(step, 0.0)
 
     def leave_out(self, step: str) -> None:
-        """Take a step as one that is not made."""
+        """Drop a step that is not made."""
         self._seconds.pop(step, None)
 
     def seconds(self, without: str = "") -> float:
-        """Return the seconds that are left, of all steps but one."""
+        """Seconds left, of all steps but one."""
         left = sum(seconds for step, seconds in self._seconds.items() if step != without)
         if self._ended == 0:
             return left
         return left * (time.perf_counter() - self._begun + left) / (self._ended + left)
 
     def __str__(self) -> str:
-        """The end of a line about a step: ``"; about 3 minutes left"``; empty if nothing was estimated."""
+        """``"; about 3 minutes left"``, or an empty string without an estimate."""
         if not self._seconds:
             return ""
         return f"; about {in_minutes(self.seconds())} left"
 
 
 def in_minutes(seconds: float) -> str:
-    """Return a time for readers: ``"40 s"``, ``"3 minutes"``."""
+    """A time for readers: ``"40 s"``, ``"3 minutes"``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} minutes"

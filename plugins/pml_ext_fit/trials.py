@@ -1,4 +1,4 @@
-"""Trials of candidates on training items that are held out for that."""
+"""Trials of candidates on held-out training items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pml_ext_train.training import (
     train_run,
 )
 
-from .candidates import Candidate, Trained
+from .candidates import Candidate
 from .closed_forms import ClosedForm, coordinates
 from .folds import Fold, Folds
 from .scores import Scores, scores_of
@@ -47,7 +47,7 @@ OF_TRIALS: Settings = {
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where and how trials run; ``say`` gets lines about what is done and found."""
+    """Where and how trials run; ``say`` receives lines about them."""
 
     overrides: Sequence[Override]
     folder: Path  # empty
@@ -66,13 +66,13 @@ class Workplace:
         settings: Settings,
         forced: Settings | None = None,
     ) -> Run:
-        """Return the run of a candidate on some items, in a new folder; see :meth:`recipe_of`."""
+        """The run of a candidate on some items, in a new folder; see :meth:`recipe_of`."""
         return self._run(self.recipe_of(candidate, settings, forced), candidate, splits, train, test)
 
     def recipe_of(self, candidate: Candidate, settings: Settings, forced: Settings | None = None) -> Recipe:
-        """Return the recipe of a trial, without the tests of the final run.
+        """The recipe of a trial, without the tests of the final run.
 
-        Further ``settings`` are below those of the command, and ``forced`` ones above.
+        The command's settings take precedence over ``settings``, and ``forced`` over both.
         """
         overrides = [*overrides_of(candidate.settings | settings), *self.overrides]
         overrides = [each for each in overrides if _table_of(each) not in NOT_OF_TRIALS]
@@ -81,10 +81,9 @@ class Workplace:
     def features_of(
         self, candidate: Candidate, splits: DataSplits, images: LabeledImages, settings: Settings
     ) -> tuple[Tensor, Any]:
-        """Return the features of images, ``[N, F]``, and the relation of their labels, if the recipe names one.
+        """Features of images, ``[N, F]``, and the recipe's relation of labels, or None.
 
-        The settings of batches fit these images. Where the candidate trains from activations, these are computed in the
-        same pass, for its trials. Nothing is said.
+        If the candidate trains from activations, the same pass computes them for its trials.
         """
         given = [each for each in self.overrides if _table_of(each) in OF_FEATURES]
         overrides = [*overrides_of(candidate.settings | settings), *given]
@@ -112,7 +111,7 @@ class Workplace:
 
 
 class _WithoutWarnings(Silence):
-    """The listener of trials: what is delivered warns in its own run, and a line says why a candidate is left out."""
+    """A listener of trials: the final run warns again."""
 
     def __init__(self, listener: Listener) -> None:
         self.step = listener.step  # type: ignore[assignment, method-assign]
@@ -124,9 +123,9 @@ def _table_of(override: Override) -> str:
 
 
 class Trials:
-    """Scores of candidates on items that were held out in folds.
+    """Scores of candidates on held-out items.
 
-    ``features`` ``[N, F]`` are those of the training items of ``splits``, and ``relation`` is that of their labels.
+    ``features`` ``[N, F]`` belong to the training items of ``splits``, and ``relation`` to their labels.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Trials:
         self._relation = relation
 
     def scores_of_closed_form(self, form: ClosedForm) -> list[Scores] | None:
-        """Return the scores of features in closed form in all folds; None where they cannot be whitened."""
+        """Scores of a closed form in all folds; None if it cannot be fitted."""
         found = []
         for fold in self.folds.parts:
             try:
@@ -154,11 +153,10 @@ class Trials:
             found.append(scores_of(embeddings, self._labels[fold.held_out]))
         return found
 
-    def scores_of_trained(self, candidate: Trained, fold: Fold) -> Scores | None:
-        """Return the scores of what is trained on the items that are not held out in a fold.
+    def scores_of_trained(self, candidate: Candidate, fold: Fold) -> Scores | None:
+        """Scores of a candidate in a fold, trained on the other items.
 
-        None, and a line, where the activations of all training images are more than may be kept, where no pair of the
-        images adds to the loss, and where the network collapses.
+        None, and a line, if the activations are too large, no pair adds to the loss, or the network collapses.
         """
         run = self.run_of(candidate, fold)
         if self._takes_too_much(candidate, run):
@@ -177,10 +175,10 @@ class Trials:
             self._place.say(f"  {candidate.title}: left out, since the trained features of each class are all equal")
         return scores
 
-    def run_of(self, candidate: Trained, fold: Fold) -> Run:
-        """Return the run of a trial, with batches of the classes that are left.
+    def run_of(self, candidate: Candidate, fold: Fold) -> Run:
+        """The run of a trial, with batches for the remaining classes.
 
-        Where the overrides set batches, they are the final run's, made smaller if the classes do not fill them.
+        Batches that the overrides set are kept, or made smaller if there are too few classes.
         """
         train = self._splits.train.subset(fold.fitted)
         test = self._splits.train.subset(fold.held_out)
@@ -197,7 +195,7 @@ class Trials:
         return quiet.run_of(candidate, self._splits, train, test, settings, forced)
 
     def _takes_too_much(self, candidate: Candidate, run: Run) -> bool:
-        """Return whether the activations of all training images are more than may be kept; say so."""
+        """Whether the activations of all training images are too large; says so."""
         cut = run.inputs.cut_of(run.stages[0])
         if cut is None:
             return False
@@ -213,17 +211,15 @@ class Trials:
 
 
 def _size_of_activations(run: Run, cut: TrunkCut, images: int) -> int:
-    """Return the bytes of the activations of so many training images."""
     return size_of(cut, images, run.recipe.model.views)
 
 
 def _most_of_activations(cut: TrunkCut) -> float:
-    """Return the bytes that activations may take."""
     return cut.table.gigabytes * GIGABYTE
 
 
 def _scores_of_run(run: Run, _: object) -> dict[str, Any]:
-    """Return the scores of the held-out items, of the network that would be delivered."""
+    """Scores of the held-out items, with the network that would be delivered."""
     stage = run.stages[-1]
     if run.recipe.model.refit != "none":
         try:

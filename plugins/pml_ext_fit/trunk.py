@@ -1,4 +1,4 @@
-"""The pretrained trunk of ``fit``: EfficientNet-Lite0, or the one that ``--trunk`` names, and what follows from it."""
+"""The pretrained trunk of ``fit``: EfficientNet-Lite0, or the one named by ``--trunk``."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ PRETRAINED = "fit/photographs-pretrained"
 BLOCKS_FIRST = "fit/photographs-fine-tuned"
 EMBEDDING = 512  # the size of embeddings where blocks are trained, at most
 SMALL_NETWORK = "convnet"  # the trunk of the small network, which trains from scratch
-OWN_SIDE = 224  # pixels of images, where nobody knows those of the weights
+OWN_SIDE = 224  # pixels, if the weights do not say
 SMALLER = SMALL_SIDE / DEFAULT.side  # a size that takes half the time
 MULTIPLE = 32  # of smaller sizes, by which convolutional networks shrink images
-FROZEN = "frozen features are compared, as they are and whitened, and nothing is trained"
+FROZEN = "unwhitened and whitened frozen features are compared, and nothing is trained"
 
 
 @dataclass(frozen=True)
 class Trunk:
-    """A pretrained trunk: its name in recipes, how its weights saw images, and where it is cut."""
+    """A pretrained trunk: its name in recipes, the framing of its weights, and where it is cut."""
 
     title: str = "efficientnet-lite0 with ImageNet weights"
     settings: Settings = field(default_factory=dict, hash=False)  # of the recipe; none for that of our recipes
     features: int = 1280
     framing: Framing = DEFAULT
-    smaller: int | None = SMALL_SIDE  # pixels; None where the trunk takes a single size
+    smaller: int | None = SMALL_SIDE  # pixels; None for a trunk with a fixed size
     last_blocks: str | None = "blocks.5"  # the first block that trains; None for a trunk that cannot be cut
 
     @property
@@ -42,13 +42,13 @@ class Trunk:
         return self.title.partition(" with ")[0]
 
     def framed(self, side: int, squash: bool) -> Framing:
-        """Return a way to see images that keeps the share of the middle that the weights saw."""
+        """A framing that keeps the share of the middle that the weights saw."""
         ratio = 1.0 if squash or self.framing.squash else self.framing.ratio
         return Framing(side, squash, ratio)
 
     @property
     def settings_of_blocks(self) -> Settings:
-        """The settings of a recipe that trains the last blocks."""
+        """Settings of a recipe that trains the last blocks."""
         if not self.settings:
             return {}
         cut = {"until": self.last_blocks or "head"}
@@ -56,9 +56,9 @@ class Trunk:
 
     @property
     def settings_of_fine_tuning(self) -> Settings:
-        """The settings of a recipe that trains the last blocks first, and then the whole network.
+        """Settings of a recipe that trains the last blocks first, and then the whole network.
 
-        Of a trunk that cannot be cut, the head is trained first.
+        If the trunk cannot be cut, the head is trained first.
         """
         if not self.settings:
             return {}
@@ -72,15 +72,12 @@ _OURS = {"name": LITE0.name, "weights": "imagenet"}
 
 
 def trunk_named(text: str) -> Trunk:
-    """Return the trunk that ``--trunk`` names, whose weights are loaded and measured on images of zeros.
-
-    ConfigError for one that cannot be had; see :func:`pml_ext_train.networks.named_trunk`.
-    """
+    """Load and measure the trunk that ``--trunk`` names; ConfigError if that fails."""
     return trunk_of_table(named_trunk(text))
 
 
 def trunk_of_table(table: dict[str, Any]) -> Trunk:
-    """Return the trunk of the table ``[model] trunk`` of a recipe; EfficientNet-Lite0 for a small network."""
+    """The trunk of a recipe's table ``[model] trunk``; EfficientNet-Lite0 for a small network."""
     if table == _OURS or table.get("name") == SMALL_NETWORK:
         return LITE0
     settings: Settings = {"model.trunk": dict(table)}
@@ -110,7 +107,7 @@ def trunk_of_table(table: dict[str, Any]) -> Trunk:
 
 
 def _smaller_side(network: Module, side: int, features: int) -> int | None:
-    """Return a side of images that takes half the time; None for a trunk of a fixed size."""
+    """A side of images that takes half the time; None for a trunk with a fixed size."""
     smaller = round(side * SMALLER / MULTIPLE) * MULTIPLE
     if not 0 < smaller < side:
         return None
@@ -122,7 +119,6 @@ def _smaller_side(network: Module, side: int, features: int) -> int | None:
 
 
 def _title(name: str, weights: Any) -> str:
-    """Return the name of a trunk and its weights, for readers."""
     if weights in (None, "DEFAULT"):
         return f"{name} with its own weights"
     if weights == "random":
@@ -135,7 +131,7 @@ def _title(name: str, weights: Any) -> str:
 def check_resumed(folder: Path, table: Any, wanted: Trunk | None) -> None:
     """Raise ConfigError for a run with another pretrained trunk than ``--trunk`` names.
 
-    ``table`` is that of its recipe, None for our recipes' own. A small network from scratch has no weights.
+    ``table`` is the trunk in the run's recipe, None for our recipes' own.
     """
     if wanted is None or (isinstance(table, dict) and table.get("name") == SMALL_NETWORK):
         return

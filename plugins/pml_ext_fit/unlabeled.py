@@ -1,30 +1,30 @@
-"""``pml-ext fit`` of images or vectors without labels: pretrained features, whitened, and the collection of them.
+"""``fit`` of data without labels: features, perhaps whitened, and their collection.
 
-Nothing is trained, and nothing is tested, since what is right is not known. The features are computed once: the
-whitening is fitted to them, and the collection is made of them.
+Nothing is trained, and nothing can be tested. Features are computed once, and used by the whitening and the collection.
 """
 
 from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pml_ext.distributed import choose_device, keep_freed_memory, num_processes
 from pml_ext.errors import ConfigError, UnwritableError, one_line
 from pml_ext.registry import service
 from pml_ext_train.data import DataSplits, is_vector_file, read_vectors, visible_entries
 from pml_ext_train.launch import check_folder, default_folder, train
-from pml_ext_train.recipe import Override, build_dataset, load_recipe, overrides_of, preprocessing_of
+from pml_ext_train.recipe import build_dataset, load_recipe, overrides_of, preprocessing_of
 from pml_ext_train.records import RECIPE, tables_of_run
 from pml_ext_train.retrieval import SearchService
 
 from . import folder_runs
 from .closed_forms import WHITENED
+from .fit_options import FitOptions
 from .framing import SQUASH
+from .images import is_table
 from .one_pass import keep_features
 from .resume import begun_folder
 from .settings import Settings
@@ -40,134 +40,119 @@ if TYPE_CHECKING:
 IMAGES = "fit/unlabeled"
 VECTORS = "fit/unlabeled-vectors"
 DATA = "unlabeled"
-# Fewer images are not whitened: whitening made their retrieval worse
-WHITENED_FROM = 500
-
-
-@dataclass(frozen=True)
-class UnlabeledFit:
-    """What is fitted without labels, where and how."""
-
-    place: Path  # a folder of images, or a file of vectors
-    out: Path | None
-    overrides: Sequence[Override]
-    seed: int
-    device: str
-    resume: bool
-    listener: EmbeddingListener
-    indexes: bool = True  # whether the collection is made at once
-    trunk: Trunk | None = None  # another one than that of the recipe
+WHITENED_FROM = 500  # images; whitening made retrieval of fewer worse
 
 
 def has_no_labels(place: Path) -> bool:
-    """Return whether data say nothing of classes: a folder whose images are all in itself, or vectors alone."""
+    """Whether data lack classes: a folder without sub-folders, or vectors without labels."""
     if place.is_dir():
-        return _is_flat(place)
-    if not (place.is_file() and is_vector_file(place)):
+        entries = visible_entries(place, [])
+        return bool(entries) and not any(entry.is_dir() for entry in entries.values())
+    if not (place.is_file() and is_vector_file(place)) or is_table(place):
         return False
-    from .images import is_table
-
-    return not is_table(place) and read_vectors(place).labels is None
+    return read_vectors(place).labels is None
 
 
-def _is_flat(folder: Path) -> bool:
-    """Return whether a folder has files, and no visible folder in it: nothing in it can be a class."""
-    entries = visible_entries(folder, [])
-    return bool(entries) and not any(entry.is_dir() for entry in entries.values())
+def fit_unlabeled(
+    place: Path, options: FitOptions, listener: EmbeddingListener, indexes: bool = True
+) -> list[dict[str, Any]]:
+    """Make a run of a folder of images or a file of vectors, and their collection if it ``indexes``.
 
-
-def fit_unlabeled(asked: UnlabeledFit) -> list[dict[str, Any]]:
-    """Make a run of images or vectors without labels, and their collection; return its ``metrics.json`` in a list."""
+    Returns the contents of ``metrics.json`` in a list.
+    """
     if num_processes() > 1:
         raise ConfigError("one process fits data without labels; leave out torchrun")
-    check_folder(asked.out, asked.resume)
-    place = asked.place.expanduser().resolve()
-    out = asked.out or default_folder(place.stem, asked.seed)
-    asked = replace(asked, place=place, out=out)
-    name, settings = _recipe_of(asked, out)
-    splits, features = _splits_of(asked, out, name, settings)
+    check_folder(options.out, options.resume)
+    place = place.expanduser().resolve()
+    out = options.out or default_folder(place.stem, options.seed)
+    name, settings = _recipe_of(place, out, options)
+    splits, features = _splits_of(out, name, settings, options, listener)
     if name in (IMAGES, VECTORS):
-        settings |= _closed_form(splits, features, name, settings, asked)
+        settings |= _closed_form(splits, features, name, settings, options, listener)
     results = train(
         name,
         out=out,
-        seed=asked.seed,
-        device=asked.device,
-        overrides=[*overrides_of(settings), *asked.overrides],
+        seed=options.seed,
+        device=options.device,
+        overrides=[*overrides_of(settings), *options.overrides],
         resume=out.exists(),
-        listener=asked.listener,
+        listener=listener,
         splits=splits,
     )
-    if asked.indexes:
-        index_run(out, place, asked.device)
+    if indexes:
+        index_run(out, place, options.device)
     if place.is_dir():
         folder_runs.remember(place, out)
     return results
 
 
-def _recipe_of(asked: UnlabeledFit, out: Path) -> tuple[str, Settings]:
-    """Return the recipe, and the settings that say where the data are; those of a run that was begun are its own."""
+def _recipe_of(place: Path, out: Path, options: FitOptions) -> tuple[str, Settings]:
+    """Return the recipe, and the settings that name the data; an earlier run in ``out`` keeps its own."""
     if (out / RECIPE).is_file():
         tables = tables_of_run(out)
         found = tables["data"]
-        if (found.get("name"), found.get("path")) != (DATA, str(asked.place)):
+        if (found.get("name"), found.get("path")) != (DATA, str(place)):
             raise ConfigError(
-                f"{out} holds a run of {found.get('path') or found.get('name')}, not of {asked.place} without labels; "
+                f"{out} holds a run of {found.get('path') or found.get('name')}, not of {place} without labels; "
                 "choose another --out"
             )
-        check_resumed(out, tables["model"]["trunk"], asked.trunk)
+        check_resumed(out, tables["model"]["trunk"], options.trunk)
         return str(out / RECIPE), {}
-    settings: Settings = {"data.path": str(asked.place)}
-    if asked.place.is_file():
-        size = read_vectors(asked.place).embeddings.shape[1]
+    settings: Settings = {"data.path": str(place)}
+    if place.is_file():
+        size = read_vectors(place).embeddings.shape[1]
         return VECTORS, settings | {"model.embedding_size": size}
-    if asked.trunk is not None:
-        settings |= unlabeled_settings(asked.trunk)
+    if options.trunk is not None:
+        settings |= unlabeled_settings(options.trunk)
     return IMAGES, settings
 
 
 def unlabeled_settings(trunk: Trunk) -> Settings:
-    """Return the settings of a trunk that sees images as its weights did; none for that of the recipe."""
+    """Settings of a trunk, with the framing of its weights; empty for the recipe's own."""
     if not trunk.settings:
         return {}
     framing = trunk.framing.settings | {SQUASH: trunk.framing.squash}
     return trunk.settings | framing | {"model.embedding_size": trunk.features}
 
 
-def _splits_of(asked: UnlabeledFit, out: Path, name: str, settings: Settings) -> tuple[DataSplits, Features | Tensor]:
+def _splits_of(
+    out: Path, name: str, settings: Settings, options: FitOptions, listener: EmbeddingListener
+) -> tuple[DataSplits, Features | Tensor]:
     """Return the readable data and their features; a note names files that cannot be read."""
-    recipe = load_recipe(name, [*overrides_of(settings), *asked.overrides])
+    recipe = load_recipe(name, [*overrides_of(settings), *options.overrides])
     splits = build_dataset(recipe.data, None)
     if splits.vector_size is not None:
-        vectors: Tensor = splits.train.images
-        return splits, vectors
+        return splits, cast("Tensor", splits.train.images)
     preprocessing, _ = preprocessing_of(recipe, splits)
-    device = choose_device(asked.device)
+    device = choose_device(options.device)
     keep_freed_memory(device)
     with begun_folder(out, lambda again: f"while features were computed, which are kept; {again}"):
-        found = keep_features(
-            recipe, splits.train, preprocessing, device, asked.listener.step, asked.listener.embedding
-        )
+        found = keep_features(recipe, splits.train, preprocessing, device, listener.step, listener.embedding)
     return replace(splits, train=found.readable, note=found.note), found.features
 
 
 def _closed_form(
-    splits: DataSplits, features: Features | Tensor, name: str, settings: Settings, asked: UnlabeledFit
+    splits: DataSplits,
+    features: Features | Tensor,
+    name: str,
+    settings: Settings,
+    options: FitOptions,
+    listener: EmbeddingListener,
 ) -> Settings:
-    """Return the settings of whitening, or none if it is not expected to help or the user chose a head."""
+    """Return settings of whitening; empty if it is not expected to help or the user chose a head."""
     count = len(splits.train)
     noun = "images" if splits.vector_size is None else "vectors"
-    if any(override.key.startswith("model.") for override in asked.overrides):
+    if any(override.key.startswith("model.") for override in options.overrides):
         return {}
     if count < WHITENED_FROM:
-        asked.listener.step(f"uses unwhitened features: whitening needs {WHITENED_FROM} {noun}, found {count}")
+        listener.step(f"uses unwhitened features: whitening needs {WHITENED_FROM} {noun}, found {count}")
         return {}
     size = load_recipe(name, overrides_of(settings)).model.embedding_size
     shrinkage = shrinkage_without_labels(count, size)
     if not whitening_helps(features, shrinkage):
-        asked.listener.step("uses unwhitened features: whitening would not keep their groups apart")
+        listener.step("uses unwhitened features: whitening would not keep their groups apart")
         return {}
-    asked.listener.step(
+    listener.step(
         f"whitens the features by the covariance of all {count:,} {noun}, shrinkage {shrinkage:g}; to turn this off: "
         "--set model.embedder=none"
     )
@@ -175,7 +160,7 @@ def _closed_form(
 
 
 def next_commands(run: Path, place: Path) -> str:
-    """Return a line that says what to type to search a run's collection."""
+    """A line with the commands that search a run's collection."""
     shown = shlex.quote(str(run))
     if place.is_dir():
         where = shlex.quote(str(place))
@@ -184,15 +169,15 @@ def next_commands(run: Path, place: Path) -> str:
 
 
 def index_run(run: Path, place: Path, device: str) -> None:
-    """Index a folder of images, or a file of vectors, by a finished run; features that are kept are not computed."""
+    """Index a folder of images, or a file of vectors, with a finished run."""
     search: SearchService = service("search", "pml-ext fit without labels")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="skipped ")  # which the run has warned of
+        warnings.filterwarnings("ignore", message="skipped ")  # the run has warned of these files
         search.load_run(run, device).index(place)
 
 
 def run_of_folder(folder: Path, device: str, listener: EmbeddingListener) -> Path:
-    """Return the run that a folder of images has; without one, make one in the user's cache, and say so in a line."""
+    """Return the run of a folder of images; the first call makes one in the user's cache."""
     known = folder_runs.remembered(folder)
     if known is not None:
         listener.step(f"uses the run of {folder}: {known}")
@@ -205,8 +190,9 @@ def run_of_folder(folder: Path, device: str, listener: EmbeddingListener) -> Pat
     )
     try:
         home.mkdir(parents=True, exist_ok=True)
-        fit_unlabeled(UnlabeledFit(folder, out, [], 0, device, out.exists(), listener, indexes=False))
-    except OSError as error:  # UnwritableError is one
+        options = FitOptions([], [], out, resume=out.exists(), seed=0, device=device)
+        fit_unlabeled(folder, options, listener, indexes=False)
+    except OSError as error:  # includes UnwritableError
         reason = getattr(error.__cause__ or error, "strerror", None) or one_line(error)
         raise UnwritableError(f"the cache cannot be written ({reason}); {elsewhere}", source=str(out)) from error
     return out

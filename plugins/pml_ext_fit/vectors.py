@@ -1,4 +1,4 @@
-"""What somebody's own vectors are like: the split, the batches and the head that fit a file of them."""
+"""The split, batches and head that fit a file of vectors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_ITERATIONS = 500
 
 @dataclass(frozen=True)
 class OwnVectors:
-    """What a file of vectors is like, and the settings that fit it."""
+    """A file of vectors, and the settings that fit it."""
 
     name: str  # of the data set
     data: Settings  # the data set, its split, and the validation vectors that choose the epoch
@@ -52,7 +52,7 @@ class OwnVectors:
 
     @property
     def settings(self) -> Settings:
-        """The settings of the recipe; batches fit the vectors if the options choose no other sampler."""
+        """The recipe's settings, with fitting batches unless the options choose another sampler."""
         settings = self.data | self.head
         if takes_fitting_batches(read_tables(RECIPE)["sampler"], self.sampler):
             settings |= self.batches
@@ -60,26 +60,23 @@ class OwnVectors:
 
     @property
     def as_they_are(self) -> Choice:
-        """The vectors without a head, where a head would have nothing to learn."""
+        """The vectors without a head, where a head has nothing to learn."""
         settings = self.settings | {
             "model.embedder": "none",
             "model.embedding_size": self.size,
-            "description": f"Your own vectors as they are: {NOTHING_TO_LEARN}",
+            "description": f"Your own vectors, unwhitened: {NOTHING_TO_LEARN}",
         }
-        return Choice("vectors as they are", RECIPE, settings)
+        return Choice("vectors, unwhitened", RECIPE, settings)
 
 
 def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnVectors:
-    """Look at a file of vectors; DataError if it is not as wanted, or has too few vectors.
-
-    The ``overrides`` of ``data`` are followed.
-    """
+    """Look at a file of vectors, following the overrides of ``data``; DataError for too few."""
     path = _without_kind(place)
     overrides = list(overrides)
     name = f"{VECTORS}{path}"
     file = read_vectors((root or Path()) / path.expanduser())
     if file.labels is None:
-        raise DataError(f"{file.path}: no labels; training wants the key 'labels', [N], integers or texts")
+        raise DataError(f"{file.path}: no labels; training needs the key 'labels', [N], integers or texts")
     options = dataset_options(overrides)
     data: Settings = {"data.name": name}
     split_is_chosen = file.split is not None or "split" in options
@@ -136,14 +133,12 @@ _OTHER = {"linear": "mlp", "mlp": "linear"}
 
 
 def _without_kind(place: str | Path) -> Path:
-    """Return the path of a file, also of one written as in a recipe, ``vectors:FILE``."""
     if str(place).startswith(VECTORS) and not Path(place).exists():
         return Path(str(place).removeprefix(VECTORS))
     return Path(place)
 
 
 def _split_of_file(file: VectorFile) -> str:
-    """Return a line about the file's own split."""
     assert file.split is not None
     assert file.labels is not None
     texts = []

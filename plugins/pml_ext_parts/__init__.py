@@ -1,12 +1,11 @@
-"""Embeddings of a large collection as Parquet parts, written by any number of processes and read into an index.
+"""Embeddings of a large collection in Parquet files, written by many processes and read into an index.
 
-A listing of images is cut into at most 1,024 *segments* of whole batches of 64, independent of the number of parts.
-Each segment is written atomically as one Parquet file. A part is a range of segments. Two machines may compute the same
-part: the files are the same.
+A listing of images is cut into at most 1,024 *segments* of whole batches of 64; each becomes one file, written
+atomically. A part is a range of segments. Two machines that compute the same part write the same files.
 
-Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; for images in tables
-and shards, the CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata hold the network's identity,
-whether the rows are embeddings or features, the listing's digest and the skipped files.
+Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; in tables and shards the
+CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata have the network's identity, embeddings or
+features, the listing's digest and the skipped files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """Return what embeds parts of large collections, and reads them."""
+    """What embeds parts of large collections, and reads them."""
     return {"parts": _parts}
 
 

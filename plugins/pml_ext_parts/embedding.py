@@ -17,7 +17,7 @@ from .segments import Segment, Work
 
 
 class EmbeddedSegment(NamedTuple):
-    """The images of a segment, their embeddings, and why others were left out, by name."""
+    """The images of a segment, their embeddings, and why others were left out."""
 
     number: int
     rows: EmbeddedRows
@@ -56,7 +56,6 @@ def embedded_segments(embedder: FileEmbedder, work: Work, numbers: Sequence[int]
 
 
 def _is_utf8(name: str) -> bool:
-    """Return whether a path has only characters that can be written as UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -65,9 +64,9 @@ def _is_utf8(name: str) -> bool:
 
 
 def _stream_of_files(embedder: FileEmbedder, segments: Sequence[Segment]) -> Iterator[list[Vectors | str]] | None:
-    """Return the embeddings of all segments in batches, read by one data loader; None unless all images are files.
+    """Embeddings of all segments in batches, from one data loader; None unless all images are files.
 
-    One loader for all, since workers take a second to start. Segments end where batches end.
+    Starting workers takes a second, so one loader reads all segments, which end where batches end.
     """
     files: list[Path] = []
     for segment in segments:

@@ -1,4 +1,4 @@
-"""Listing of images, without reading them, and cutting the listing into segments."""
+"""Listing of images, without reading them, in segments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ FILES = 1024  # maximum number of segments of a listing; in tables each row grou
 def listed(images: ImageListing | str) -> Work:
     """Cut a listing into segments.
 
-    ``images`` is a listing of files, or text: an address of a folder that pyarrow's file systems know, such as
-    ``s3://bucket/photos``; a Parquet table of ``path`` and ``image`` (bytes); tar shards of webdataset,
-    ``photos-{000..015}.tar``.
+    ``images`` is a listing of files, or text: an address for pyarrow's file systems, such as ``s3://bucket/photos``; a
+    Parquet table of ``path`` and ``image`` (bytes); or tar shards of webdataset, ``photos-{000..015}.tar``.
     """
     if not isinstance(images, str):
         return _cut(str(images.folder), images.names, images.stats, images.others)

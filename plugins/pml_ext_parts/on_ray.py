@@ -1,4 +1,4 @@
-"""Embedding with Ray Data: workers embed segments of a listing, and the calling process writes the files."""
+"""Embedding with Ray Data: workers embed segments, and the calling process writes the files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Embedder:
         self._class_of = self._embedder.class_namer(self._work.names())
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a segment's number, its number of images, its Parquet file as bytes, and why files are left out."""
+        """A segment's number, number of images, Parquet file as bytes, and reasons of skipped files."""
         ((number, table),) = tables(self._embedder, self._work, [row["number"]], self._class_of)
         file = io.BytesIO()
         parquet.write_table(table, file)
@@ -54,10 +54,10 @@ def write_on_ray(
     out: Path,
     workers: RayWorkers,
 ) -> int:
-    """Embed a part of a listing with Ray Data workers, as :func:`~.writing.write_part`; return the number of images.
+    """Embed a part of a listing with Ray Data workers; return the number of images.
 
-    Each worker embeds with what ``load`` returns. Workers read the run and the images by their paths, so both must be
-    on storage that all machines share. A worker that dies is replaced, and its segments are embedded again.
+    Each worker calls ``load``, and reads run and images by their paths, on storage that all machines share. A worker
+    that dies is replaced, and its segments are embedded again.
     """
     with needs_extra("ray", "--on ray"):
         import ray

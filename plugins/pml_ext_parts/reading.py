@@ -16,7 +16,7 @@ with needs_extra("parquet", "a Parquet file"):
 
 
 def read(place: Path, identity: str, by: str) -> RowsOfFolder:
-    """Read all files of a folder; DataError if one is missing, damaged, or of another network or listing."""
+    """Read all files of a folder; DataError if one is missing, damaged, or from another network or listing."""
     every = _all_files(place, identity, by)
     skipped: dict[str, str] = {}
     folder = ""
@@ -27,7 +27,7 @@ def read(place: Path, identity: str, by: str) -> RowsOfFolder:
 
 
 def _all_files(place: Path, identity: str, by: str) -> dict[Path, dict[str, Any]]:
-    """Return the metadata of a complete listing's files."""
+    """Metadata of a complete listing's files."""
     every = {file: about(file) for file in sorted(place.glob("embeddings-*.parquet"))}
     if not every:
         raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
@@ -50,7 +50,6 @@ def _all_files(place: Path, identity: str, by: str) -> dict[Path, dict[str, Any]
 
 
 def _rows_of(files: Iterable[Path]) -> Iterator[EmbeddedRows]:
-    """Yield the rows of each file."""
     for file in files:
         try:
             with opened(file) as read:

@@ -1,4 +1,4 @@
-"""A listing of images, cut into segments: of files, of a folder at an address, or packed into tables and shards."""
+"""A listing of images, cut into segments: files, a folder at an address, tables, or shards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Segment:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of the images' names, sizes and times, computed without reading an image."""
+        """Digest of the images' names, sizes and times."""
         identified_by: list[Any] = [self.names, self.stats, self.group]
         if self.packed:
             identified_by.append(self.place)
@@ -75,7 +75,7 @@ class Segment:
                 yield name, stat, ImageBytes(content, name)
 
     def _content_of(self, name: str, system: Any, root: str) -> bytes:
-        """Return the bytes of an image of an address; none if it is gone or private, so that it is skipped."""
+        """The bytes of an image at an address; empty if it is gone or private, so that it is skipped."""
         try:
             with system.open_input_file(f"{root}/{name}") as file:
                 return file.read()  # type: ignore[no-any-return]
@@ -105,19 +105,19 @@ class Work:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the images' names, equal for all parts."""
+        """Digest of the images' names, equal for all parts."""
         return _digest([[each.names, each.place] if each.packed else [each.names] for each in self.segments])
 
     def names(self) -> Iterator[str]:
-        """Yield the path of each image; of shards, none is known before they are read."""
+        """The path of each image; for shards, none is known before they are read."""
         return itertools.chain.from_iterable(segment.names for segment in self.segments)
 
     def file(self, number: int) -> str:
-        """Return the name of a segment's file."""
+        """The name of a segment's file."""
         return f"embeddings-{number:05d}-of-{len(self.segments):05d}.parquet"
 
     def part(self, part: int, parts: int) -> range:
-        """Return the segment numbers of a part; parts are counted from 1."""
+        """The segment numbers of a part, counted from 1."""
         if not 1 <= part <= parts:
             last = max(1, parts)
             raise ConfigError(f"--part {part}/{parts}: wanted 1/{last} to {last}/{last}")
@@ -126,7 +126,7 @@ class Work:
 
 
 def filesystem(place: str) -> tuple[Any, str]:
-    """Return pyarrow's file system of an address, and the path in it."""
+    """The file system of an address, by pyarrow, and the path in it."""
     with needs_extra("parquet", "images at an address"):
         import pyarrow.fs
     try:

@@ -15,11 +15,7 @@ from .segments import Work
 
 
 def write(embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:
-    """Embed a part of the images into files.
-
-    For any number of parts the files are bitwise identical, if all processes have the same number of threads. An
-    existing file is not written again, so that a killed part resumes when it is called again.
-    """
+    """Embed a part of the images into files; existing files are kept."""
     from .writing import write_part
 
     work = listed(images)
@@ -35,7 +31,7 @@ def write_on_ray(
     out: Path,
     workers: RayWorkers,
 ) -> Written:
-    """Embed as :func:`write`, with workers of Ray Data, each of which calls ``load``, a function of a module."""
+    """Embed a part with workers of Ray Data, each of which calls ``load``."""
     from . import on_ray
 
     work = listed(images)
@@ -49,14 +45,14 @@ def _written(work: Work, part: int, parts: int, images: int) -> Written:
 
 
 def read(place: Path, identity: str, by: str) -> RowsOfFolder:
-    """Read all files of a folder; DataError if one is missing, damaged, or of another network."""
+    """Read all files of a folder; DataError if one is missing, damaged, or from another network."""
     from . import reading
 
     return reading.read(place, identity, by)
 
 
 def embedded(embedder: FileEmbedder, images: str) -> RowsOfFolder:
-    """Embed images without writing files; with a warning for each that is skipped."""
+    """Embed images without writing files; warn of each that is skipped."""
     work = listed(images)
     segments = embedded_segments(embedder, work, range(len(work.segments)))
     return RowsOfFolder(work.folder, (segment.rows for segment in segments), {})

@@ -1,4 +1,4 @@
-"""Parquet files: of embeddings, with what they are of in their metadata, and of images."""
+"""Parquet files of embeddings, with metadata, and of images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_IMAGES = "wanted one Parquet file with the columns path and image (bytes)"
 
 
 def opened(file: Path, remedy: str = OF_PARTS) -> Any:
-    """Open a Parquet file; raise DataError, with a remedy, if it is not one."""
+    """Open a Parquet file; DataError with a remedy if that fails."""
     try:
         return parquet.ParquetFile(file)
     except (OSError, pyarrow.ArrowException) as error:
@@ -27,7 +27,7 @@ def opened(file: Path, remedy: str = OF_PARTS) -> Any:
 
 
 def column(file: Path, group: int, name: str) -> list[Any]:
-    """Return a column of a row group of a table of images."""
+    """A column of a row group of a table of images."""
     try:
         return opened(file, OF_IMAGES).read_row_group(group, [name])[name].to_pylist()  # type: ignore[no-any-return]
     except (KeyError, pyarrow.ArrowException) as error:
@@ -35,7 +35,7 @@ def column(file: Path, group: int, name: str) -> list[Any]:
 
 
 def about(file: Path) -> dict[str, Any]:
-    """Return the metadata of a file of embeddings."""
+    """The metadata of a file of embeddings."""
     with opened(file) as read:
         text = (read.schema_arrow.metadata or {}).get(META)
     if text is None:
@@ -45,7 +45,7 @@ def about(file: Path) -> dict[str, Any]:
 
 
 def embeddings_of(table: pyarrow.Table) -> Vectors:
-    """Return the embeddings of a table, ``[N, D]``."""
+    """The embeddings of a table, ``[N, D]``."""
     size = table.schema.field("embedding").type.list_size
     points: Vectors = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, size)
     return points

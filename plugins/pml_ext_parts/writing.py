@@ -21,9 +21,9 @@ with needs_extra("parquet", "a Parquet file"):
 
 
 def pending(work: Work, part: int, parts: int, out: Path, identity: str) -> list[int]:
-    """Return a part's segments that are not written, or whose images have changed.
+    """A part's segments that are not written, or whose images have changed; creates the folder.
 
-    Create the folder. Raise ConfigError if it has files of another listing or another run.
+    ConfigError if the folder has files of another listing or run.
     """
     numbers = work.part(part, parts)
     check_writable("-o", out)
@@ -38,7 +38,6 @@ def pending(work: Work, part: int, parts: int, out: Path, identity: str) -> list
 
 
 def _is_written(work: Work, number: int, out: Path, identity: str) -> bool:
-    """Return whether a segment's file is there, for these images as they are now."""
     try:
         found = about(out / work.file(number))
     except DataError:

@@ -14,7 +14,7 @@ HUANG_2016 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """Return the metric, a position-independent baseline, the loss and the miner."""
+    """The metric, a position-independent baseline, the loss and the miner."""
     return [
         Component(
             "pml_ext_pddm.losses:PDDMLoss",

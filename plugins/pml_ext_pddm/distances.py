@@ -133,14 +133,14 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # PML's distance
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-        """Return the scores of all pairs of ``[B, D]`` and ``[R, D]``, or within a batch, in float32 or wider."""
+        """The scores of all pairs of ``[B, D]`` and ``[R, D]``, or within a batch, in float32 or wider."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             query_emb, ref_emb = pair_to_full_precision(query_emb, ref_emb)
             return super().forward(query_emb, None if ref_emb is query_emb else ref_emb)  # type: ignore[no-any-return]
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Tensor:
-        """Return the scores of all pairs, ``[B, R]``; symmetric if ``ref_emb`` is None or ``query_emb`` itself."""
+        """The scores of all pairs, ``[B, R]``; symmetric if ``ref_emb`` is None or ``query_emb`` itself."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             x = self.normalized(query_emb)
@@ -170,7 +170,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
                 )
 
     def normalized(self, embeddings: Tensor) -> Tensor:
-        """Return normalized embeddings ``[B, D]`` for Eq. (2), in the wider dtype of input and weights."""
+        """Normalized embeddings ``[B, D]`` for Eq. (2), in the wider dtype of input and weights."""
         self._check(embeddings=embeddings)
         dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
         normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
@@ -179,7 +179,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # The weights
 
     def head(self, dtype: torch.dtype | None = None) -> Head:
-        """Return the weights of Eq. (2) with dropout masks drawn once; all scores from them share the masks."""
+        """The weights of Eq. (2) with dropout masks drawn once; all scores from them share the masks."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
         if self.position is None:
@@ -199,7 +199,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return weight * mask[:, None], bias * mask
 
     def tile(self, like: Tensor) -> int:
-        """Return the number of pairs per tile that fit the memory budget, for the dtype and device of ``like``."""
+        """The number of pairs per tile that fit the memory budget, for the dtype and device of ``like``."""
         budget = self.memory_budget or (4 if like.device.type == "cpu" else 16) << 20
         pair = like.element_size() * (3 * self.embedding_size + 5 * self.hidden_size)
         return max(1, budget // pair)

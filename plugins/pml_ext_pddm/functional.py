@@ -37,7 +37,7 @@ class Side(NamedTuple):
     positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two rows is W_v v. None if w_v is None
 
     def at(self, index: Tensor) -> Side:
-        """Return the rows at an index; the backward pass is deterministic on the CPU, unlike that of ``x[index]``."""
+        """The rows at an index; the backward pass is deterministic on the CPU, unlike that of ``x[index]``."""
         if self.positions is None:
             positions = None
         else:
@@ -53,7 +53,7 @@ def side(head: Head, points: Tensor) -> Side:
 
 
 def scores(head: Head, x: Side, y: Side) -> Tensor:
-    """Return Eq. 2, :class:`PDDMDistance`, of N pairs, ``[N]``; pair i is row i of x and row i of y."""
+    """Eq. 2, :class:`PDDMDistance`, of N pairs, ``[N]``; pair i is row i of x and row i of y."""
     size = len(head.b_u)
     u = normalize(linear((x.points - y.points).abs(), head.w_u, head.b_u).relu())
     c = linear(u, head.w_c[:, :size], head.b_c)
@@ -64,7 +64,7 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""Return Eq. (1) with logistic regression: scores ``[N]`` are logits of a pair being positive; 0 without pairs.
+    r"""Eq. (1) with logistic regression: scores ``[N]`` are logits of a pair being positive; 0 without pairs.
 
     .. math::
         \frac{1}{|P \cup N|} \Big[ \sum_P \log(1 + e^{-S_{ij}}) + \sum_N \log(1 + e^{S_{ij}}) \Big]
@@ -74,7 +74,7 @@ def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 
 
 def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""Return minus the Fisher criterion of Sec. 3.1, which is to be maximized.
+    r"""Minus the Fisher criterion of Sec. 3.1, which is to be maximized.
 
     The value is 0 if there is no positive or no negative pair, or if all scores are equal.
 
@@ -96,7 +96,7 @@ POINTWISE = {"logistic": logistic, "fisher": fisher}
 
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
-    """Return the scores of rows i of x and y, normalized ``[N, D]``, computed ``tile`` pairs at a time; ``[N]``."""
+    """The scores of rows i of x and y, normalized ``[N, D]``, computed ``tile`` pairs at a time; ``[N]``."""
     one = side(head, x)
     other = side(head, y)
     if _is_exporting():
@@ -105,7 +105,7 @@ def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
 
 
 def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
-    """Return the scores of all pairs of two normalized sets, ``[B, R]``; within one set (y is None), compute each once.
+    """The scores of all pairs of two normalized sets, ``[B, R]``; within one set (y is None), compute each once.
 
     *Cost:* ``2 H (D + 2 H)`` operations per pair; beyond the matrix, memory for ``tile`` pairs. The backward pass
     recomputes tiles, so this holds with gradients too.
@@ -142,7 +142,7 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
 def scores_of_pairs(
     head: Head, x: Tensor, positives: Tensor, negatives: Tensor, tile: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, with masks of positives and negatives.
+    """Scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, with masks of positives and negatives.
 
     The set is normalized, ``[B, D]``. A pair is positive or negative if the mask, ``[B, B]``, has either order.
     """
@@ -159,7 +159,7 @@ def scores_of_pairs(
 
 
 def _is_exporting() -> bool:
-    """Return whether torch.jit.trace, torch.export or an ONNX exporter records the operations.
+    """Whether torch.jit.trace, torch.export or an ONNX exporter records the operations.
 
     Tiling depends on the number of pairs, which the exporter would record as a constant of the example.
     """
@@ -168,7 +168,7 @@ def _is_exporting() -> bool:
 
 
 def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
-    """Return the scores of all pairs by broadcasting, so that an exported model accepts batches of any size."""
+    """The scores of all pairs by broadcasting, so that an exported model accepts batches of any size."""
     rows = x.points.shape[0]
     columns = y.points.shape[0]
 
@@ -183,7 +183,7 @@ def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
-    """Return the concatenated results of ``part`` for the indices 0 to ``count`` - 1, ``tile`` indices at a time."""
+    """The concatenated results of ``part`` for the indices 0 to ``count`` - 1, ``tile`` indices at a time."""
     numbers = torch.arange(count, device=like.device)
     if count <= tile:
         return part(numbers)
@@ -200,11 +200,12 @@ def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Ten
 def hard_quadruplets(
     scores: Tensor, positives: Tensor, negatives: Tensor, count: int = 1, classes: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-    """Return the quadruplets of :class:`HardQuadrupletMiner`, as triplets (i, j, k), (j, i, l), and their number.
+    """Triplets (i, j, k), (j, i, l) of :class:`HardQuadrupletMiner`; number of quadruplets.
 
-    An image without negatives gives no triplet; a pair of two such images is skipped. Ties go to the first pair in
-    row-major order and to the first index. Scores, ``[B, B]``, are symmetric, and larger means more similar. A pair is
-    positive if the mask has either order. ``count`` is per batch, or per class if ``classes``, ``[B]``, are given.
+    An image without negatives gives no triplet; a pair of two such images is skipped. Scores, ``[B, B]``, are
+    symmetric;
+    larger means more similar. A pair is positive if the mask has either order. ``count`` is per batch, or per class if
+    ``classes``, ``[B]``, are given.
     """
     has_negative = negatives.any(1)
     is_pair = (positives | positives.T).triu(1) & (has_negative[:, None] | has_negative)
@@ -234,7 +235,7 @@ def hard_quadruplets(
 
 
 def min_max_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows ``[2]`` and columns ``[2]`` of the least and the greatest off-diagonal score; ties: the first."""
+    """Rows ``[2]`` and columns ``[2]`` of the least and the greatest off-diagonal score; ties: the first."""
     diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     least = scores.masked_fill(diagonal, torch.inf).argmin()
     greatest = scores.masked_fill(diagonal, -torch.inf).argmax()
@@ -250,7 +251,7 @@ def min_max_scale(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
 
 
 def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float, squared: bool) -> Tensor:
-    r"""Return one side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows."""
+    r"""One side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows."""
     d_ap = torch.linalg.vector_norm(a - p, dim=1)
     d_an = torch.linalg.vector_norm(a - n, dim=1)
     if squared:

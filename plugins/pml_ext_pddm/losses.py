@@ -47,7 +47,7 @@ class _Settings(ModuleSettings, total=False):
 
 
 class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    r"""PDDM loss: trains a learned similarity and the embedding on hard quadruplets, Eq. (3), (4).
+    r"""Trains a learned similarity and the embedding on hard quadruplets, Eq. (3), (4).
 
     .. math::
         E_m + \lambda E_e, \quad
@@ -55,45 +55,38 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         E_e = \max(0, \beta + D_{ij} - D_{ik}) + \max(0, \beta + D_{ij} - D_{jl})
 
     S is the learned similarity, min-max scaled to [0, 1] over the batch. D is the Euclidean distance of normalized
-    embeddings. (i, j) is the most dissimilar positive pair of the batch under S; k and l are the hardest negatives of i
-    and j. Several quadruplets are averaged: the sum of their values is divided by their number. Without a positive
-    pair, or without negatives, the loss is 0.
+    embeddings. (i, j) is the most dissimilar positive pair under S; k and l are the hardest negatives of i and j. The
+    sum over quadruplets is divided by their number. Without positives or negatives, the loss is 0.
 
-    An ``indices_tuple`` of triplets gives one hinge per triplet, and the sum is divided by half their number; the
-    result with :class:`pml_ext.HardQuadrupletMiner` equals that of the internal mining. An ``indices_tuple`` of pairs
-    restricts the mining to these. References are refused, because positives also become anchors.
+    An ``indices_tuple`` of triplets gives one hinge per triplet, and the sum is divided by half their number. An
+    ``indices_tuple`` of pairs restricts the mining.
 
-    Use batches of at least 4 images per class (Sec. 3.3). With one quadruplet per batch, as in the paper, the loss does
-    not train a network from scratch: use every positive pair (``num_quadruplets`` above their number) and smaller
-    margins, after some epochs of another loss.
+    Use at least 4 images per class (Sec. 3.3). One quadruplet per batch, as in the paper, does not train a network from
+    scratch: use all positive pairs (a large ``num_quadruplets``) and smaller margins, after some epochs of another
+    loss.
 
     ``collect_stats`` records ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight).
 
-    *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); with gradients, the
-    pairs of the quadruplets and the two pairs with extreme scores. Each step draws one dropout mask per layer, shared
-    by mining, scaling and the hinges.
+    *Cost:* all scores of the batch once, without gradients; with gradients, only the pairs of the quadruplets and the
+    two extreme scores. Mining, scaling and hinges share one dropout mask per layer.
 
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
-        score_margin: :math:`\alpha`, 0 or more, in units of S (0 to 1 if ``normalize_scores``); 0.5 in the paper, as
-            all defaults here.
-        embedding_margin: :math:`\beta`, 0 or more, in units of D (0 to 2, or 0 to 4 if ``squared``); 1.
-        embedding_weight: :math:`\lambda`; 0.5.
-        num_quadruplets: number of quadruplets; 1.
+        score_margin: :math:`\alpha`, 0 or more, in units of S; the paper's value, like all defaults here.
+        embedding_margin: :math:`\beta`, 0 or more, in units of D (0 to 2, or 0 to 4 if ``squared``).
+        embedding_weight: :math:`\lambda`.
+        num_quadruplets: number of quadruplets.
         per_class: whether ``num_quadruplets`` is per class rather than per batch.
         squared: whether D is the squared distance; the paper prints a norm and uses its square.
         normalize_scores: whether the scores are min-max scaled.
         detach_scaling: whether no gradient flows through the minimum and maximum score.
-        detach_embeddings: whether :math:`E_m` gives the embeddings no gradient; then only :math:`E_e` trains them.
-        pointwise: replaces :math:`E_m` by a loss over all pairs of the batch (Sec. 3.1): ``"logistic"``, Eq. (1) with
-            logistic regression, or ``"fisher"``, minus the Fisher criterion. Scores are not scaled, and
-            ``score_margin`` has no effect. All scores have gradients: ``2 H (D + 2 H)`` operations per pair, forward
-            and twice backward.
-        embedding_loss: a PML loss instead of :math:`E_e`, called with the triplets of the quadruplets; with PML's
-            ``TripletMarginLoss`` this is "PDDM + Triplet" of Table 1. ``embedding_margin`` and ``squared`` have no
-            effect then.
-        kwargs: as in PML's losses: ``reducer`` (gets one value per hinge; only the default reducer divides by
-            the number of quadruplets), ``collect_stats``, ``embedding_regularizer``, ...
+        detach_embeddings: whether :math:`E_m` gives the embeddings no gradient.
+        pointwise: replaces :math:`E_m` by a loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1) with logistic
+            regression, or ``"fisher"``, minus the Fisher criterion. Scores are not scaled, ``score_margin`` has no
+            effect, and all scores have gradients.
+        embedding_loss: a PML loss instead of :math:`E_e`, called with the triplets; with ``TripletMarginLoss`` this is
+            "PDDM + Triplet" of Table 1. ``embedding_margin`` and ``squared`` then have no effect.
+        kwargs: as in PML's losses; only the default ``reducer`` divides by the number of quadruplets.
 
     Raises:
         TypeError: a distance that is not a ``PDDMDistance``.
@@ -176,7 +169,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """Return the reduced loss; see the class. References raise ValueError."""
+        """The reduced loss; see the class. References raise ValueError."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("PDDMLoss uses positives as anchors too, so it takes no references")
         # data-dependent shapes: run outside of the compiled graph
@@ -190,7 +183,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None,
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
-        """Return the hinges of both terms, one value per triplet."""
+        """The hinges of both terms, one value per triplet."""
         x = self.distance.normalized(embeddings)
         head = self.distance.head(x.dtype)
         points = x.detach() if self.detach_embeddings else x
@@ -227,7 +220,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
-        """Return the weighted E_e over the triplets of E_m, or the weighted ``embedding_loss`` if there is one."""
+        """The weighted E_e over the triplets of E_m, or the weighted ``embedding_loss`` if there is one."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = x.index_select(0, a), x.index_select(0, p), x.index_select(0, n)
@@ -245,7 +238,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _triplets(
         self, matrix: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None
     ) -> tuple[Triplets, float]:
-        """Return anchors, positives and negatives, and the number of quadruplets."""
+        """Anchors, positives and negatives, and the number of quadruplets."""
         if indices_tuple is not None and len(indices_tuple) == 3:
             a, p, n = (index.to(matrix.device) for index in indices_tuple)
             return (a, p, n), len(a) / 2
@@ -259,12 +252,12 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return ["score", "embedding"]
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return the reducer that divides the sum by the number of quadruplets."""
+        """The reducer that divides the sum by the number of quadruplets."""
         return SumOverDivisorReducer()
 
 
 def _without_empty(terms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return terms with 0 for those without a triplet, of which PML's MeanReducer gives NaN."""
+    """Replace terms without a triplet by 0, because PML's MeanReducer returns NaN for them."""
     for name, term in terms.items():
         if isinstance(term["losses"], Tensor) and term["losses"].ndim and not len(term["losses"]):
             terms[name] = reduced(term["losses"].sum())["loss"]

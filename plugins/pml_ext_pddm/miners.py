@@ -57,7 +57,7 @@ class HardQuadrupletMiner(PairMiner):
     def mine(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the triplets (i, j, k) and (j, i, l) of each quadruplet."""
+        """The triplets (i, j, k) and (j, i, l) of each quadruplet."""
         if ref_emb is not embeddings:
             raise ValueError("HardQuadrupletMiner turns positives into anchors, so it takes no references")
         matrix, _ = matrix_of(self.distance, embeddings, embeddings)

@@ -38,7 +38,7 @@ __getattr__, _, __all__ = lazy_loader.attach(
 
 @hookimpl
 def pml_ext_commands() -> dict[str, Command]:
-    """Return the commands that embed, search, identify and cluster images."""
+    """The commands that embed, search, identify and cluster images."""
     return {
         "embed": Command("pml_ext_search.commands.embed:embed", "Embed the images of a folder into a file."),
         "index": Command("pml_ext_search.commands.index:index", "Index the images of a folder, or update the index."),
@@ -58,7 +58,7 @@ def pml_ext_commands() -> dict[str, Command]:
 
 @hookimpl
 def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
-    """Return the data set of images that have no labels."""
+    """The data set of images without labels."""
     from .unlabeled import unlabeled
 
     return {"unlabeled": unlabeled}
@@ -66,7 +66,7 @@ def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """Return what loads a run for other tools."""
+    """What loads a run for other tools."""
     return {"search": _search}
 
 

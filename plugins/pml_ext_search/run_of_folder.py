@@ -1,4 +1,4 @@
-"""A folder of images in place of a run: it has a run of its own, which is made on the way."""
+"""A folder of images in place of a run: it gets a run of its own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _LEFT_OF_RUNS = ("metrics.json", "network.json", "collection")  # without the ot
 
 
 def run_of(place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
-    """Return the run that a path names, and None; of a folder of images, its run and the folder.
+    """The run that a path names, and the folder of images if the path names one instead of a run.
 
-    A folder of images without a run gets one, without labels and without training. DataError for a path where there is
-    nothing, and for a folder that has neither the files of a run nor images.
+    A folder of images without a run gets one, without labels and without training. DataError for anything else.
     """
     if not place.exists():
         raise DataError(f"{place}: no such folder; wanted the folder of a run, or of images")

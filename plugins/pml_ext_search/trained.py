@@ -58,16 +58,14 @@ def load_run(
     Args:
         path: the run's folder.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        workers: number of processes that read a folder's images; 0 to read in the calling process. By default 0 for
-            fewer than 1,000 images to read and in a script, else one per processor, up to 8; on Windows and macOS 0.
-            Each worker imports a script again: with workers, its work stands below ``if __name__ == "__main__":``.
-        store: the folder of the collection, with embeddings and index; by default ``collection`` in the run's folder.
+        workers: processes that read a folder's images; 0 reads in the calling process. By default one per processor, up
+            to 8, but 0 below 1,000 images, in a script, and on Windows and macOS. Workers import a script again, so
+            its work stands below ``if __name__ == "__main__":``.
+        store: the folder of the collection; by default ``collection`` in the run's folder.
         listener: called with an :class:`EmbeddingProgress` after each batch of a folder's images.
-        by: ``"embeddings"``, or ``"features"``: images are embedded and compared by the features of the trunk, before
-            the head. By default what the collection was made by, and embeddings without a collection.
+        by: ``"embeddings"``, or ``"features"`` of the trunk, before the head; by default what the collection has.
 
-    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run, and
-    ConfigError for the address of a database as ``store``.
+    DataError for an unfinished or damaged run; ConfigError for the address of a database as ``store``.
     """
     if store is not None and is_store(str(store)):
         scheme = str(store).partition(":")[0]  # what follows may have a password
@@ -78,13 +76,13 @@ def load_run(
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
-    """Load what embeds images in a worker process; on a CPU, the process reuses freed memory from then on."""
+    """Load what embeds images in a worker process, which reuses freed memory on a CPU."""
     keep_freed_memory(choose_device(device))
     return load_run(path, device, workers=0, by=by).images
 
 
 class TrainedRun:
-    """A trained network that embeds, indexes and searches images or vectors; see :func:`load_run` for the arguments."""
+    """A trained network that embeds, indexes and searches images or vectors; :func:`load_run` makes one."""
 
     def __init__(
         self,
@@ -125,7 +123,7 @@ class TrainedRun:
 
     @property
     def metric(self) -> BaseDistance | None:
-        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
+        """The learned metric of the run's loss, in evaluation mode, or None."""
         return self.loaded.metric
 
     @property
@@ -135,12 +133,12 @@ class TrainedRun:
 
     @property
     def images(self) -> ImageEmbedder:
-        """What embeds images; ConfigError for a run that was trained on vectors."""
+        """The embedder of images; ConfigError for a run of vectors."""
         return self.search_index.images
 
     @property
     def vectors(self) -> VectorEmbedder:
-        """What embeds vectors; ConfigError for a run that was trained on images."""
+        """The embedder of vectors; ConfigError for a run of images."""
         return self.search_index.vectors
 
     @property
@@ -149,7 +147,7 @@ class TrainedRun:
         return self.collection.place
 
     def check_images(self) -> None:
-        """Raise ConfigError for a run that was trained on vectors."""
+        """Raise ConfigError for a run of vectors."""
         _ = self.images
 
     def export(self, out: str | Path, onnx: bool = False, by: By = "embeddings") -> Path:
@@ -159,46 +157,46 @@ class TrainedRun:
     # Embeddings
 
     def embed(self, images: Images, batch_size: int = 256) -> Tensor:
-        """Embed images, or vectors.
+        """Embed images or vectors.
 
         Args:
-            images: a folder, or one or several images in a list, a generator, an array or a tensor. An image is a path,
-                a PIL image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
-                channels. Files and PIL images are turned upright; all but tensors are converted to the run's channels.
-                Of a run of vectors: a file of vectors, or an array or tensor ``[N, D]``.
-            batch_size: images per batch; of single images, at most one batch is held in memory.
+            images: a folder, one image, or several in a list, generator, array or tensor. An image is a path, a PIL
+                image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
+                channels. All but tensors are turned upright and converted to these channels. For a run of vectors: a
+                file, or ``[N, D]``.
+            batch_size: images per batch.
 
         Returns:
             ``[N, D]``, float32, of length 1, on the run's device; for a folder, in the order of its paths.
 
         Raises:
-            DataError: a file cannot be read, a folder has no readable image, or the network gives NaN. Unreadable
-                files of a folder are skipped with a :class:`SkippedImage` warning.
+            DataError: a file or folder has no readable image, or the network gives NaN. Unreadable files of a folder
+                are skipped with a :class:`SkippedImage` warning.
         """
         return self.search_index.embed(images, batch_size)
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
         """Embed all images below a folder, reusing the embeddings in the collection.
 
-        New embeddings are written after each 1,000 images or 30 seconds; an interrupted call resumes from there. A file
-        is embedded again if its size or modification time has changed. Under ``torchrun``, each rank embeds a part and
-        returns all embeddings. Errors are those of :meth:`embed`, and UnwritableError, for example for a full disk.
+        A file is embedded again if its size or time has changed. Embeddings are written every 1,000 images or 30
+        seconds, so that an interrupted call resumes. Under ``torchrun``, each rank embeds a part and returns all.
+        UnwritableError for a full disk.
         """
         return self.search_index.embed_folder(folder, batch_size)
 
     def embed_part(
         self, items: Listed, part: int = 1, parts: int = 1, out: str | Path = "parts", folder: str | Path | None = None
     ) -> Path:
-        """Embed a part of a listing of images into Parquet files, without the collection; return their folder.
+        """Embed a part of many images into Parquet files, without the collection; return their folder.
 
-        For any number of parts the files are bitwise identical, if all processes have the same number of threads. An
-        existing file is not written again, so that a killed part resumes when it is called again.
+        The files are bitwise equal for any number of parts, if all processes have the same number of threads. Existing
+        files are kept, so that a killed part resumes.
 
         Args:
-            items: a folder, the address of a folder, such as ``s3://bucket/photos``, a Parquet table of ``path`` and
-                ``image`` (bytes), tar shards of webdataset, ``photos-{000..015}.tar``, or paths of images.
+            items: a folder, or its address, such as ``s3://bucket/photos``; a Parquet table of ``path`` and ``image``
+                (bytes); tar shards of webdataset, ``photos-{000..015}.tar``; or paths of images.
             part: number of the part, from 1 to ``parts``.
-            parts: number of parts; of a folder or a sequence, at most 1,024 are not empty.
+            parts: number of parts; at most 1,024 of a folder or a sequence are not empty.
             out: the folder to write, shared by all parts; the input of :meth:`write_index`.
             folder: the root of the paths in a sequence; by default their deepest common folder.
         """
@@ -209,41 +207,40 @@ class TrainedRun:
     # The index
 
     def write_index(self, parts: str | Path, folder: str | Path | None = None, factory: str = "") -> Gallery:
-        """Index the embeddings that :meth:`embed_part` wrote, without embedding; otherwise as :meth:`index`.
+        """Index what :meth:`embed_part` wrote; otherwise as :meth:`index`.
 
-        ``folder`` has the images; by default the folder that they were read from. Raise DataError if a part is missing.
+        ``folder`` has the images; by default the folder that they were read from. DataError if a part is missing.
         """
         return self.search_index.write_index(parts, folder, factory)
 
-    def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
-        """Embed a folder, a table or a file of vectors and index it, or update it by what is new, changed and deleted.
+    def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Gallery:
+        """Embed and index a folder, a table or a file of vectors; what has not changed is kept.
 
-        The previous index remains until the new one is complete. An image keeps its id while its path stays the same;
+        The previous index stays until the new one is complete. An image keeps its id while its path stays the same, and
         ids are never reused.
 
         Args:
-            folder: the folder of the images, or the file of vectors; by default the one that was indexed before. Of a
-                ``.csv`` or ``.parquet`` table, the boxes are cut into files in ``collection-images`` beside the
-                collection, which becomes the indexed folder.
-            factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
-                200,000 images are searched exactly; more are searched by faiss ``IVFn,Flat``, n the square root of the
-                number of images.
+            folder: the folder of the images, or the file of vectors; by default the one that was indexed before. The
+                boxes of a ``.csv`` or ``.parquet`` table are cut into ``collection-images`` beside the collection.
+            factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default search
+                is exact up to 200,000 images, and ``IVFn,Flat`` above, n the square root of their number.
+            retry_damaged: whether to read files again that an earlier pass found damaged and that have not changed.
 
         Returns:
             The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
         """
-        return self.search_index.index(folder, factory)
+        return self.search_index.index(folder, factory, retry_damaged)
 
     def gallery(self) -> Gallery:
-        """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
+        """Open the index and keep it open; DataError if it is missing, damaged or belongs to other weights."""
         return self.search_index.gallery()
 
     def indexed_images(self) -> Embedded:
-        """Return the images of the index; DataError if it is missing, damaged or of other weights."""
+        """The images of the index; DataError if it is missing, damaged or belongs to other weights."""
         return self.search_index.indexed_images()
 
     def indexed_folder(self) -> Path:
-        """Return the indexed folder, also if an earlier state of the run indexed it."""
+        """The indexed folder, even if an earlier state of the run indexed it."""
         return self.search_index.indexed_folder()
 
     def query(
@@ -257,22 +254,20 @@ class TrainedRun:
         store: str | None = None,
         rerank: str | QueryExpansion | KReciprocal | None = None,
     ) -> list[Answer]:
-        """Return the nearest images of the index; warn with :class:`RetrievalWarning` if fewer than k.
+        """The nearest images of the index; a :class:`RetrievalWarning` if there are fewer than k.
 
         Args:
-            images: as in :meth:`embed`; an indexed image is not an answer to itself, and is not embedded again. Of a
-                run of vectors: ids of the index, which are not answers to themselves, a file of vectors, or an array.
+            images: as for :meth:`embed`; an indexed image is not an answer to itself. For a run of vectors: ids of the
+                index, a file of vectors, or an array.
             k: number of answers, at least 1.
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
-            shortlist: number of nearest images by Euclidean distance that the learned metric re-ranks; by default the
-                learned metric is computed for all images.
-            within: the only class to search; the index searches its images exactly.
-            radius: maximum distance of an answer; minimum value for a learned metric by which larger values are
-                nearer.
-            store: the address of a store that :meth:`copy_to_store` filled; it is searched instead of the index.
-            rerank: ranks again without training: ``"average"`` or ``"alpha"`` query expansion, ``"k-reciprocal"`` among
-                the 1,000 nearest images, or a :class:`pml_ext.evaluation.QueryExpansion` or
-                :class:`pml_ext.evaluation.KReciprocal`. The distances are then those of the new ranking.
+            shortlist: how many of the nearest images the learned metric re-ranks; by default all.
+            within: the only class to search, which is searched exactly.
+            radius: maximum distance of an answer; a minimum for learned metrics whose larger values are nearer.
+            store: the address of a store to search, filled by :meth:`copy_to_store`.
+            rerank: ``"average"`` or ``"alpha"`` query expansion, ``"k-reciprocal"`` among the 1,000 nearest images, or
+                a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`. It changes the
+                distances.
         """
         check_options(store, metric, shortlist, rerank, radius)
         reranking = None
@@ -288,11 +283,10 @@ class TrainedRun:
     def query_texts(
         self, texts: Sequence[str], k: int = 8, within: str | None = None, radius: float | None = None
     ) -> list[Answer]:
-        """Return the images of the index that are nearest to texts, for example to ``["a red car"]``.
+        """The indexed images nearest to texts such as ``["a red car"]``; other arguments as for :meth:`query`.
 
-        The trunk must be the frozen image encoder of a pair such as CLIP or SigLIP, with ``pool = "projected"``: texts
-        are compared with its features, before any head. The other arguments are as in :meth:`query`; distances of texts
-        and images are on another scale than those of images. ConfigError for other runs.
+        The trunk must be the frozen image encoder of a pair such as CLIP or SigLIP, with ``pool = "projected"``; else
+        ConfigError. Texts are compared with its features, before any head, so distances have another scale.
         """
         from .query.texts import answers_to_texts
 
@@ -304,7 +298,6 @@ class TrainedRun:
         )
 
     def _learned_metric(self, metric: str) -> BaseDistance | None:
-        """Return the learned metric if ``metric`` names it, None for ``"euclidean"``; ConfigError without one."""
         if metric not in METRICS:
             raise ConfigError(unknown("metric", metric, METRICS))
         if metric == "euclidean":
@@ -330,11 +323,10 @@ class TrainedRun:
         store: str | None = None,
         folder: str | Path | None = None,
     ) -> tuple[int, int]:
-        """Write the nearest images of each query to a ``.parquet`` or ``.jsonl`` file.
+        """Write the answers to many queries to a ``.parquet`` or ``.jsonl`` file; return both numbers.
 
-        ``items`` and ``folder`` are as in :meth:`embed_part`, the others as in :meth:`query`; of a run of vectors,
-        ``items`` is a file of vectors. Return the numbers of queries and answers. Images that cannot be read are
-        skipped with a warning.
+        ``items`` and ``folder`` are those of :meth:`embed_part`, or ``items`` is a file of vectors; other arguments as
+        for :meth:`query`. Unreadable images are skipped with a warning.
         """
         file = Path(out)
         if file.suffix not in (".parquet", ".jsonl"):
@@ -347,7 +339,7 @@ class TrainedRun:
             find = self._search_of_store(store, options)
         if self.takes_vectors:
             if folder is not None or not isinstance(items, (str, os.PathLike)):
-                raise ConfigError("-o wants one file of vectors; leave out --list")
+                raise ConfigError("-o needs one file of vectors; leave out --list")
             queries = self.vectors.read(Path(items))
             return match_vectors(
                 self.vectors, queries, find, file, names_in_index(self.search_index.kept_gallery(), queries)
@@ -355,11 +347,10 @@ class TrainedRun:
         return match(self.images, listed(items, folder), find, file)
 
     def _search_of_store(self, store: str, options: QueryOptions) -> Answers:
-        """Return a function from names and embeddings to a store's answers."""
         return answers_of_store(self.open_filled_store(store), self.search_index.kept_gallery(), options)
 
     def open_filled_store(self, store: str) -> Mirror:
-        """Open a store as :meth:`open_store`; DataError if it has no images of this network."""
+        """Open a store; DataError if it has no images of this network."""
         opened = self.open_store(store)
         if not opened.count():
             command = ["pml-ext", "index", str(self.folder), "--to", opened.shown]
@@ -374,15 +365,12 @@ class TrainedRun:
     def open_store(self, store: str) -> Mirror:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
 
-        The store has a separate table for each state of a network. PluginError without the plugin ``stores``.
+        Each state of a network has its own table in it. PluginError without the plugin ``stores``.
         """
         return open_store(store, self.collection.identity, self.collection.size)
 
     def copy_to_store(self, store: str) -> tuple[Changes, float | None]:
-        """Synchronize a store with the index: write new and changed images, delete removed ones; ids stay the same.
-
-        Return the changes of the store, and its recall@10 against exact search on a sample of the images.
-        """
+        """Synchronize a store with the index; return the changes, and recall@10 against exact search on a sample."""
         opened = self.open_store(store)
         embedded = self.gallery().embedded
         return opened.update(embedded), opened.recall_at_10(embedded)
@@ -390,10 +378,10 @@ class TrainedRun:
     def duplicates(
         self, radius: float | None = None, keep: str = "most-pixels", kinds: Sequence[CopyKind] = get_args(CopyKind)
     ) -> FoundCopies:
-        """Return copies among the images, or vectors, of the index: their groups, each with what to keep.
+        """Groups of copies in the index, each with what to keep.
 
-        See :func:`pml_ext_copies.duplicates.find_duplicates` for the arguments. Images in shards have no files; they
-        are compared by their embeddings, as vectors are. PluginError without the plugin ``copies``.
+        See :func:`pml_ext_copies.duplicates.find_duplicates`. Vectors, and images in shards, are compared by
+        embeddings. PluginError without the plugin ``copies``.
         """
         copies: CopiesService = service("copies", "TrainedRun.duplicates")
         embedded = self.gallery().embedded
@@ -402,10 +390,10 @@ class TrainedRun:
         return copies.find(embedded.folder, embedded.paths, radius, keep, kinds)
 
     def select(self, count: int = 10, kind: SelectionKind = "distinct") -> Selection:
-        """Return the most distinct images, or vectors, of the index, its outliers, or those nearest to class centers.
+        """The most distinct images of the index, its outliers, or those nearest to class centers.
 
         Args:
-            count: how many; of ``"central"``, of each class.
+            count: how many; for ``"central"``, per class.
             kind: ``"distinct"``, ``"outliers"`` or ``"central"``; see :mod:`pml_ext_search.select.selection`.
         """
         from .select.selection import select
@@ -417,17 +405,14 @@ class TrainedRun:
     def identify(
         self, images: Images, k: int = 3, far: Rate = None, radius: float | None = None, nearest: Nearest | None = None
     ) -> list[Identified]:
-        """Return which class of the index each photograph shows, or that it is new.
-
-        A photograph is new if the nearest class is farther than the collection's threshold, which is calibrated where
-        it is missing or stale, with a :class:`RetrievalWarning`; see :meth:`calibrate`.
+        """Which class of the index each photograph shows, or that it is new: farther than a threshold from all classes.
 
         Args:
-            images: as in :meth:`query`, or a folder; an indexed image is compared with the others.
+            images: as for :meth:`query`, or a folder; an indexed image is compared with the others.
             k: number of nearest classes to return.
-            far: the wanted rate of false acceptances, or ``"best-accuracy"``; as for :meth:`calibrate`.
-            radius: the greatest distance of a known photograph, in place of the threshold.
-            nearest: ``"center"`` or ``"image"``: what the distance to a class is taken to.
+            far: the rate of false acceptances, or ``"best-accuracy"``, as for :meth:`calibrate`.
+            radius: the greatest distance of a known photograph, in place of the calibrated threshold.
+            nearest: distances are to a class's ``"center"`` or its nearest ``"image"``.
 
         DataError if no class is indexed, or if no threshold can be calibrated.
         """
@@ -436,36 +421,31 @@ class TrainedRun:
         return identify(self.search_index, self.loaded, images, k, far, radius, nearest)
 
     def calibrate(self, far: Rate = None, nearest: Nearest | None = None, on: str | Path | None = None) -> Calibration:
-        """Return the threshold between known and new; calibrate and keep it if it is missing, stale or another one.
+        """The threshold between known and new, calibrated if it is missing, out of date or not the one asked for.
 
         Args:
-            far: the wanted rate of false acceptances: of photographs of individuals that are not enrolled, the share
-                that is taken for known. Or ``"best-accuracy"``: as many of the enrolled images, each left out, are
-                right as can be, known and new together. By default what is kept, and 0.05 at first.
-            nearest: ``"center"`` or ``"image"``; by default what is kept, and the center at first.
-            on: a folder with photographs of other individuals, a sub-folder each. By default every enrolled image of a
-                class that the run was not trained on stands for a new individual, while its class is left out.
+            far: the share of photographs of new individuals that are taken for known, or ``"best-accuracy"`` for the
+                most right answers. By default what is kept, else 0.05.
+            nearest: ``"center"`` or ``"image"``; by default what is kept, else the center.
+            on: a folder with photographs of other individuals, a sub-folder each. By default each enrolled class that
+                the run was not trained on is left out in turn, and stands for a new one.
         """
         from .open_set.identify import Identifier, tell
 
         return Identifier(self.search_index, self.loaded, tell).calibration(far, nearest, on)
 
     def score(self, folder: str | Path, far: Rate = None, radius: float | None = None) -> Scored:
-        """Return the open-set metrics of a folder of photographs with a sub-folder per class, enrolled or not.
-
-        Of a run of vectors, ``folder`` is a file of vectors with labels. An indexed image is compared with the others.
-        """
+        """Open-set metrics of a folder with a sub-folder per class, or of a file of vectors with labels."""
         from .open_set.identify import score
 
         return score(self.search_index, self.loaded, folder, far, radius)
 
     def enroll(self, photographs: Sequence[str | Path], name: str) -> Enrolment:
-        """Add photographs of an individual to the indexed folder and its index, without training.
+        """Copy photographs of an individual into the indexed folder and index them, without training.
 
         Args:
-            photographs: paths of images, or folders of them, which are copied into the sub-folder ``name`` of the
-                indexed folder. One whose bytes are there already is not copied again.
-            name: of the class.
+            photographs: paths of images, or folders of them. One whose bytes the class already has is not copied again.
+            name: the class, a sub-folder of the indexed folder.
         """
         from .open_set.enrolment import enroll
 
@@ -484,7 +464,7 @@ class TrainedRun:
     # Clusters
 
     def group(self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
-        """Return clusters of embedded images, without writing anything; see :func:`pml_ext_search.group`."""
+        """Clusters of embedded images, without writing anything; see :func:`pml_ext_search.cluster.clusters.group`."""
         from .cluster.clusters import group
 
         return group(images, clusters, chosen)
@@ -494,12 +474,12 @@ class TrainedRun:
 
         Args:
             folder: the folder of the images.
-            clusters: their number, for k-means, or ``"auto"``, by first neighbors; see :func:`pml_ext_search.group`.
-            out: the folder to write, with ``clusters.csv``, ``cluster-000.png`` and so on; by default ``clusters`` in
-                the run's folder.
+            clusters: their number, for k-means, or ``"auto"``, by first neighbors.
+            out: the folder to write ``clusters.csv``, ``cluster-000.png`` and so on; by default ``clusters`` in the
+                run's folder.
 
         Returns:
-            The cluster of every path; clusters are numbered by size, the largest first.
+            The cluster of every path, numbered by decreasing size.
         """
         from .cluster.clusters import check_clusters, group, write_clusters
 

@@ -1,4 +1,4 @@
-"""The data set of images, or vectors, without labels: all below a folder, or of a file."""
+"""The data set ``unlabeled``: all images below a folder, or the vectors of a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .embedding.reading import found_instead
 def unlabeled(
     root: Path | None = None, path: str = "", image_size: int = 224, channels: Literal[1, 3] = 3
 ) -> DataSplits:
-    """Return the images of a folder, sub-folders included, or the vectors of a file, without labels.
+    """All images below a folder, or the vectors of a file, without labels.
 
     Args:
         root: the folder that ``path`` is relative to.
@@ -25,22 +25,21 @@ def unlabeled(
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
 
-    Raises:
-        DataError: there is no such folder or file, or no image in it.
+    DataError for a missing folder or file, or fewer than two images or vectors.
     """
     place = (root or Path()) / Path(path).expanduser()
     if place.is_file() and is_vector_file(place):
         file = read_vectors(place)
         rows = torch.from_numpy(file.embeddings)
         if len(rows) < 2:
-            raise DataError(f"{place}: {len(rows)} vector; wanted two or more, of which one can find another")
+            raise DataError(f"{place}: found {len(rows)} vector; a search needs two or more")
         vectors = LabeledImages(rows, np.zeros(len(rows), dtype=np.int64), [""], ids=file.ids)
         return DataSplits(vectors, labeled=False)
     listing = list_folder(place)
     if not listing.names:
         raise DataError(f"{place}: no image by its name; wanted .jpg, .png, ... files{found_instead(listing)}")
     if len(listing.names) < 2:
-        raise DataError(f"{place}: one image, {listing.names[0]}; wanted two or more, of which one can find another")
+        raise DataError(f"{place}: found one image, {listing.names[0]}; a search needs two or more")
     files = [place / name for name in listing.names]
     images = LabeledImages(files, np.zeros(len(files), dtype=np.int64), [""], channels=channels)
     return DataSplits(images, image_size=image_size, channels=channels, crop=True, labeled=False)

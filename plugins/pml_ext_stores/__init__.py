@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def pml_ext_stores() -> dict[str, Callable[..., Any]]:
-    """Return LanceDB, PostgreSQL with pgvector, and Qdrant."""
+    """LanceDB, PostgreSQL with pgvector, and Qdrant."""
     return {"lancedb": _lancedb, "pgvector": _pgvector, "qdrant": _qdrant}
 
 
@@ -41,7 +41,7 @@ def _qdrant(address: str, table: str, size: int) -> Store:
 
 @hookimpl
 def pml_ext_checks() -> dict[str, Callable[..., Any]]:
-    """Return the check of stores of all plugins."""
+    """The check of the stores of all plugins."""
     return {"store": check_store}
 
 
@@ -54,7 +54,7 @@ def check_store(named: Named) -> str:
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """Return what copies an index into a store of any plugin."""
+    """What copies an index into a store of any plugin."""
     return {"stores": _stores}
 
 

@@ -10,7 +10,7 @@ from pml_ext.errors import DataError, one_line, shortened
 
 
 def masked(address: str) -> str:
-    """Return the address of a store without what may be secret: of PostgreSQL, host and database."""
+    """The address of a store without secrets: of PostgreSQL, host and database."""
     scheme, colon, rest = address.partition(":")
     if scheme == "pgvector":
         from .conninfo import public_part
@@ -26,7 +26,7 @@ def masked(address: str) -> str:
 
 @contextlib.contextmanager
 def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert a database's errors into a one-line DataError, without the password of its address."""
+    """Convert a database's errors into a one-line DataError without passwords."""
     try:
         yield
     except errors as error:

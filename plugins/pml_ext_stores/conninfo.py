@@ -14,7 +14,7 @@ with needs_extra("pgvector", "the store pgvector:"):
 
 
 def _conninfo(address: str) -> dict[str, Any] | None:
-    """Return the parts of an address as PostgreSQL's client library reads them; None where it misreads a password."""
+    """The parts of an address as libpq reads them; None where it would misread a password."""
     try:
         parts: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(address)
     except psycopg.ProgrammingError:  # its text quotes the address
@@ -31,12 +31,12 @@ def _conninfo(address: str) -> dict[str, Any] | None:
 
 
 def is_readable(address: str) -> bool:
-    """Return whether an address is one of a database, with a password that is quoted as it must be."""
+    """Whether an address names a database, with its password quoted correctly."""
     return _conninfo(address) is not None
 
 
 def public_part(address: str) -> str:
-    """Return an address with host, port and database alone; ``***`` for an address that is none."""
+    """Host, port and database of an address; ``***`` if it cannot be read."""
     parts = _conninfo(address)
     if parts is None:
         return "***"

@@ -1,4 +1,4 @@
-"""The contract of stores, tried with made-up images in a temporary folder: ``pml-ext check`` of a store."""
+"""The contract of stores, tried with made-up images in a temporary folder by ``pml-ext check``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AddressError(DataError):
 
 
 def check_in_folder(named: Named) -> str:
-    """Return :func:`check_contract` of a store in a temporary folder; SkipCheck for one that needs a server."""
+    """Run :func:`check_contract` in a temporary folder; SkipCheck for a store that needs a server."""
     takes_arguments(named.value, "address", "table", "size")
     requires_no_options(named.value, positions=3)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -48,8 +48,8 @@ def check_in_folder(named: Named) -> str:
 def check_contract(factory: Callable[..., Any], address: str) -> str:
     """Write, search, replace, delete and reopen made-up images in a store; return what was tried.
 
-    The tables ``pml_ext_check`` and ``pml_ext_check_other`` of ``address`` must be new. PluginError for what the
-    interface of stores does not allow, AddressError if nothing can be opened there; other errors are the store's own.
+    The tables ``pml_ext_check`` and ``pml_ext_check_other`` of ``address`` must be new. PluginError for a breach of the
+    interface, AddressError if nothing can be opened; other errors are the store's own.
     """
     images = _made_up(_IMAGES, first=0, seed=0)
     others = _made_up(10, first=35, seed=1)  # five of the images with other vectors and checksums, and five new ones
@@ -97,7 +97,7 @@ def _opened(factory: Callable[..., Any], address: str, table: str) -> CheckedSto
 
 
 def _made_up(count: int, first: int, seed: int) -> Rows:
-    """Return rows of random unit vectors with ids from ``first`` on."""
+    """Rows of random unit vectors with ids from ``first`` on."""
     points = np.random.default_rng(seed).standard_normal((count, _SIZE)).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     ids = np.arange(first, first + count)
@@ -107,7 +107,6 @@ def _made_up(count: int, first: int, seed: int) -> Rows:
 
 
 def _part(rows: Rows, start: int, end: int) -> Rows:
-    """Return a copy of some rows."""
     return Rows(
         rows.ids[start:end].copy(),
         rows.checksums[start:end].copy(),
@@ -118,13 +117,13 @@ def _part(rows: Rows, start: int, end: int) -> Rows:
 
 
 def _by_id(rows: Rows) -> dict[int, tuple[int, str, str, Any]]:
-    """Return checksum, path, class and vector of each image by its id."""
+    """Checksum, path, class and vector of each image by its id."""
     columns = (rows.checksums.tolist(), rows.paths, rows.classes, rows.vectors)
     return dict(zip(rows.ids.tolist(), zip(*columns, strict=True), strict=True))
 
 
 def _write(store: CheckedStore, batches: list[Rows]) -> None:
-    """Write batches from an iterator, which can be read once; PluginError if the store does not read all."""
+    """Write batches from an iterator; PluginError if the store does not read all."""
     read: list[Rows] = []
 
     def each() -> Iterator[Rows]:
@@ -138,7 +137,6 @@ def _write(store: CheckedStore, batches: list[Rows]) -> None:
 
 
 def _check_held(store: CheckedStore, held: dict[int, Any], when: str) -> None:
-    """Fail unless a store has these images and their checksums."""
     count = store.count()
     if count != len(held):
         raise PluginError(f"count() is {count} {when}; wanted {len(held)}")
@@ -152,7 +150,7 @@ def _check_held(store: CheckedStore, held: dict[int, Any], when: str) -> None:
 
 
 def _check_searches(store: CheckedStore, held: dict[int, Any]) -> None:
-    """Fail unless a store finds what a loop over all images finds, with each filter."""
+    """Compare searches with a loop over all images, with each filter."""
     queries = _made_up(3, first=0, seed=2).vectors
     for where in _FILTERS:
         for query, found in zip(queries, store.search(queries.copy(), _K, where), strict=True):
@@ -172,7 +170,6 @@ def _check_searches(store: CheckedStore, held: dict[int, Any]) -> None:
 
 
 def _nearest(held: dict[int, Any], query: Any, where: SearchFilter) -> list[float]:
-    """Return the distances of the nearest images that meet a filter, by a loop over all."""
     distances = []
     for _, _, class_name, vector in held.values():
         distance = float(np.linalg.norm(vector - query))
@@ -183,7 +180,7 @@ def _nearest(held: dict[int, Any], query: Any, where: SearchFilter) -> list[floa
 
 
 def _check_stopped_write(store: CheckedStore, held: dict[int, Any]) -> None:
-    """Fail if a store hides the error of a later batch, or loses the images of before."""
+    """Fail if a store hides an error of a later batch, or loses earlier images."""
 
     def stopped() -> Iterator[Rows]:
         yield _made_up(1, first=35, seed=1)  # as it is in the store

@@ -22,7 +22,7 @@ PROBES = 0.1  # fraction of the lists that a query searches
 
 
 class LanceDB:
-    """A table of LanceDB, with inverted lists (IVF) of its embeddings from 100,000 images on."""
+    """A table of LanceDB; from 100,000 images on, with inverted lists (IVF)."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._title = table
@@ -40,7 +40,7 @@ class LanceDB:
                     raise
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Merge each batch as a version of the table; create the inverted lists of a large table, or extend them."""
+        """Merge each batch as a version of the table; create or extend the inverted lists of a large table."""
         with self._errors():
             for batch in rows:
                 vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
@@ -66,7 +66,7 @@ class LanceDB:
             self._table.optimize()
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Search the nearest lists; all images with a class, or of a table without lists."""
+        """Search the nearest lists; all images if a class is given or there are no lists."""
         if self._table is None or not len(vectors):
             return [[] for _ in vectors]
         with self._errors():

@@ -1,4 +1,4 @@
-"""Stores that mirror the index of a collection: opened, copied to, measured and searched."""
+"""Stores that mirror the index of a collection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # scheme and address
 
 
 class MirroredStore(CheckedStore):
-    """A store that holds a copy of an index; ``shown`` is its address without what may be secret."""
+    """A store that holds a copy of an index; ``shown`` is its address without secrets."""
 
     def __init__(self, store: CheckedStore, shown: str) -> None:
         super().__init__(store._store, store._owner)
@@ -57,9 +57,9 @@ class MirroredStore(CheckedStore):
         return Changes(new=new, changed=len(differs) - new, gone=len(gone), same=len(ids) - len(differs))
 
     def recall_at_10(self, images: EmbeddedImages) -> float | None:
-        """Return recall@10 against exact search, on a sample of at most 200 images; None for fewer than 2.
+        """Recall@10 against exact search on at most 200 images; None for fewer than 2.
 
-        PluginError if the store finds an image that the index does not have, or gives it another distance.
+        PluginError for an unknown image or a wrong distance.
         """
         if len(images.paths) < 2:
             return None
@@ -80,7 +80,7 @@ class MirroredStore(CheckedStore):
 
 
 def open(address: str, identity: str, size: int) -> MirroredStore:
-    """Open the table of a network's embeddings in a store, at an address such as ``lancedb:DIR``.
+    """Open the table of a network's embeddings at an address such as ``lancedb:DIR``.
 
     ConfigError for an address without a known scheme.
     """

@@ -23,7 +23,7 @@ MOST_INDEXED = 2000  # pgvector's limit of the length of vectors in a graph; lon
 
 
 class PgVector:
-    """A table of PostgreSQL with an HNSW index of its embeddings and a B-tree of its classes."""
+    """A table of PostgreSQL with an HNSW index of embeddings and a B-tree of classes."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._size = size
@@ -57,7 +57,7 @@ class PgVector:
         return self._connection.execute(sql.SQL(query).format(**self._names), values or None)  # type: ignore[arg-type]
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Copy each batch in a transaction; the first call then builds the graph, later calls extend it."""
+        """Copy each batch in a transaction; the first call builds the graph, later ones extend it."""
         with self._errors():
             columns = f"id bigint PRIMARY KEY, checksum bigint, path text, class text, embedding vector({self._size})"
             self._execute(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})")
@@ -83,9 +83,9 @@ class PgVector:
             self._execute("ANALYZE {table}")
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Search the graph; exactly with a class, for more images than a graph search finds, or for long vectors.
+        """Search the graph, or exactly: with a class, for many answers, or for long vectors.
 
-        A graph search with a filter ends after ``hnsw.max_scan_tuples`` images, however few of the class it has found.
+        A filtered graph search would stop after ``hnsw.max_scan_tuples`` images, even with too few answers.
         """
         if not self._there:
             return [[] for _ in vectors]

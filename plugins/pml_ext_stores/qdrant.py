@@ -23,7 +23,7 @@ BATCH = 10_000  # points that are read at a time
 
 
 class Qdrant:
-    """A Qdrant collection with Euclidean distance; a point's payload is path, class and checksum."""
+    """A Qdrant collection with Euclidean distance; the payload is path, class and checksum."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._table = table
@@ -47,7 +47,7 @@ class Qdrant:
             self._client = QdrantClient(**place)
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Send points in requests of 1,000, each of which is atomic on a server, but not in a folder."""
+        """Send points in requests of 1,000, each atomic on a server, but not in a folder."""
         with self._errors(), warnings.catch_warnings(action="ignore"):
             if not self._there:
                 if self._client is None:
@@ -107,5 +107,4 @@ class Qdrant:
 
 
 def _result(point: Any) -> SearchResult:
-    """Return what Qdrant found, as the interface of stores has it."""
     return SearchResult(int(point.id), point.payload["path"], point.payload["class"], point.score)

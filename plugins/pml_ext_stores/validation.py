@@ -1,4 +1,4 @@
-"""Stores of any plugin, checked: a wrong answer or a failure is an error that names store, plugin and method."""
+"""Checked stores: a wrong answer or a failure is an error that names store, plugin and method."""
 
 from __future__ import annotations
 
@@ -19,27 +19,24 @@ TOLERANCE = 1e-4  # of distances between vectors of length 1 that a store comput
 
 
 def open_checked(scheme: str, address: str, table: str, size: int) -> CheckedStore:
-    """Open a table of the store of a scheme, ``"lancedb"`` or ``"entry-point:lancedb"``, at an address."""
+    """Open a table of the store of a scheme, ``"lancedb"`` or ``"entry-point:lancedb"``."""
     plugin, factory = registry.find("store", scheme)
     return checked(factory, (address, table, size), f"the store {scheme!r} of the plugin {plugin!r}")
 
 
 def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner: str) -> CheckedStore:
-    """Return the store of a factory; ``owner`` is its name in errors. PluginError if it lacks a method."""
+    """The store of a factory; ``owner`` names it in errors. PluginError if it lacks a method."""
     with _guarded(f"opening {owner}"):
         store = factory(*arguments)
     missing = [method for method in METHODS if not callable(getattr(store, method, None))]
     if missing:
         text = f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}"
-        raise PluginError(f"{text}; wanted those of pml_ext.plugin.Store")
+        raise PluginError(f"{text}; it must be as in pml_ext.plugin.Store")
     return CheckedStore(store, owner)
 
 
 class CheckedStore:
-    """A store that checks what another one returns, and names it in errors.
-
-    What it prints goes to stderr, and it gets copies of the queries.
-    """
+    """A store whose answers are checked; what it prints goes to stderr."""
 
     def __init__(self, store: Store, owner: str) -> None:
         self._store = store
@@ -51,7 +48,7 @@ class CheckedStore:
             self._store.write(rows)
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Return up to k images for each vector, nearest first."""
+        """Up to k images for each vector, nearest first."""
         with _guarded(f"search of {self._owner}"):
             answer = self._store.search(vectors.copy(), k, where)
         if not _is_list(answer) or len(answer) != len(vectors):
@@ -60,7 +57,7 @@ class CheckedStore:
         return [self._checked_results(results, k, where) for results in answer]
 
     def _checked_results(self, results: Any, k: int, where: SearchFilter) -> list[SearchResult]:
-        """Return the results of one vector; PluginError if they are not the nearest k of the filter, nearest first."""
+        """The results of one vector; PluginError if order, filter or number is wrong."""
         if not _is_list(results):
             raise self._error("search", f"{shortened(repr(results), 100)} for a vector", "a list of SearchResult")
         if len(results) > k:
@@ -90,7 +87,7 @@ class CheckedStore:
             self._store.delete(ids)
 
     def count(self) -> int:
-        """Return the number of images."""
+        """The number of images."""
         with _guarded(f"count of {self._owner}"):
             answer = self._store.count()
         if not isinstance(answer, Integral) or answer < 0:
@@ -98,7 +95,7 @@ class CheckedStore:
         return int(answer)
 
     def checksums(self) -> Mapping[int, int]:
-        """Return the checksum of each image by its id."""
+        """The checksum of each image by its id."""
         with _guarded(f"checksums of {self._owner}"):
             answer = self._store.checksums()
         if not isinstance(answer, Mapping):
@@ -117,13 +114,13 @@ class CheckedStore:
             raise PluginError(f"{text}: its write, delete or count is wrong, or somebody else writes into the table")
 
     def check_ids(self, found: Iterable[int], known: Container[int]) -> None:
-        """Raise PluginError for an id that search returned and that was never written."""
+        """Raise PluginError for an id that was never written."""
         for id in found:
             if id not in known:
                 raise self._error("search", f"the id {id}", "an id that was written and not deleted")
 
     def check_distances(self, found: Sequence[float], exact: Sequence[float]) -> None:
-        """Raise PluginError unless distances that the store gave are the exact ones."""
+        """Raise PluginError unless the store's distances are exact."""
         for one, other in zip(found, exact, strict=True):
             if not math.isclose(one, other, rel_tol=0.01, abs_tol=0.01):
                 text = f"the distance {one:.4g} between vectors that are {other:.4g} apart"
@@ -138,7 +135,6 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_result(value: Any) -> bool:
-    """Return whether a value has the attributes of a SearchResult, with values of the right types."""
     distance: Any = getattr(value, "distance", None)
     is_distance = isinstance(distance, Real) and math.isfinite(distance) and float(distance) >= 0
     texts = isinstance(getattr(value, "path", None), str) and isinstance(getattr(value, "class_name", None), str)
@@ -147,7 +143,7 @@ def _is_result(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _guarded(call: str) -> Iterator[None]:
-    """Send what a store prints to stderr, since results of commands go to stdout, and name the store in its errors."""
+    """Send what a store prints to stderr, and name the store in its errors."""
     output: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if threading.current_thread() is threading.main_thread():  # two threads would put back each other's sys.stdout
         output = contextlib.redirect_stdout(sys.stderr)

@@ -14,7 +14,7 @@ SHAH = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """Return the loss, its miners and its sampler."""
+    """The loss, its miners and its sampler."""
     return [
         Component(
             "pml_ext_triplets.losses:BatchAllTripletLoss",

@@ -1,8 +1,7 @@
-r"""The losses of Shah's "Clustering and Querying", Sec. 5, of one triplet and summed over the triplets of a batch.
+r"""The losses of Shah's "Clustering and Querying", Sec. 5, per triplet and summed over a batch.
 
-:math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets of Sec. 5.2. Sums over the
-negatives of a pair (a, p) replace lists of triplets. Positives are padded per anchor: column k of a matrix ``[B, P]``
-belongs to the k-th positive of each anchor; P is the largest number of positives of an anchor.
+:math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets of Sec. 5.2. Positives are padded
+per anchor: column k of a matrix ``[B, P]`` belongs to the k-th positive of each anchor.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class Kind:
     margin: float
 
     def limit(self, d_ap: Tensor) -> Tensor:
-        """Return the distance of a negative below which the triplet is in S."""
+        """The distance of a negative below which the triplet is in S."""
         return d_ap + self.margin
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """Return the loss of triplets; only ``Soft`` uses d_pn."""
+        """Loss of triplets; only ``Soft`` uses d_pn."""
         raise NotImplementedError
 
 
@@ -52,7 +51,7 @@ class Ratio(Kind):
     r""":math:`r^2 - (1 - r)^2 = \tanh\frac{d_{ap} - d_{an}}{2}`, :math:`r = e^{d_{ap}} / (e^{d_{ap}} + e^{d_{an}})`."""
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """Return the loss of triplets."""
+        """The loss of triplets."""
         return torch.tanh((d_ap - d_an) / 2)
 
 
@@ -60,7 +59,7 @@ class Soft(Kind):
     r""":math:`d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})`."""
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """Return the loss of triplets."""
+        """The loss of triplets."""
         assert d_pn is not None
         return d_ap + self.margin + torch.logaddexp(-d_an, -d_pn)
 
@@ -71,21 +70,21 @@ class Hinge(Kind):
     squared = False  # whether squared distances are compared; S uses distances, so hinges in S may then be 0
 
     def compared(self, distances: Tensor) -> Tensor:
-        """Return the distances, or their squares if ``squared``."""
+        """The distances, or their squares if ``squared``."""
         return distances.square() if self.squared else distances
 
     def by_distance(self, derivative: Tensor, distances: Tensor) -> Tensor:
-        """Return the derivative by distances, from that by what is :meth:`compared`."""
+        """The derivative by distances, from that by what is :meth:`compared`."""
         if self.squared:
             return derivative * (2 * distances)
         return derivative
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """Return the loss of triplets."""
+        """The loss of triplets."""
         return (self.compared(d_ap) - self.compared(d_an) + self.margin).clamp(min=0)
 
     def active_limit(self, d_ap: Tensor) -> Tensor:
-        """Return the distance of a negative below which the hinge is above 0."""
+        """The distance of a negative below which the hinge is above 0."""
         if self.squared:
             return (d_ap.square() + self.margin).clamp(min=0).sqrt()
         return self.limit(d_ap)
@@ -110,7 +109,7 @@ class Positives(NamedTuple):
     mask: Tensor | None = None  # [B, R] if the pairs are all its positions (then P = R), else None
 
     def laid_out(self, values: Tensor, fill: float, rows: int) -> Tensor:
-        """Return values of the pairs, ``[L]``, as a padded matrix ``[rows, P]``."""
+        """Values of the pairs, ``[L]``, as a padded matrix ``[rows, P]``."""
         if self.mask is not None:
             return torch.where(self.mask, values.view(rows, self.most), fill)
         if self.columns is None:
@@ -119,14 +118,14 @@ class Positives(NamedTuple):
         return matrix.index_put_((self.anchors, self.columns), values)
 
     def listed(self, matrix: Tensor) -> Tensor:
-        """Return the values of the pairs, ``[L]``, from a padded matrix ``[rows, P]``, as before :meth:`laid_out`."""
+        """The values of the pairs, ``[L]``, from a padded matrix ``[rows, P]``, as before :meth:`laid_out`."""
         if self.columns is None or self.mask is not None:
             return matrix.flatten()
         return matrix[self.anchors, self.columns]
 
 
 def lay_out(anchors: Tensor, positives: Tensor, rows: int) -> Positives:
-    """Return the positive pairs of a number of rows, which are listed in row-major order."""
+    """The positive pairs of a number of rows, which are listed in row-major order."""
     anchors_by_count = torch.bincount(torch.bincount(anchors))  # how many have 0, 1, ... positives
     most = max(1, len(anchors_by_count) - 1)
     if len(anchors) == rows * most:
@@ -137,13 +136,13 @@ def lay_out(anchors: Tensor, positives: Tensor, rows: int) -> Positives:
 
 
 def all_positions(mask: Tensor) -> Positives:
-    """Return all B x R positions with their mask, so that no shape depends on the labels."""
+    """All B x R positions with their mask, so that no shape depends on the labels."""
     anchors, positives = all_entries(mask)
     return Positives(anchors, positives, positives, mask.shape[1], mask)
 
 
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:
-    """Return a mask ``[B, R]`` of the positives that :class:`LocalPositiveMiner` keeps; NaN distances are kept.
+    """A mask ``[B, R]`` of the positives that :class:`LocalPositiveMiner` keeps; NaN distances are kept.
 
     Distances and mask are ``[B, R]``. The percentile, 0 to 100, of an anchor's distances is interpolated linearly.
     """
@@ -172,11 +171,10 @@ def pair_sums(
     all_negatives: bool = False,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return each pair's sum of a triplet loss over its negatives in S, and their number: ``[L]``, floating point.
+    """Each pair's sum of a triplet loss over its negatives in S, and their number, ``[L]``.
 
-    Distances and the mask of negatives are ``[B, R]``. With ``all_negatives``, sums cover all those of the anchor.
-    ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``. For
-    hinges, the forward pass also computes the gradient for a uniform upstream gradient; others need a second pass.
+    Distances and the mask of negatives are ``[B, R]``. With ``all_negatives``, sums cover all negatives of the anchor.
+    ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``.
     """
     sums_and_counts: tuple[Tensor, Tensor]
     if isinstance(kind, Hinge):
@@ -262,7 +260,7 @@ def _hinge_sums(
     all_negatives: bool,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
+    """Sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = fill_outside(distances, indicators(negatives, distances), _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
@@ -280,7 +278,7 @@ def _hinge_sums(
 
 
 def _with_padding(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
-    """Return values of pairs, ``[B, P]``, with ``fill`` in the padding, where d_ap is ``-_FAR``."""
+    """Values of pairs, ``[B, P]``, with ``fill`` in the padding, where d_ap is ``-_FAR``."""
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
@@ -288,11 +286,7 @@ _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hing
 
 
 def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
-    """Compute hinges by a few passes over the matrix for each positive of an anchor.
-
-    The hinges need a matrix of floating point for each positive, so that they are computed in parts where the matrix is
-    large. Comparisons that are boolean, a quarter of that, are made for ``_AT_ONCE`` positives at a time.
-    """
+    """Hinges by a few passes over the matrix per positive, in parts if it is large."""
     compared = kind.compared(far)[:, None]
     thresholds = kind.compared(d_ap) + kind.margin
     if kind.squared:  # the padding is squared too
@@ -348,14 +342,14 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
 
 
 def _some_columns(matrix: Tensor, first: int, most: int) -> Tensor:
-    """Return at most ``most`` columns from the first on, without a view of all of them."""
+    """At most ``most`` columns from the first on, without a view of all of them."""
     if matrix.shape[1] <= most:
         return matrix
     return matrix[:, first : first + most]
 
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:
-    """Return matrices as one, without a copy of a single one."""
+    """Matrices as one, without a copy of a single one."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts, 1)

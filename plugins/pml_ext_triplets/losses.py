@@ -44,26 +44,24 @@ class BatchAllTripletLoss(PairLoss):
 
     The paper calls it batch-hard; elsewhere it is "batch all" averaged over the non-zero terms.
 
-    The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S. The default reducer
-    divides the total by ``divisor``, the size of S. PML's reducers of single values, such as ``MeanReducer``, are
-    refused in a call; any other reducer reduces the pair sums. With an ``indices_tuple`` of triplets, there is one
-    value per triplet with a valid positive, 0 outside S, and any reducer fits. Listed pairs restrict the pairs.
-    ``collect_stats`` records ``violating``, the share of triplets in S.
+    The reducer gets the sum of each ordered pair (a, p) over its negatives in S; the default one divides the total by
+    the size of S. PML's reducers of single values, such as ``MeanReducer``, are refused in a call. With an
+    ``indices_tuple`` of triplets, any reducer fits: it gets one value per triplet with a valid positive, 0 outside S.
+    Listed pairs restrict the pairs. ``collect_stats`` records ``violating``, the share of triplets in S.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of
-    an anchor; with 25 positives or more, hinges sort each row once instead. Memory of about five ``B x R`` matrices.
+    *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` per positive of an
+    anchor; with 25 positives or more, hinges sort each row once instead. Memory of about five ``B x R`` matrices.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
 
     Args:
-        margin: m, in units of the distance (0 to 2 for normalized embeddings), or of its square with
-            ``"squared-hinge"``; the paper gives no value, its program uses 0.2. With ``"ratio"`` it only affects S.
+        margin: m, in units of the distance (0 to 2), or of its square with ``"squared-hinge"``; the paper gives no
+            value, its program uses 0.2. With ``"ratio"`` it only affects S.
         kind: ``"hinge"``, ``"squared-hinge"``, ``"ratio"`` or ``"soft"``.
         triplets: ``"violating"``: the mean over S; ``"all"``: the mean over all triplets.
-        positives: ``"all"``, or ``"local"``: those up to a percentile of their anchor's positive distances (Sec. 5.3).
+        positives: ``"all"``, or ``"local"``: up to a percentile of their anchor's positive distances (Sec. 5.3).
         percentile: the percentile of ``"local"``, from 0 to 100; 60 in the paper.
-        kwargs: as in PML's losses: ``distance`` (one where smaller means nearer), ``reducer``,
-            ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``.
+        kwargs: as in PML's losses; ``distance`` must be one where smaller means nearer.
 
     Raises:
         ValueError: a setting outside its range, or a distance that is a similarity.
@@ -73,9 +71,8 @@ class BatchAllTripletLoss(PairLoss):
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
         0.20000004768371582
 
-    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5; the form is that
-    of Hermans et al., In Defense of the Triplet Loss for Person Re-Identification, 2017,
-    https://arxiv.org/abs/1703.07737.
+    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5; after Hermans et
+    al., In Defense of the Triplet Loss for Person Re-Identification, 2017, https://arxiv.org/abs/1703.07737.
     """
 
     compares = "distances"
@@ -123,7 +120,7 @@ class BatchAllTripletLoss(PairLoss):
         return {"Four classes by the two greatest principal components": drawn}
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return one sum per pair (a, p), or one value per listed triplet."""
+        """One sum per pair (a, p), or one value per listed triplet."""
         if pairs.triplets is not None:
             return self._listed(pairs, *pairs.triplets)
         if self.positives == "local":
@@ -147,7 +144,7 @@ class BatchAllTripletLoss(PairLoss):
         return per_pair(sums, pairs, divisor=size)
 
     def _listed(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor) -> Terms:
-        """Return one value per listed triplet; triplets outside S have value 0 and do not count in the divisor."""
+        """One value per listed triplet; triplets outside S have value 0 and do not count in the divisor."""
         if self.positives == "local":
             mask = torch.zeros_like(pairs.positives).index_put_((a, p), torch.ones_like(a, dtype=torch.bool))
             kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]
@@ -175,5 +172,5 @@ class BatchAllTripletLoss(PairLoss):
         return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return a reducer that divides the sum by ``divisor``, the number of triplets in S."""
+        """A reducer that divides the sum by ``divisor``, the number of triplets in S."""
         return SumOverDivisorReducer()

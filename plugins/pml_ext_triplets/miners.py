@@ -57,7 +57,7 @@ class LocalPositiveMiner(TiledMiner):
         self.add_to_recordable_attributes(name="percentile", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """Return the pairs of a tile: rows and columns of the positives, then of the negatives."""
+        """The pairs of a tile: rows and columns of the positives, then of the negatives."""
         if matrix.numel():
             positives = local_positives(matrix, positives, self.percentile)
         return (*torch.where(positives), *torch.where(negatives))
@@ -108,7 +108,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the triplets (anchors, positives, negatives), ``[T]`` each, swapped where d_pn < d_an.
+        """The triplets (anchors, positives, negatives), ``[T]`` each, swapped where d_pn < d_an.
 
         Embeddings are ``[B, D]``, labels ``[B]``, or as the relation takes them. ValueError for references.
         """
@@ -139,5 +139,5 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         return triplets
 
     def get_default_distance(self) -> BaseDistance:
-        """Return the Euclidean distance of normalized embeddings."""
+        """The Euclidean distance of normalized embeddings."""
         return EuclideanDistance()

@@ -129,7 +129,7 @@ class HardNegativePoolSampler(Sampler[int]):
                 yield self._negative(drawn)
 
     def _pair(self) -> tuple[int, int] | None:
-        """Return an anchor and a negative from a pool of pairs, or None if this triplet is to be random."""
+        """An anchor and a negative from a pool of pairs, or None if this triplet is to be random."""
         if self.pool != "batches" or self._pool is None or self._generator.random() >= self.hard_fraction:
             return None
         if not len(self._pool):
@@ -145,7 +145,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return int(members[place])
 
     def _negative(self, anchor: int) -> int:
-        """Return a negative: one of the anchor's from the pool if it has any, or a random image of another class."""
+        """A negative: one of the anchor's from the pool if it has any, or a random image of another class."""
         if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
             first, end = np.searchsorted(self._pool[:, 0], [anchor, anchor + 1])
             if end > first:
@@ -210,7 +210,7 @@ class HardNegativePoolSampler(Sampler[int]):
             self._pool = self._searched(embeddings)
 
     def _searched(self, embeddings: Tensor | None) -> Pairs:
-        """Return the pairs of a pool that is searched among the embeddings ``[N, D]`` of all images."""
+        """The pairs of a pool that is searched among the embeddings ``[N, D]`` of all images."""
         given = 0 if embeddings is None else len(embeddings)
         if embeddings is None or given != len(self._labels):
             raise ValueError(f"{given} embeddings for {len(self._labels)} labels")
@@ -226,7 +226,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return np.concatenate([self._nearest(x, rows, groups) for rows in tiles])
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
-        """Return pairs (anchor, image): images whose cluster belongs to another class, with anchors of that class."""
+        """Pairs (anchor, image): images whose cluster belongs to another class, with anchors of that class."""
         counts = np.zeros((groups.max() + 1, len(self._members)), dtype=np.int64)
         np.add.at(counts, (groups, self._class_of), 1)
         majority_class = counts.argmax(axis=1)
@@ -240,7 +240,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return np.concatenate(pairs)
 
     def _nearest(self, x: Tensor, rows: Tensor, groups: Tensor | None) -> Pairs:
-        """Return pairs of the anchors ``rows``, each with up to ``pool_size`` hard negatives among all images."""
+        """Pairs of the anchors ``rows``, each with up to ``pool_size`` hard negatives among all images."""
         classes = torch.as_tensor(self._class_of, device=x.device)
         inside = classes[rows, None] != classes
         if groups is not None:
@@ -258,18 +258,18 @@ class HardNegativePoolSampler(Sampler[int]):
         return pairs
 
     def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
-        """Return random scores for images nearer than the positive; minus infinity for the others."""
+        """Random scores for images nearer than the positive; minus infinity for the others."""
         lots = torch.as_tensor(self._generator.random(score.shape), device=score.device)
         return torch.where(score > to_positive[:, None], lots.to(score.dtype), -torch.inf)
 
     def _best(self, score: Tensor) -> Pairs:
-        """Return pairs (row, column) of the up to ``pool_size`` greatest scores of each row, row by row."""
+        """Pairs (row, column) of the up to ``pool_size`` greatest scores of each row, row by row."""
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
         rows, places = torch.where(best.values > -torch.inf)
         return torch.stack([rows, best.indices[rows, places]], 1).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generator, the pool, and the pairs collected for the next one."""
+        """The state of the generator, the pool, and the pairs collected for the next one."""
         generator = self._generator.bit_generator.state
         return {"generator": generator, "pool": self._pool, "collected": list(self._collected)}
 

@@ -1,4 +1,4 @@
-"""What a metric is given, under the names of PML's calculator."""
+"""The arguments of metrics, named as in PML's calculator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .retrieval import Comparison, Sides
 
 @dataclass
 class MetricArguments:
-    """The arguments of a metric, as PML names them; those of neighbors and clusters only where a metric needs them."""
+    """Arguments of a metric, named as in PML; neighbors and clusters only if a metric needs them."""
 
     query: Tensor
     query_labels: Tensor
@@ -44,7 +44,7 @@ class MetricArguments:
 
 
 class Clusterings:
-    """The clusters of the queries, by number of clusters per class, each computed once."""
+    """Clusters of the queries by number of clusters per class, each computed once."""
 
     def __init__(self, sides: Sides, kmeans_func: Any) -> None:
         self._query = sides.query
@@ -53,7 +53,7 @@ class Clusterings:
         self._found: dict[int, Tensor] = {}
 
     def reason(self, per_class: int) -> str:
-        """Return why such clusters say nothing; "" if they do."""
+        """Why the clusters are meaningless, or an empty string."""
         return reason_of_clusters(len(self._query), self._classes, per_class * self._classes)
 
     def of(self, per_class: int) -> Tensor:

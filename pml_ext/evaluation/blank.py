@@ -1,4 +1,4 @@
-"""Metrics that a test cannot give: where no query has a right answer, or none a wrong one, and clusters of one item."""
+"""Reasons why a test cannot give a metric."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .retrieval import QueryClasses, Sides
 
 
 def reason_of_neighbors(sides: Sides, classes: QueryClasses) -> str:
-    """Return why no metric of neighbors can be given; "" if they can."""
+    """Why no metric of neighbors can be given, or an empty string."""
     queries = len(sides.query)
     if queries == 0:
         return ""
@@ -21,7 +21,7 @@ def reason_of_neighbors(sides: Sides, classes: QueryClasses) -> str:
 
 
 def reason_of_clusters(queries: int, classes: int, clusters: int) -> str:
-    """Return why so many clusters of queries of so many classes say nothing; "" if they do."""
+    """Why a number of clusters is meaningless for a number of classes, or an empty string."""
     if classes == 1:
         return f"all {queries} queries are of one class, so that no cluster can be wrong"
     if clusters >= queries:
@@ -30,7 +30,7 @@ def reason_of_clusters(queries: int, classes: int, clusters: int) -> str:
 
 
 def explained(blank: Mapping[str, str]) -> Iterable[str]:
-    """Return a sentence for each reason why metrics are blank, given the reason by title of the metric."""
+    """One sentence for each reason, from the reasons by title of the blank metric."""
     titles: dict[str, list[str]] = {}
     for title, reason in blank.items():
         titles.setdefault(reason, []).append(title)

@@ -48,15 +48,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     ``recall_at_K`` is the share of queries with an image of their class among the K nearest. ``precision_at_K`` is the
     mean share of such images among the K nearest (:mod:`pml_ext.evaluation.metrics`). ``f1`` and ``purity`` evaluate
-    k-means clusters, by default one per class (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
+    k-means clusters (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
     (:func:`pml_ext.registry.hooks.pml_ext_metrics`) are available by name.
 
-    PML's metrics keep their names and meaning and use ``k`` neighbors. The new metrics use K neighbors. If the gallery
-    has fewer than K items, missing neighbors count as wrong. Labels are compared as integers (PML's float32 merges
-    16777216 and 16777217). One search serves all metrics.
+    PML's metrics keep their names and meaning and use ``k`` neighbors. The new metrics use K neighbors; neighbors
+    missing from a small gallery count as wrong. Labels are compared as integers (PML's float32 merges 16777216 and
+    16777217). One search serves all metrics.
 
-    A metric is blank (NaN, with the reason) if no query has a right answer, if no answer can be wrong, as in a test of
-    one class, and if k-means would have as many clusters as queries.
+    A metric is NaN, with a reason, if no query has a right answer, if no answer can be wrong, or if k-means would have
+    as many clusters as queries.
 
     ``exclude=("NMI", "AMI")`` turns clustering off, as in PML: it also excludes ``f1`` and ``purity``, unless
     ``include`` names them. A subclass adds metrics as PML documents.
@@ -64,15 +64,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     Args:
         include: names of the metrics to compute; empty for all.
         exclude: names of metrics to leave out.
-        avg_of_avgs: average per class first, then over classes, as in PML.
-        return_per_class: return a list with one mean per class, as in PML.
+        avg_of_avgs: average per class first, then over classes.
+        return_per_class: return a list with one mean per class.
         k: number of neighbors that PML's metrics use: None for the whole gallery, a number, or ``"max_bin_count"``
             for the size of the largest class.
         label_comparison_fn: as in PML. Clustering metrics support only equality.
         device: device for computation; by default a GPU if available.
-        knn_func: a neighbor search as in PML; by default an exact Euclidean search, by faiss if it is installed, else
-            by torch. A :class:`NearestNeighbors` searches in tiles of queries.
-        kmeans_func: a clustering as in PML; by default k-means with a fixed seed, by faiss or else scikit-learn.
+        knn_func: a neighbor search as in PML; by default exact and Euclidean, with faiss or else torch. A
+            :class:`NearestNeighbors` searches in tiles of queries.
+        kmeans_func: a clustering as in PML; by default k-means with a fixed seed.
         recall_at: values of K for ``recall_at_K``.
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
         clusters_per_class: numbers of k-means clusters per class of the queries; 1 gives ``NMI``, ``f1`` and
@@ -81,17 +81,16 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             form that the relation accepts. A :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L
             other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
-        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`) as ``verification_NAME``, such
-            as ``verification_eer``: of so many pairs of the same class and of different ones, drawn with a fixed seed,
-            or of ``"all"`` pairs; without pairs of one group. Scores are by the distance of the neighbor search.
-        reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, which ranks
-            the neighbors of normalized embeddings again, without training.
-        lone_queries: queries without any other item of their class can have no right answer. ``"drop"`` leaves them
-            out of every metric of neighbors, as PML's own metrics do; ``"miss"`` counts them as misses in
-            ``recall_at_K``.
+        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`), such as
+            ``verification_eer``. A number draws that many pairs of each kind, with a fixed seed; ``"all"`` uses all.
+            Pairs within a group are left out. Scores use the distance of the neighbor search.
+        reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, for
+            normalized embeddings.
+        lone_queries: queries without another item of their class. ``"drop"`` leaves them out of every metric of
+            neighbors, as PML does; ``"miss"`` counts them as misses in ``recall_at_K``.
 
     Raises:
-        ValueError: a K below 1, an unknown metric (the text suggests the closest names) or unknown ``lone_queries``.
+        ValueError: a K below 1, an unknown metric or unknown ``lone_queries``.
         NotImplementedError: a ``label_comparison_fn`` together with a metric that needs clusters.
 
     Example:
@@ -126,14 +125,14 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             raise ValueError("relation and label_comparison_fn both say which neighbors are right; leave out one")
         if isinstance(relation, DifferentGroups):
             raise ValueError(
-                "the evaluation takes groups as such: leave out relation, and type "
+                "groups are not a relation here: leave out relation, and type "
                 "evaluate(points, classes, query_groups=groups)"
             )
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
         if verification is not None and (relation is not None or label_comparison_fn is not None):
             raise ValueError(
-                "verification takes pairs of equal classes; with a relation or label_comparison_fn, list the pairs: "
+                "verification compares equal classes; with a relation or label_comparison_fn, list the pairs: "
                 "pml_ext.evaluation.verify(embeddings, listed_pairs(...))"
             )
         if reranking is not None:
@@ -179,7 +178,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         )
 
     def requires_knn(self) -> list[str]:
-        """Return the names of the metrics that need neighbors; PML's list leaves out its mean_reciprocal_rank."""
+        """Names of the metrics that need neighbors, with the mean_reciprocal_rank that PML's list lacks."""
         ours = [name for name, metric in self._metrics.items() if not metric.clusters and not metric.of_pairs]
         return [*super().requires_knn(), "mean_reciprocal_rank", *ours, *self._of_plugins]
 
@@ -190,7 +189,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return [*super().requires_clustering(), *ours, *of_plugins]
 
     def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the metrics to compute: functions of :class:`MetricArguments`, ours, PML's and those of plugins alike.
+        """Return the functions of all metrics to compute, by name.
 
         Excluding all of PML's clustering metrics excludes ours as well.
         """
@@ -215,9 +214,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return ``{name: value}``, a fraction or a list per class; :meth:`evaluate` documents the arguments.
+        """Return ``{name: value}``, a fraction or a list per class; arguments as in :meth:`evaluate`.
 
-        A metric that the test cannot give is NaN, with a warning that says why.
+        A metric that the test cannot give is NaN, with a warning.
         """
         result = self.evaluate(*args, **kwargs)
         for text in explained(result.blank):
@@ -249,17 +248,16 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             include: names of the metrics to compute; empty for all of the calculator's metrics.
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
-            on_failure: called with a text if a plugin's metric fails, which is then left out; by default an error.
-            query_groups: group of each query, such as a burst of images, integers or texts, ``[N]``: gallery
-                items of a query's own group are left out of its gallery. Negative integers and "" are no group.
-            reference_groups: groups of the gallery, ``[R]``, together with ``reference``. With groups, a query whose
-                right items are all in its own group is lone.
+            on_failure: called with a message if a plugin's metric fails; the metric is then left out.
+            query_groups: group of each query, integers or texts, ``[N]``. A query's own group is left out of its
+                gallery. Negative integers and "" mean no group.
+            reference_groups: groups of the gallery, ``[R]``, together with ``reference``. A query whose right items
+                are all in its own group is lone.
 
         Raises:
-            ValueError: an unknown metric; embeddings or labels of a wrong shape, or NaN or infinite embeddings; a
-                gallery that does not begin with the queries although ``ref_includes_query``; groups that leave no
-                query a gallery, or groups with a metric of a plugin or subclass that takes ``label_counts``, which
-                know no groups.
+            ValueError: an unknown metric; wrong shapes; NaN or infinite embeddings; ``ref_includes_query`` with a
+                gallery that does not begin with the queries; groups that leave no query a gallery, or groups with a
+                metric that needs ``label_counts``.
             PluginError: a plugin's metric failed, and there is no ``on_failure``.
         """
         self.check_primary_metrics(include, exclude)
@@ -325,14 +323,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return Evaluation(accuracies, counted, blank, relevant, kept.distances, kept.indices, kept.right)
 
     def _check_known_groups(self) -> None:
-        """Raise ValueError if a metric of a plugin or a subclass counts labels regardless of groups."""
         for name, function in self.curr_function_dict.items():
             if name not in self._metrics and name in self.requires_knn():
                 original = self._of_plugins.get(name, function)
                 if "label_counts" in inspect.signature(original).parameters:
-                    raise ValueError(
-                        f"{name} takes label_counts, which know no groups; exclude it, or leave out groups"
-                    )
+                    raise ValueError(f"{name} needs label_counts, which ignore groups; exclude it, or leave out groups")
 
     def _classes(self, sides: Sides) -> QueryClasses:
         classes = query_classes(sides, self.label_comparison_fn, self.relation)
@@ -348,7 +343,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return verify(sides.query, pairs, references, distance=distance)
 
     def _may_be_blank(self, metric: Metric) -> bool:
-        """Return whether a metric says nothing if each answer, or none, is right under the relation itself."""
+        """Whether a metric is blank if the relation makes all answers right, or all wrong."""
         if self.relation is None:
             return True
         return not metric.graded and metric.level == 0
@@ -364,7 +359,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return math.nan
 
     def _search(self, sides: Sides, classes: QueryClasses, keep: int, arguments: MetricArguments) -> Neighbors:
-        """Search once for all metrics; complete their arguments, and return the neighbors."""
         pml_k = self.determine_k(classes.counts, len(sides.reference), sides.ref_includes_query)
         pml_k = min(max(1, pml_k), sides.size)
 
@@ -398,7 +392,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             names = ", ".join(others)
             raise ValueError(
                 f"the search found fewer than {pml_columns} neighbors of {incomplete} of {len(sides.query)} queries, "
-                f"and {names} cannot count the missing ones as wrong; take an exact search, or exclude them"
+                f"and {names} cannot count the missing ones as wrong; use an exact search, or exclude them"
             )
         arguments.per_query = {each.metric.accuracy: each.values for each in metrics}
         arguments.label_counts = (classes.classes, classes.counts)
@@ -422,7 +416,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         pair_values: Mapping[str, float] = {},  # never modified
         **_: Any,
     ) -> float | list[float]:
-        """Return one of our metrics: of clusters, or the mean of its values per query."""
         labels = query_labels.cpu()
         if metric.clusters:
             return float(metric.function(labels, torch.as_tensor(cluster_labels).cpu()))
@@ -441,7 +434,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     def _counted(
         self, metric: Metric, not_lone_query_mask: Tensor | None, not_lone_at_level: Mapping[int, Tensor]
     ) -> Tensor | None:
-        """Return the queries that count in a metric, ``[Q]``; None for all."""
+        """The queries that count in a metric, ``[Q]``; None for all."""
         lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
         if not_lone_query_mask is None or lone_queries_miss:
             return None

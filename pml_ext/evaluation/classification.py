@@ -24,11 +24,11 @@ def nearest_class_mean(
 ) -> dict[str, float]:
     r"""Return the flat top-k accuracies of the nearest-class-mean classifier (Euclidean distance).
 
-    A point counts if fewer than k classes have a nearer mean than its own class. Classes with equally near
-    means are ranked at random. In expectation, a point with c nearer means and t equally near ones, including its own,
-    counts :math:`\min(1, (k - c) / t)`. *Cost:* one product of points and means, in tiles.
+    A point counts if fewer than k classes have a nearer mean than its own class. Ties are broken at random: in
+    expectation, a point with c nearer means and t equally near ones, including its own, counts
+    :math:`\min(1, (k - c) / t)`.
 
-    Points are ``[N, D]`` (normalize embeddings first) with classes ``[N]``. Means are ``[C, D]`` with distinct classes
+    Points are ``[N, D]`` (normalize embeddings first) with classes ``[N]``; means are ``[C, D]`` with distinct classes
     ``[C]``. The result is ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
 
     Raises:
@@ -58,7 +58,6 @@ def nearest_class_mean(
 
 
 def _rows_of(classes: Tensor, labels: Tensor) -> Tensor:
-    """Return the position of each label among the distinct classes; ValueError for a label that is not there."""
     ordered, order = classes.sort()
     places = torch.searchsorted(ordered, labels).clamp(max=len(ordered) - 1)
     missing = labels[ordered[places] != labels].tolist()
@@ -68,10 +67,10 @@ def _rows_of(classes: Tensor, labels: Tensor) -> Tensor:
 
 
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
-    """Return estimates of new classes' means: the average of related known classes in a hierarchy (zero-shot).
+    """Estimate the means of new classes: the average of related known classes in a hierarchy (zero-shot).
 
-    The paper does not define related classes. Here they are the known descendants of the new class's parents; if there
-    are none, those of its grandparents, and so on; and all known classes if no ancestor has known descendants.
+    The paper does not define related classes. Here they are the known descendants of the nearest ancestors that have
+    any, or else all known classes.
 
     ``known`` maps names to means, ``[D]``; ``parents`` maps classes and ancestors to their parents. The result is
     ``[C, D]``, in the order of the names. A class that is its own ancestor raises :class:`DataError`.
@@ -91,7 +90,6 @@ def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Pa
 
 
 def _nearest_relatives(name: str, parents: Parents, descendants: Mapping[str, set[str]]) -> set[str]:
-    """Return the known descendants of the nearest ancestors that have any; empty if none has."""
     for level in ancestors(name, parents):
         relatives: set[str] = set()
         for ancestor in level:
@@ -103,13 +101,13 @@ def _nearest_relatives(name: str, parents: Parents, descendants: Mapping[str, se
 
 
 def ancestors(name: str, parents: Parents) -> list[list[str]]:
-    """Return the ancestors of a class by level: parents, grandparents, ..., each only at its lowest level."""
+    """Return the ancestors of a class by level (parents, grandparents, ...), each at its lowest level."""
     levels: list[list[str]] = []
     met: set[str] = set()
     level = list(dict.fromkeys(parents.get(name, ())))
     while level:
         if name in level:
-            raise DataError(f"{name} is its own ancestor in the hierarchy of classes; mend its list of parents")
+            raise DataError(f"{name} is its own ancestor in the hierarchy of classes; correct its list of parents")
         levels.append(level)
         met |= set(level)
         next_level: dict[str, None] = {}  # in the order of the parents, each once

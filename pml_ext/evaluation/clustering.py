@@ -1,7 +1,6 @@
 """K-means, and metrics of the agreement of clusters with classes.
 
-The metrics are pure functions of the classes and the clusters of N points, ``[N]`` each. They use a sparse contingency
-matrix, so memory grows with the points, not with classes x clusters.
+Each metric is a pure function of the classes and the clusters of N points, ``[N]`` each. Memory grows with N.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ MAX_MULTIPLICATIONS = 70_000_000_000  # per k-means iteration, summed over all s
 def kmeans(points: Tensor, clusters: int) -> Tensor:
     """Return the cluster of every point, ``[N]``, by k-means with a fixed seed: with faiss, or else scikit-learn.
 
-    The result is the best of ten random starts (faiss) or of three k-means++ starts (scikit-learn). There are fewer
-    starts if starts x points x clusters x dimensions exceeds 70 billion, as for the Online Products test images.
-
-    *Cost:* 20 iterations per start with faiss; each compares every point, ``[N, D]``, with every cluster.
+    Keeps the best of ten random starts (faiss) or of three k-means++ starts (scikit-learn); fewer if starts x points x
+    clusters x dimensions exceeds 70 billion. *Cost:* with faiss, 20 iterations per start.
 
     Raises:
-        ValueError: fewer than 1 cluster, or more than there are points.
+        ValueError: fewer than 1 cluster, or more clusters than points.
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
@@ -68,11 +65,11 @@ def nmi(labels: Any, clusters: Any) -> float:
 
 
 def nmi_majority(labels: Any, clusters: Any) -> float:
-    r"""Return :func:`nmi` of the classes and the clusters, each cluster replaced by its most frequent class.
+    r"""Return :func:`nmi` with each cluster replaced by its most frequent class.
 
     .. math:: \frac{2 I(m; c)}{H(m) + H(c)}, \quad m_i = \arg\max_c |\omega_{k(i)} \cap c|
 
-    Clusters with the same majority class are merged, so extra clusters are not penalized; ties go to the first class.
+    Extra clusters are not penalized; ties go to the first class.
     *Source:* the program of Shah, Clustering and Querying, 2017; the paper's text defines :func:`nmi` instead.
     """
     from sklearn.metrics.cluster import contingency_matrix

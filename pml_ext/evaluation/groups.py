@@ -30,11 +30,10 @@ class Groups:
 
 
 def groups_of(query: Any, reference: Any, queries: int, references: int | None, device: torch.device) -> Groups:
-    """Return groups, checked and numbered.
+    """Check groups and number them.
 
     Args:
-        query: group of each query: integers, of which negative ones are no group, or texts, of which "", None and NaN
-            are.
+        query: group of each query, integers or texts. Negative integers, "", None and NaN mean no group.
         reference: group of each gallery item; None if the queries are their own gallery.
         queries: number of queries.
         references: number of gallery items; None if the queries are their own gallery.
@@ -42,7 +41,7 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
 
     Raises:
         TypeError: groups that are neither integers nor texts.
-        ValueError: another number of groups than of items, groups of one side alone, or no item with a group.
+        ValueError: a wrong number of groups, groups of one side alone, or no item with a group.
     """
     if (reference is None) != (references is None):
         given, missing = (
@@ -75,7 +74,6 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
 
 
 def _keys(name: str, groups: Any, count: int) -> Any:
-    """Return groups as an array of int64 or of texts."""
     if isinstance(groups, Tensor):
         groups = groups.cpu().numpy()
     if not isinstance(groups, list):
@@ -95,16 +93,16 @@ def _keys(name: str, groups: Any, count: int) -> Any:
 
 
 def _is_missing(group: Any) -> bool:
-    """Return whether a group is None, or NaN, which pandas has for texts that are missing."""
+    """Whether a group is None or NaN, as pandas writes missing texts."""
     return group is None or (isinstance(group, float) and group != group)
 
 
 def neighbors_outside(
     find: Find, groups: Groups | None, rows: Tensor, itself: bool, columns: int, total: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the nearest gallery items outside of each query's group, ``[n, columns]``: distances and indices.
+    """Return the nearest gallery items outside each query's group, ``[n, columns]``: distances and indices.
 
-    Where fewer are left, the index is -1 and the distance infinite.
+    Missing items have index -1 and infinite distance.
 
     Args:
         find: finds the k nearest of some queries, ``find(rows, k)``, nearest first; may include the query itself.

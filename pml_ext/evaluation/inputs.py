@@ -1,4 +1,4 @@
-"""Queries and gallery as they are given: embeddings, labels and groups, checked."""
+"""Checks of queries and gallery: embeddings, labels and groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .retrieval import Comparison, Sides
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a calculator takes embeddings and labels."""
+    """Checks of embeddings and labels for one calculator."""
 
     device: torch.device
     relation: Relation | None
@@ -47,9 +47,9 @@ class Inputs:
         return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
 
     def _points(self, name: str, points: Any, labels: Any, axis: int) -> tuple[Tensor, Tensor]:
-        """Return embeddings ``[N, D]`` in float32 and their labels; ValueError if they are not finite or do not fit.
+        """Return checked embeddings ``[N, D]`` in float32, and their labels.
 
-        ``axis`` is that of a relation's matrix: 0 for its rows, the queries, 1 for its columns.
+        ``axis``: 0 for the rows of a relation's matrix, the queries; 1 for its columns.
         """
         points = torch.as_tensor(points, device=self.device).detach().float()
         if points.ndim != 2:
@@ -71,7 +71,6 @@ class Inputs:
         return points, self._comparable(labels)
 
     def _comparable(self, labels: Tensor) -> Tensor:
-        """Return labels as ``label_comparison_fn`` takes them; ValueError if it cannot compare them."""
         if self.compare is EQUALITY:
             labels = _without_column(labels)
             if labels.ndim > 1:
@@ -90,13 +89,13 @@ class Inputs:
         return single_labels
 
     def _gives_one_value(self, labels: Tensor) -> bool:
-        """Return whether ``label_comparison_fn`` gives one value for a pair of labels, not one for each column."""
+        """Whether ``label_comparison_fn`` gives one value per pair, not one per column."""
         first = labels[:1]
         return bool(self.compare(first, first).ndim <= 1)
 
 
 def with_groups(sides: Sides, query_groups: Any, reference_groups: Any) -> Sides:
-    """Return the sides with groups, checked; ValueError if they leave no query a gallery."""
+    """Add checked groups; ValueError if they leave no query a gallery."""
     if query_groups is None:
         raise ValueError("reference_groups are given without query_groups; queries and gallery both have groups")
     gallery_size = None if sides.reference is sides.query else len(sides.reference)
@@ -105,13 +104,12 @@ def with_groups(sides: Sides, query_groups: Any, reference_groups: Any) -> Sides
     sizes = sides.gallery_sizes()
     if len(sizes) and bool((sizes <= 0).all()):
         raise ValueError(
-            f"the groups leave no gallery: all {len(sides.reference)} gallery items are of each query's own group"
+            f"the groups leave no gallery: all {len(sides.reference)} gallery items belong to each query's own group"
         )
     return sides
 
 
 def _without_column(labels: Any) -> Any:
-    """Return labels ``[N, 1]``, as PML's testers give them, as ``[N]``; other labels unchanged."""
     if getattr(labels, "ndim", 0) == 2 and labels.shape[1] == 1:
         return labels[:, 0]
     return labels

@@ -1,4 +1,4 @@
-"""Metrics of listed pairs and triplets: whether embeddings have them in the order that the list says."""
+"""Metrics of listed pairs and triplets: whether embeddings agree with the list."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def tuple_metrics(
 ) -> dict[str, float]:
     """Return the metrics of listed pairs or triplets by name.
 
-    Of pairs, those of :func:`pml_ext.evaluation.verify`, each with ``verification_`` before its name: the accuracy at
-    the ``threshold``, where one is given, and that of ten folds, where there are ten pairs of each kind. Of triplets,
-    the ``triplet_accuracy``.
+    Pairs: the metrics of :func:`pml_ext.evaluation.verify`, with the prefix ``verification_``. Accuracy needs a
+    ``threshold``; ten-fold accuracy needs ten pairs of each kind. Triplets: ``triplet_accuracy``.
 
     Args:
         embeddings: ``[N, D]``.
@@ -58,7 +57,7 @@ def scores_of_pairs(embeddings: Any, pairs: ListedTuples, distance: BaseDistance
 def scores_of_triplets(
     embeddings: Any, triplets: ListedTuples, distance: BaseDistance | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the scores of anchor and positive, and those of anchor and negative, ``[T]`` each."""
+    """Return the scores of anchor and positive, and of anchor and negative, ``[T]`` each."""
     anchors, positives, negatives = triplets.rows.T
     right = torch.ones(len(triplets), dtype=torch.bool)
     known = pair_scores(embeddings, VerificationPairs(anchors, positives, right), distance=distance)
@@ -71,7 +70,7 @@ def triplet_accuracy(embeddings: Any, triplets: ListedTuples, distance: BaseDist
 
     .. math:: \frac{1}{T} \sum_{a, p, n} [d_{ap} < d_{an}] + \frac{1}{2} [d_{ap} = d_{an}]
 
-    A tie counts half, so that embeddings which are all equal have an accuracy of 0.5.
+    A tie counts half, so equal embeddings score 0.5.
     """
     known, others = scores_of_triplets(embeddings, triplets, distance)
     return float(((known > others) + 0.5 * (known == others)).mean())

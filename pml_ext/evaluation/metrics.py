@@ -1,17 +1,14 @@
-r"""Metrics as pure functions, and the table of metrics that the calculator, runs and reports use.
+"""Metrics as pure functions, and the table of metrics that the calculator, runs and reports use.
 
-A neighbor metric gets two tensors from a search for the K nearest gallery items of each query:
+A neighbor metric has two arguments, from a search for the K nearest gallery items of each query:
 
 - ``right``, ``[Q, K]``, booleans: whether neighbor j of query i, nearest first, has the query's class, written
-  :math:`r_{ij}` below;
+  :math:`r_{ij}` below. Missing columns of a small gallery count as wrong.
 - ``relevant``, ``[Q]``, integers: the number of gallery items of the query's class, without the query itself, written
-  :math:`R_i`.
+  :math:`R_i`. A query is *lone* if :math:`R_i = 0`.
 
-It returns one value per query, ``[Q]``, float64 from 0 to 1, which :func:`mean`, :func:`class_means` and
-:func:`mean_of_class_means` reduce. A query is *lone* if its class has no other item in the gallery,
-:math:`R_i = 0`. In a gallery with fewer than K items, the missing columns count as wrong.
-
-A cluster metric gets the classes and the clusters of the queries; see :mod:`pml_ext.evaluation.clustering`.
+It returns one value per query, ``[Q]``, float64 from 0 to 1. Cluster metrics are in
+:mod:`pml_ext.evaluation.clustering`.
 
 To add a metric, write its function and add a row to ``_METRICS``.
 """
@@ -92,12 +89,12 @@ def reciprocal_rank(right: Tensor) -> Tensor:
 
 
 def ndcg(gains: Tensor, ideal: Tensor) -> Tensor:
-    r"""Return NDCG@K: the discounted gains of the K nearest, divided by those of the ideal ranking.
+    r"""Return NDCG@K: the discounted gains of the K nearest, divided by the ideal ones.
 
     .. math:: \frac{\sum_{j \le K} g_{ij} / \log_2(j + 1)}{\sum_{j \le K} g^*_{ij} / \log_2(j + 1)}
 
-    ``gains``, ``[Q, K]``, are the weights of the neighbors, 1 or 0 without a graded relation. ``ideal``, ``[Q, K]``,
-    are the K greatest gains in the gallery. The value is NaN if all ideal gains are 0.
+    ``gains``, ``[Q, K]``, are the neighbors' weights; ``ideal``, ``[Q, K]``, the K greatest gains in the gallery. The
+    value is NaN if all ideal gains are 0.
     """
     discounts = 1 / torch.log2(1 + _ranks(ideal).to(torch.float64))
     return (gains * discounts[: gains.shape[1]]).sum(dim=1) / (ideal * discounts).sum(dim=1)
@@ -117,14 +114,14 @@ class Metric:
 
     name: str  # key in metrics.json
     title: str  # heading in a report
-    function: Callable[[Any, Any], Any]  # takes right and relevant, or classes and clusters
+    function: Callable[[Any, Any], Any]  # of right and relevant, or classes and clusters
     neighbors: int | Literal["relevant", "gallery"] | None = None  # number of neighbors used; None for a cluster metric
     clusters: int = 0  # k-means clusters per class of the queries; 0 for a neighbor metric
     pml_name: str = ""  # name in PML's calculator, if different
     lone_queries: bool = False  # whether lone queries may count as misses in the mean
     in_runs: bool = True  # whether runs report it
-    graded: bool = False  # whether the function takes gains and ideal gains
-    of_pairs: bool = False  # whether the function takes the metrics of pairs, of pml_ext.evaluation.verification
+    graded: bool = False  # whether the function needs gains and ideal gains
+    of_pairs: bool = False  # whether the function needs the metrics of pairs, of pml_ext.evaluation.verification
     level: int = 0  # tree level at which neighbors are right if ancestors match; 0: the relation's own
 
     @property
@@ -133,7 +130,7 @@ class Metric:
         return self.pml_name or self.name
 
     def columns(self, most_relevant: int, gallery: int) -> int:
-        """Return the number of neighbors needed, given the largest R of a query and the size of the gallery."""
+        """Number of neighbors needed, from the largest R and the size of the gallery."""
         if self.neighbors == "gallery":
             return gallery
         if self.neighbors == "relevant":
@@ -206,8 +203,7 @@ def metrics_of(
 ) -> list[Metric]:
     """Return the table of metrics in the order of ``metrics.json``; arguments as in the calculator.
 
-    ``levels``: additional levels of a tree for which recall is reported. ``verification``: whether the metrics of pairs
-    are in the table.
+    ``levels``: additional levels of a tree for recall. ``verification``: whether to include the metrics of pairs.
     """
     recall_at = _counts("recall_at", recall_at)
 
@@ -250,27 +246,24 @@ def metrics_of(
 
 
 def title_of(name: str) -> str:
-    """Return the heading of a metric by its key in ``metrics.json``: ``"Recall@1"`` of ``"recall_at_1"``.
-
-    A name that is not known, such as that of a plugin's metric, stays as it is.
-    """
+    """Return the heading of a metric, ``"Recall@1"`` for ``"recall_at_1"``; unknown names stay unchanged."""
     title = _known_title(name)
     return name if title is None else title
 
 
 def is_known_metric(name: str) -> bool:
-    """Return whether a key in ``metrics.json`` is that of a metric of this package, a share from 0 to 1."""
+    """Whether a key in ``metrics.json`` is a metric of this package, a share from 0 to 1."""
     return _known_title(name) is not None
 
 
 def is_of_clusters(name: str) -> bool:
-    """Return whether a metric is of clusters, which tests of training images and of learned metrics leave out."""
+    """Whether a metric needs clusters; tests of training images and learned metrics omit them."""
     without_count = re.sub(r"_\d+$", "", name)
     return any(metric.clusters > 0 and metric.name == without_count for metric in _METRICS)
 
 
 def is_of_protocol(name: str) -> bool:
-    """Return whether a metric is of a protocol: of class means, or of classes by their texts."""
+    """Whether a metric belongs to a protocol: class means, or classes by their texts."""
     return re.fullmatch(rf"(ncm|zero_shot)_top_{_K}", name) is not None
 
 
@@ -285,7 +278,7 @@ def _known_title(name: str) -> str | None:
 
 
 def headline_metric(metrics: Mapping[str, Any]) -> str:
-    """Return the metric by which a test is summarized: Recall@1, or that of listed pairs or triplets; "" for none."""
+    """Return the metric that summarizes a test: Recall@1 or that of listed tuples, or ""."""
     for name in ("recall_at_1", "verification_roc_auc", "triplet_accuracy"):
         if name in metrics:
             return name
@@ -296,7 +289,7 @@ def _counts(name: str, values: Iterable[int]) -> list[int]:
     values = list(values)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} wants integers of at least 1, not {value!r}")
+            raise ValueError(f"{name} must have integers of at least 1, not {value!r}")
     return sorted(set(values))
 
 
@@ -308,15 +301,14 @@ def relevant_counts(query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
 
 
 def mean(values: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of ``[Q]`` values over the ``counted`` queries, by default all; NaN if there are none."""
+    """Return the mean of ``[Q]`` values over the ``counted`` queries, by default all; NaN without queries."""
     return float((values if counted is None else values[counted]).mean())
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the classes in ascending order, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
+    """Return the classes, ascending, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
 
-    Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count; all by
-    default.
+    Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count.
     """
     if counted is not None:
         values = values[counted]
@@ -328,5 +320,5 @@ def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -
 
 
 def mean_of_class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of :func:`class_means`: all classes have equal weight, regardless of their query counts."""
+    """Return the mean of :func:`class_means`, with equal weight for all classes."""
     return float(class_means(values, labels, counted)[1].mean())

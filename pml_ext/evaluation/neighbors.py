@@ -43,13 +43,13 @@ def faiss_sees_a_gpu() -> bool:
 
 
 class NearestNeighbors:
-    """A ``knn_func`` for PML that excludes the query itself by its index, as PML's own functions do.
+    """A ``knn_func`` for PML that excludes the query itself by its index.
 
-    Unlike PML's, it returns fewer than ``k`` columns if the gallery has fewer than ``k`` (other) items.
+    Unlike PML's, it returns fewer than ``k`` columns if the gallery has fewer (other) items.
 
     Args:
         search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.
-        distance: the distance that the search compares items by; None for the Euclidean distance.
+        distance: the distance of the search; None for the Euclidean distance.
     """
 
     def __init__(self, search: Search, distance: BaseDistance | None = None) -> None:
@@ -72,8 +72,8 @@ class NearestNeighbors:
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield slices of the queries with their distances and indices, so that memory is bounded.
 
-        ``rows`` is the number of queries per tile; the last tile also takes the remainder. The default gives 8 million
-        neighbors per tile, with ``rows`` above 4,096 rounded down to multiples of faiss's own tiles of 4,096.
+        ``rows`` is the number of queries per tile, by default for 8 million neighbors; the last tile includes the
+        remainder. Values above 4,096 are rounded down to multiples of faiss's own tiles.
         """
         k = min(k + ref_includes_query, len(reference))
         for part in self.slices(len(query), k, rows):
@@ -131,8 +131,7 @@ def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor
 def inverted_lists(vectors: NDArray[np.float32]) -> Any | None:
     """Return a faiss index of more than 20,000 vectors ``[N, D]`` that is searched in part; else None.
 
-    It has as many lists as the square root of N, and a search sees the 16 nearest. None without faiss, too: all vectors
-    are then compared.
+    It has sqrt(N) lists, and a search visits the 16 nearest. Without faiss, the result is None.
     """
     if len(vectors) <= _MOST_EXACT or not has_faiss():
         return None
@@ -186,10 +185,10 @@ def evaluating(distance: BaseDistance) -> Iterator[None]:
 def reranked_under(
     distance: BaseDistance, shortlist: int, nearest: Search = nearest_of, normalized: bool = False
 ) -> NearestNeighbors:
-    """Return a search that finds a shortlist by Euclidean distance and re-ranks it by a PML distance.
+    """Return a search that re-ranks a Euclidean shortlist by a PML distance.
 
-    The shortlist has max(k, ``shortlist``) candidates per query. ``nearest``, by default exact, finds them among
-    normalized embeddings, with index -1 for missing ones. ``normalized``: embeddings already have length 1.
+    The shortlist has max(k, ``shortlist``) candidates per query. ``nearest``, by default exact, finds them; -1 marks a
+    missing one. ``normalized``: embeddings already have length 1.
     """
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +218,7 @@ def reranked_under(
 
 
 def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
-    """Return the first attribute ``metric`` of the components and modules that is a PML distance; None without."""
+    """Return the first attribute ``metric`` that is a PML distance, or None."""
     from ..pml import BaseDistance
 
     for part in parts:

@@ -1,4 +1,4 @@
-"""Metrics of plugins: which there are, and their values, with an error that names metric and plugin."""
+"""Metrics of plugins; an error names the metric and its plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = "calculate_"  # of a metric's method in PML's calculator
 
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
-    """Return the metrics of plugins by name; skip names that the calculator already uses, with a warning."""
+    """Return the metrics of plugins by name; names already in use are skipped with a warning."""
     if calculator is None:
         calculator = AccuracyCalculator
     taken = {metric.name for metric in metrics_of()}
@@ -34,12 +34,12 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
 
 
 def needs_clusters(metric: Callable[..., Any]) -> bool:
-    """Return whether a plugin's metric takes ``cluster_labels``."""
+    """Return whether a plugin's metric needs ``cluster_labels``."""
     return "cluster_labels" in inspect.signature(metric).parameters
 
 
 def value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
-    """Return the metric of a plugin, computed from copies of the arguments; name metric and plugin if it fails."""
+    """Compute a plugin's metric from copies of the arguments; errors name metric and plugin."""
     given = {key: _copied(value) for key, value in arguments.items()}
     try:
         value = function(**given)
@@ -53,7 +53,6 @@ def value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, or of a tuple or a mapping of tensors; anything else unchanged."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, tuple):
@@ -64,7 +63,6 @@ def _copied(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a real number, or a tensor or array of one."""
     if isinstance(value, (int, float)):
         return True
     return getattr(value, "ndim", None) == 0 and hasattr(value, "item") and isinstance(value.item(), (int, float))

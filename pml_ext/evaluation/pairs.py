@@ -35,7 +35,7 @@ class VerificationPairs:
 
 
 def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: int | None = None) -> VerificationPairs:
-    """Return pairs that are given by indices, checked.
+    """Check pairs given by indices, and return them.
 
     Args:
         first: rows of the embeddings, integers ``[P]``.
@@ -45,9 +45,8 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
         reference_rows: the number of references; None if both items are rows of the embeddings.
 
     Raises:
-        TypeError: indices that are no integers.
-        ValueError: different lengths, a row that does not exist, an item paired with itself, or a ``same`` other than
-            0 and 1.
+        TypeError: indices that are not integers.
+        ValueError: different lengths, a row out of range, an item paired with itself, or a wrong ``same``.
     """
     columns = {"first": _indices("first", first), "second": _indices("second", second), "same": answers(same)}
     lengths = {name: tuple(column.shape) for name, column in columns.items()}
@@ -73,17 +72,17 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
 def pairs_of_classes(
     labels: Any, reference_labels: Any = None, most: int | None = None, seed: int = 0
 ) -> VerificationPairs:
-    """Return pairs of items, which are the same if their classes are.
+    """Return pairs of items, which are the same if their classes are equal.
 
     Args:
         labels: classes of the embeddings, integers ``[N]``.
-        reference_labels: classes of references, ``[R]``: each pair is an embedding and a reference. None for pairs of
-            two embeddings, ``first < second``.
-        most: number of pairs of each kind, same or not, drawn at random without replacement; None for all pairs.
+        reference_labels: classes of references, ``[R]``, which are the second items; None for pairs of two embeddings,
+            ``first < second``.
+        most: number of pairs of each kind, drawn without replacement; None for all pairs.
         seed: of the draw.
 
     Raises:
-        TypeError, ValueError: labels that are no integers ``[N]``, or more than 134 million pairs without ``most``.
+        TypeError, ValueError: labels other than integers ``[N]``, or over 134 million pairs without ``most``.
     """
     rows = _indices("labels", labels).numpy()
     within = reference_labels is None
@@ -110,12 +109,12 @@ def pairs_of_classes(
 
 
 def pairs_of_sides(sides: Sides, most: int | None = None) -> VerificationPairs:
-    """Return pairs of a query and a gallery item, or of two queries that are their own gallery; none within a group."""
+    """Return pairs of a query and a gallery item, or of two queries; never within a group."""
     reference_labels = None
     if sides.reference is not sides.query:
         if sides.ref_includes_query:
             raise ValueError(
-                "verification takes pairs of different items, but ref_includes_query puts the queries into the "
+                "verification needs pairs of different items, but ref_includes_query puts the queries into the "
                 "gallery too; leave out the verification metrics, or the gallery"
             )
         reference_labels = sides.reference_labels
@@ -127,7 +126,7 @@ def pairs_of_sides(sides: Sides, most: int | None = None) -> VerificationPairs:
 
 
 def answers(same: Any) -> Tensor:
-    """Return whether pairs are the same, as booleans; ValueError for other values than 0 and 1."""
+    """Return whether pairs are the same, as booleans; ValueError for values other than 0 and 1."""
     tensor = _numbers("same", same)
     known = (tensor == 0) | (tensor == 1)
     if not known.all():
@@ -137,7 +136,6 @@ def answers(same: Any) -> Tensor:
 
 
 def _numbers(name: str, values: Any) -> Tensor:
-    """Return values as a tensor on the CPU; TypeError for texts and other objects."""
     try:
         tensor: Tensor = torch.as_tensor(values).cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -164,7 +162,7 @@ def _all_pairs(rows: NDArray[np.int64], columns: NDArray[np.int64], within: bool
 
 
 class _PairsByNumber:
-    """All pairs of one kind, numbered without a list: a row's partners are runs of the columns, sorted by class."""
+    """All pairs of one kind, numbered without listing them."""
 
     def __init__(self, rows: NDArray[np.int64], columns: NDArray[np.int64], within: bool, same: bool) -> None:
         self._order = np.argsort(columns, kind="stable")

@@ -17,7 +17,7 @@ _ROWS = 256  # rows of a matrix of distances in memory at a time
 
 
 class Reranking(Protocol):
-    """A way of ranking a gallery that looks at more than the distance of the query."""
+    """A ranking of a gallery that uses more than the distance of the query."""
 
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
@@ -81,7 +81,7 @@ class QueryExpansion:
         return find
 
     def expanded(self, query: Tensor, nearest: Tensor, exists: Tensor) -> Tensor:
-        """Return expanded queries ``[Q, D]`` from the nearest items ``[Q, k, D]``, of which some may not exist."""
+        """Return expanded queries ``[Q, D]`` from the nearest items ``[Q, k, D]``; some may be missing."""
         weights = exists.to(query.dtype)
         if self.alpha is not None:
             similarity = torch.einsum("qd,qkd->qk", query, nearest).clamp(min=0)
@@ -155,7 +155,7 @@ class KReciprocal:
         return find
 
     def _neighbors(self, points: Tensor) -> tuple[Any, Tensor]:
-        """Return the nearest points of each, itself first, ``[N, most]``, and the distance of the farthest, ``[N]``."""
+        """Nearest points of each, itself first, ``[N, most]``, and the farthest distance, ``[N]``."""
         most = min(max(self.k1 + 1, self.k2), len(points))
         nearest = []
         farthest = []
@@ -199,7 +199,6 @@ class KReciprocal:
 
 
 def _incidence(neighbors: Any) -> Any:
-    """Return a sparse matrix ``[N, N]`` with 1 for each neighbor of a row, ``[N, K]``."""
     from scipy import sparse
 
     count, columns = neighbors.shape
@@ -208,18 +207,16 @@ def _incidence(neighbors: Any) -> Any:
 
 
 def _reciprocal(neighbors: Any) -> Any:
-    """Return a sparse matrix with 1 for neighbors that name each other."""
     matrix = _incidence(neighbors)
     return matrix.multiply(matrix.T).tocsr()
 
 
 def _squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
-    """Return squared Euclidean distances of normalized embeddings."""
     return (2 - 2 * rows @ columns.T).clamp(min=0)
 
 
 def _jaccard_distances(row: Any, by_column: Any) -> Any:
-    """Return Jaccard distances of an encoded query, ``[1, N]``, to the gallery, ``[R, N]`` by columns; all sum to 1."""
+    """Jaccard distances of a query, ``[1, N]``, to the gallery, ``[R, N]`` by columns."""
     common = np.zeros(by_column.shape[0])
     for column, value in zip(row.indices, row.data, strict=True):
         part = slice(by_column.indptr[column], by_column.indptr[column + 1])
@@ -228,7 +225,7 @@ def _jaccard_distances(row: Any, by_column: Any) -> Any:
 
 
 def check_reranking(reranking: Any, knn_func: Any) -> None:
-    """Raise TypeError for what is no re-ranking, and ValueError for a search by another distance."""
+    """Raise TypeError unless it is a re-ranking, and ValueError unless the search is Euclidean."""
     if isinstance(reranking, type) or not hasattr(reranking, "finder"):
         raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
     if knn_func is None:
@@ -236,6 +233,6 @@ def check_reranking(reranking: Any, knn_func: Any) -> None:
     is_euclidean = hasattr(knn_func, "distance") and knn_func.distance is None
     if not is_euclidean:
         raise ValueError(
-            "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
+            "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or pass a "
             "NearestNeighbors without distance"
         )

@@ -1,4 +1,4 @@
-"""The search that serves all metrics of neighbors: what goes in, what each metric takes of it, and what comes out."""
+"""The one search that serves all metrics of neighbors."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Sides:
 
     @property
     def size(self) -> int:
-        """The number of gallery items that a query is compared with: all, or all but itself."""
+        """Number of gallery items that a query is compared with, without itself."""
         return len(self.reference) - int(self.ref_includes_query)
 
     def gallery_sizes(self) -> Tensor:
-        """Return the number of gallery items that each query is compared with, ``[Q]``; none of its own group."""
+        """Number of gallery items each query is compared with, ``[Q]``, without its own group."""
         left_out = torch.full((len(self.query),), int(self.ref_includes_query), device=self.query.device)
         if self.groups is not None:
             left_out = torch.where(self.groups.query >= 0, self.groups.sizes(), left_out)
@@ -59,7 +59,7 @@ class QueryClasses:
 
 
 def query_classes(sides: Sides, compare: Comparison, relation: Relation | None) -> QueryClasses:
-    """Return the classes of the queries, with the number of right items of each in the gallery."""
+    """Return the classes of the queries, and the number of right items of each."""
     classes, class_of_query = torch.unique(sides.query_labels, dim=0, return_inverse=True)
     if compare is EQUALITY:
         counts = relevant_counts(classes, sides.reference_labels)
@@ -102,7 +102,7 @@ class Neighbors:
         )
 
     def put(self, rows: slice, distances: Tensor, indices: Tensor, right: Tensor) -> None:
-        """Store the neighbors of some queries, as many as there is room for."""
+        """Store the neighbors of some queries."""
         columns = self.indices.shape[1]
         self.distances[rows] = distances[:, :columns].cpu()
         self.indices[rows] = indices[:, :columns].cpu()
@@ -114,9 +114,9 @@ class Neighbors:
 
 
 class MetricOfNeighbors:
-    """A metric during a search: how many neighbors it takes, and its values per query.
+    """A metric during a search, with its number of neighbors and its values per query.
 
-    ``ideal``, ``[Q, columns]``, are the greatest gains in the gallery for each query, for a graded metric only.
+    ``ideal``, ``[Q, columns]``: the greatest gains in the gallery, for a graded metric only.
     """
 
     def __init__(self, metric: Metric, columns: int, queries: int) -> None:
@@ -136,7 +136,7 @@ class MetricOfNeighbors:
 
 
 class TileOfNeighbors:
-    """Which neighbors of some queries are right, and their gains; on the CPU, since some devices lack float64."""
+    """Which neighbors are right, and their gains; on the CPU, since some devices lack float64."""
 
     def __init__(self, query_labels: Tensor, reference_labels: Tensor, indices: Tensor, compare: Comparison) -> None:
         self._query_labels = query_labels[:, None]
@@ -157,7 +157,7 @@ class TileOfNeighbors:
         self._at_levels[level] = (positive & self._is_there).cpu()
 
     def right_at_level(self, level: int) -> Tensor:
-        """Return which neighbors are right at a level; 0 is the relation's own."""
+        """Which neighbors are right at a level; 0 is the relation's own."""
         return self._at_levels.get(level, self.right)
 
 
@@ -169,9 +169,9 @@ class MetricSearch:
         classes: classes of the queries.
         compare: says which labels are equal.
         relation: replaces equality; gives gains and levels.
-        metrics: the metrics to compute, each with its number of neighbors.
+        metrics: the metrics to compute.
         keep: number of neighbors to keep of each query.
-        reranking: how the neighbors are ranked again; None for the order of the search.
+        reranking: ranks the neighbors again; None keeps the order of the search.
 
     Attributes:
         trees: the relation at each level that a metric names.
@@ -220,7 +220,6 @@ class MetricSearch:
         return self.neighbors
 
     def _trees(self) -> dict[int, Hierarchy]:
-        """Return the relation at each level that a metric names."""
         trees: dict[int, Hierarchy] = {}
         if isinstance(self.relation, Hierarchy):
             for metric in self.metrics:
@@ -230,14 +229,13 @@ class MetricSearch:
         return trees
 
     def not_lone_at_levels(self) -> dict[int, Tensor]:
-        """Return which queries have a right item in the gallery, ``[Q]``, at each level of a tree."""
+        """Which queries have a right item in the gallery, ``[Q]``, by level of the tree."""
         not_lone = {}
         for level, tree in self.trees.items():
             not_lone[level] = ~query_classes(self.sides, tree.positive, tree).lone_query
         return not_lone
 
     def _tiles(self, knn_func: Any) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield queries with the distances and indices of their neighbors; PML's searches give all at once."""
         sides = self.sides
         if sides.groups is not None or self.reranking is not None:
             yield from self._tiles_outside_groups(knn_func, sides.groups)
@@ -251,7 +249,7 @@ class MetricSearch:
         yield from knn_func.tiles(sides.query, self.columns, sides.reference, sides.ref_includes_query, rows)
 
     def _rows_of_labels(self) -> int | None:
-        """Return the number of queries whose neighbors' labels fit into memory; None for labels of one value."""
+        """Number of queries per tile of neighbors' labels; None for labels of one value."""
         label_values = self.sides.query_labels[:1].numel()
         if label_values <= 1:
             return None
@@ -259,7 +257,6 @@ class MetricSearch:
         return max(1, _LABEL_VALUES // values_per_query)
 
     def _tiles_outside_groups(self, knn_func: Any, groups: Groups | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield queries with their nearest neighbors outside of their groups, re-ranked if wanted."""
         sides = self.sides
         count = len(sides.query)
         columns = min(self.columns, sides.size)
@@ -289,7 +286,6 @@ class MetricSearch:
             yield rows, distances, indices
 
     def _greatest_gains_outside_groups(self, k: int) -> Tensor:
-        """Return the k greatest gains in each query's gallery, ``[Q, k]``."""
         sides = self.sides
         assert sides.groups is not None
         if self.relation is None:
@@ -305,10 +301,7 @@ class MetricSearch:
         return torch.cat(tops)
 
     def _greatest_gains(self, k: int) -> Tensor:
-        """Return the k greatest gains in the gallery for a query of each class, without the query, ``[C, k]``.
-
-        They are on the CPU, since some devices lack float64.
-        """
+        """The k greatest gains in the gallery for each class, without the query, ``[C, k]``, on the CPU."""
         itself = int(self.sides.ref_includes_query)
         if self.relation is None:
             found = (self.classes.counts - itself).clamp(min=0).cpu()
@@ -326,7 +319,6 @@ class MetricSearch:
 
 
 def _without_first(top: Tensor, value: Tensor) -> Tensor:
-    """Return rows ``[C, k]`` without the first entry equal to ``value``, ``[C]``, or else without the last one."""
     removed = top == value[:, None]
     removed &= removed.cumsum(1) == 1
     removed[:, -1] |= ~removed.any(1)

@@ -1,16 +1,15 @@
-r"""Verification: how well the similarity of two items tells whether they are the same.
+"""Verification: how well the similarity of two items predicts whether they are the same.
 
-A pair has a *score*, greater for more similar items, and is accepted as the same if its score is at least a threshold.
-The true accept rate (TAR) is the share of accepted pairs among those that are the same, the false accept rate (FAR)
-the share among the others.
+A pair has a *score*, greater for more similar items, and is accepted if its score is at least a threshold. The true
+accept rate (TAR) is the share of same pairs that are accepted; the false accept rate (FAR) is the share among the
+other pairs.
 
 - ``roc_auc``, ``average_precision``: areas under scikit-learn's curves over all thresholds.
-- ``eer``: the equal error rate, where FAR and 1 - TAR are equal on the ROC curve, straight between its points.
-- ``tar_at_far_X``: the greatest TAR of a threshold whose FAR is at most X. With fewer than 1 / X pairs that are not the
-  same, no false accept is left.
+- ``eer``: the equal error rate, where FAR equals 1 - TAR on the ROC curve, interpolated linearly.
+- ``tar_at_far_X``: the greatest TAR with a FAR of at most X. With fewer than 1 / X different pairs, the FAR must be 0.
 - ``accuracy``: the share of right decisions at the threshold with the best accuracy on training pairs.
-- ``accuracy_10_fold``: as in the protocol of Labeled Faces in the Wild (Huang et al. 2007), the mean accuracy of ten
-  folds, each at the threshold that is best on the nine others; ``accuracy_10_fold_error`` is its standard error.
+- ``accuracy_10_fold``: the mean accuracy of ten folds, each at the best threshold of the nine others, as for Labeled
+  Faces in the Wild (Huang et al. 2007); ``accuracy_10_fold_error`` is its standard error.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PAIRS_AT_A_TIME = 1 << 16
 def pair_scores(
     embeddings: Any, pairs: VerificationPairs, references: Any = None, distance: BaseDistance | None = None
 ) -> NDArray[np.float64]:
-    """Return the scores ``[P]`` of pairs, greater for more similar ones: the cosine similarity, or that of a distance.
+    """Return the scores ``[P]`` of pairs, greater for more similar ones; by default cosine similarity.
 
     Args:
         embeddings: ``[N, D]``.
@@ -147,14 +146,14 @@ def best_threshold(scores: Any, same: Any) -> float:
 
 
 def accuracy_at(scores: Any, same: Any, threshold: float) -> float:
-    """Return the share of pairs that are accepted, at ``threshold``, if and only if they are the same."""
+    """Return the share of right decisions at ``threshold``."""
     if np.isnan(threshold):
         raise ValueError("threshold is NaN; wanted a number, such as best_threshold(...) of training pairs")
     return float(((np.asarray(scores) >= threshold) == np.asarray(same)).mean())
 
 
 def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.float64]:
-    """Return the accuracy of each fold at the threshold that is best on the others; ``folds`` as in :func:`verify`."""
+    """Return the accuracy of each fold at the best threshold of the others; see :func:`verify`."""
     scores, same = _checked(scores, same)
     fold_of_pair = _folds(same) if folds is None else np.asarray(folds)
     if fold_of_pair.shape != same.shape or fold_of_pair.dtype.kind not in "iu":
@@ -172,7 +171,7 @@ def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.flo
 
 
 def fold_metrics(scores: Any, same: Any, folds: Any = None) -> dict[str, float]:
-    """Return mean and standard error of :func:`fold_accuracies`, ``accuracy_K_fold`` and ``accuracy_K_fold_error``."""
+    """Return mean and standard error of :func:`fold_accuracies`."""
     accuracies = fold_accuracies(scores, same, folds)
     name = f"accuracy_{len(accuracies)}_fold"
     error = accuracies.std(ddof=1) / np.sqrt(len(accuracies))
@@ -180,7 +179,6 @@ def fold_metrics(scores: Any, same: Any, folds: Any = None) -> dict[str, float]:
 
 
 def _folds(same: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return ten folds with equal shares of both kinds, at random with a fixed seed."""
     generator = np.random.default_rng(0)
     folds = np.empty(len(same), dtype=np.int64)
     for kind in (True, False):
@@ -196,7 +194,6 @@ def _folds(same: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _equal_error_rate(false_accepts: NDArray[np.float64], true_accepts: NDArray[np.float64]) -> float:
-    """Return the FAR at which it equals 1 - TAR, on straight lines between the points of the ROC curve."""
     excess = false_accepts + true_accepts - 1  # FAR - (1 - TAR), from -1 to 1
     after = int(np.argmax(excess >= 0))
     before = after - 1

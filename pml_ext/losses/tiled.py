@@ -286,10 +286,10 @@ class TiledTripletMarginLoss(_SummedByRow):
 
     .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
 
-    The mean runs over the triplets with a nonzero loss. Reducers are those of :class:`TiledContrastiveLoss`, except
-    ``PerAnchorReducer``. A pair or triplet counts as often as an ``indices_tuple`` lists it. With references, ``swap``
-    uses the positive reference itself; PML uses the batch row of the same index. :class:`pml_ext.BatchAllTripletLoss`
-    is faster if there are many positives.
+    The mean runs over the triplets with a nonzero loss. Reducers are the same as for :class:`TiledContrastiveLoss`,
+    except ``PerAnchorReducer``. A pair or triplet counts as often as an ``indices_tuple`` lists it. With references,
+    ``swap`` uses the positive reference itself; PML uses the batch row of the same index.
+    :class:`pml_ext.BatchAllTripletLoss` is faster if there are many positives.
 
     *Cost:* additionally, a few passes over ``P x R`` for P positive pairs.
 

@@ -70,7 +70,7 @@ class WithRelation(torch.nn.Module):
         self.relation = relation
 
     def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
-        """The loss or the mined indices; arguments are those of the loss or miner inside."""
+        """The loss or the mined indices; accepts the arguments of the loss or miner inside."""
         if self.mines:
             return self._mined(embeddings, labels, *arguments, **named)
         return self._loss(embeddings, labels, *arguments, **named)

@@ -107,7 +107,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         ref_emb: Tensor | None = None,
         ref_labels: Any = None,
     ) -> Any:
-        """The weighted sum; arguments are those of the loss."""
+        """The weighted sum; accepts the arguments of the loss."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.relation is not None and labels is not None:  # PML's base takes only integers [B]
             indices_tuple = _Given(labels, indices_tuple, ref_labels)
@@ -215,7 +215,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The weighted sum; arguments are those of PML's losses."""
+        """The weighted sum; accepts the same arguments as PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         self_column = None
         if isinstance(indices_tuple, AllPairsExceptSelf):

@@ -350,7 +350,7 @@ def _leaves(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
 
 
 def _ones(values: Sequence[Tensor]) -> list[Tensor]:
-    """A weight of 1 for each entry; a stride of 0 tells the backward pass that all weights are equal."""
+    """A weight of 1 for each entry; a stride of 0 marks all weights as equal for the backward pass."""
     weights = []
     for value in values:
         weights.append(value.new_ones(()).expand_as(value))

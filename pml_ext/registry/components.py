@@ -163,7 +163,7 @@ def kind_of(cls: type) -> str:
 
 
 def capabilities(component: object) -> frozenset[str]:
-    """Return the capabilities of a class or instance: its attribute ``capabilities``, or those of its PML base.
+    """Return the capabilities of a class or instance: its attribute ``capabilities``, or its PML base's.
 
     - ``"labels"``: uses labels. ``"indices_tuple"``: accepts a miner's pairs. These two are the default.
     - ``"references"``: accepts ``ref_emb`` and ``ref_labels``.

@@ -78,7 +78,7 @@ class Relation(nn.Module):
         return counted(labels.to(device, torch.long), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Integers ``[B]``, equal exactly for positive pairs, or None if there are none such."""
+        """Integers ``[B]``, equal exactly for positive pairs, or None if no such integers exist."""
         return None
 
     def extra_repr(self) -> str:

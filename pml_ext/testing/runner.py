@@ -177,7 +177,7 @@ def _expected(subject: Subject, given: Expected) -> Expected:
     _chosen(subject, expected)
     for name, reason in expected.items():
         if not reason.strip():
-            raise ValueError(f"expected_failed_checks[{name!r}] wants a reason")
+            raise ValueError(f"expected_failed_checks[{name!r}] needs a reason")
     return expected
 
 

@@ -221,7 +221,7 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
     context: BuildContext = {"labels": labels, "batch_size": BATCH_SIZE, "length_before_new_iter": 24, **sizes}  # type: ignore[typeddict-item]
     if missing := fill_settings(cls, context, settings)[1]:
         raise ConfigError(
-            f"{cls.__name__} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
+            f"{cls.__name__} needs {', '.join(missing)}, which no batch gives; check an instance built with its "
             f"settings: check_component({cls.__name__}(...))"
         )
 

@@ -249,7 +249,7 @@ def test_neighbors_that_are_kept():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"recall_at": (0,)}, "recall_at wants integers of at least 1, not 0"),
+        ({"recall_at": (0,)}, "recall_at must have integers of at least 1, not 0"),
         ({"lone_queries": "keep"}, "'miss' or 'drop', not 'keep'"),
         ({"include": ("recall_at_3",)}, "no metric 'recall_at_3'; nearest: recall_at_"),
     ],

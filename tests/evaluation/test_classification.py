@@ -197,7 +197,7 @@ def test_the_protocols_of_a_run_against_loops(trained):
 
 
 def test_zero_shot_without_a_hierarchy_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="'zero-shot' wants classes with parents, which digits does not have here"):
+    with pytest.raises(ConfigError, match="'zero-shot' needs classes with parents, which digits does not have"):
         train(
             "cbml/digits", out=tmp_path / "out", overrides=typed(("evaluation.protocols=['zero-shot']",)), device="cpu"
         )
@@ -224,7 +224,5 @@ def test_a_class_without_a_mean_is_refused_before_the_training(tmp_path, tested)
     (tmp_path / "mine.csv").write_text(f"label,path,split,is_query,is_gallery\n{TRAINED}{tested}")
     overrides = [f"data.name=table:{tmp_path / 'mine.csv'}", "data.image_size=8", "sampler.batch_size=4", "sampler.m=2"]
     overrides.append("evaluation.protocols=['nearest-class-mean']")
-    with pytest.raises(
-        DataError, match="'nearest-class-mean' wants another image of c to test with, and there is none"
-    ):
+    with pytest.raises(DataError, match="'nearest-class-mean' needs another image of c to compare with"):
         train("cbml/digits", out=tmp_path / "out", overrides=typed(overrides), device="cpu")

@@ -259,5 +259,5 @@ def test_a_metric_that_knows_no_groups_is_refused():
         def requires_knn(self):
             return [*super().requires_knn(), "of_counts"]
 
-    with pytest.raises(ValueError, match="of_counts takes label_counts, which know no groups; exclude it"):
+    with pytest.raises(ValueError, match="of_counts needs label_counts, which ignore groups; exclude it"):
         More().get_accuracy(*data(), query_groups=torch.arange(60) // 2)

@@ -143,7 +143,7 @@ def test_all_points_alike():
         (lambda: RetrievalAccuracyCalculator(reranking=KReciprocal), "must be an object such as QueryExpansion"),
         (
             lambda: RetrievalAccuracyCalculator(reranking=KReciprocal(), knn_func=neighbors_under(CosineSimilarity())),
-            "leave out knn_func, or take a NearestNeighbors without distance",
+            "leave out knn_func, or pass a NearestNeighbors without distance",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def test_expected_failures_need_a_reason_and_must_fail():
         assert (found.status, found.text) == ("xfail", wanted["check_reducers"])
     with pytest.raises(AssertionError, match="check_reducers: passed, but expected to fail"):
         check_component(ByHand(), reason, **some)
-    with pytest.raises(ValueError, match="wants a reason"):
+    with pytest.raises(ValueError, match="needs a reason"):
         check_component(MeanInside(), {"check_reducers": " "})
     with pytest.raises(ValueError, match="'check_reducer' is no check"):
         check_component(MeanInside(), {"check_reducer": "a typing error"})

@@ -1,4 +1,4 @@
-"""Clusters of embeddings: k-means for a given number, first neighbors otherwise; their table and contact sheets."""
+"""Clusters of embeddings: by k-means or first neighbors; their table and contact sheets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cluster:
 
     @property
     def title(self) -> str:
-        """The cluster's size, and its most frequent class if there are classes."""
+        """The cluster's size, and its most frequent class, if any."""
         what = f"cluster {self.number}: {counted(len(self.members), 'image')}"
         if self.share is None:
             return what
@@ -53,7 +53,7 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """All clusters of a folder's images; each image is in one."""
+    """All clusters of a folder's images."""
 
     embedded: Embedded
     method: str
@@ -70,13 +70,12 @@ def check_clusters(clusters: Number) -> None:
 
 
 def group(embedded: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
-    """Return the clusters of images, numbered by size; each image is in one.
+    """Clusters of images, numbered by decreasing size.
 
-    With ``chosen``, numbers of images, those are grouped as if there were no others.
-
-    A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` takes the second partition of
-    :func:`pml_ext_search.cluster.first_neighbors.first_neighbor_partitions`, or the first if there is no other. Of more
-    than 20,000 images, it clusters a random sample of 20,000; each other joins the cluster of its nearest sampled one.
+    A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` is the second partition of
+    :func:`pml_ext_search.cluster.first_neighbors.first_neighbor_partitions`, or the only one. Above 20,000 images, a
+    random sample of 20,000 is clustered, and each other image joins the cluster of its nearest one. With ``chosen``,
+    only these images, by number, are grouped.
     """
     check_clusters(clusters)
     if chosen is not None:
@@ -105,7 +104,6 @@ def group(embedded: Embedded, clusters: Number, chosen: Sequence[int] | None = N
 
 
 def _group_of(embedded: Embedded, clusters: Number, chosen: Numbers) -> Grouping:
-    """Return the clusters of chosen images, by the numbers that the images have among all."""
     paths = [embedded.paths[number] for number in chosen.tolist()]
     part = dataclasses.replace(embedded, paths=paths, embeddings=embedded.embeddings[chosen])
     if embedded.class_names is not None:
@@ -123,7 +121,6 @@ def _group_of(embedded: Embedded, clusters: Number, chosen: Numbers) -> Grouping
 
 
 def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Grouping:
-    """Return clusters in the order of their sizes, given a number for each image."""
     images = len(unordered)
     rank = np.argsort(np.argsort(-np.bincount(unordered), kind="stable"))  # inverse permutation
     numbers = rank[unordered].astype(np.int64)
@@ -151,7 +148,7 @@ def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Gr
 
 
 class Clusters(dict[str, int]):
-    """The cluster of every path; ``table`` and ``sheets`` (by cluster) are the written files."""
+    """The cluster of every path, with the written ``table`` and ``sheets`` (by cluster)."""
 
     def __init__(self, grouping: Grouping, table: Path, sheets: dict[int, Path]) -> None:
         super().__init__(zip(grouping.embedded.paths, grouping.numbers.tolist(), strict=True))
@@ -162,9 +159,9 @@ class Clusters(dict[str, int]):
 
 
 def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
-    """Write ``clusters.csv`` and the largest clusters' contact sheets; delete the sheets listed in an older table.
+    """Write ``clusters.csv`` and contact sheets of the largest clusters; delete the sheets of an older table.
 
-    Raise ConfigError, before writing, if a file that no earlier call wrote has one of the names.
+    ConfigError, before writing, for a file with such a name that no earlier call wrote.
     """
     chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:SHEETS]
     earlier = _earlier_sheets(place / CLUSTERS_TABLE)
@@ -196,7 +193,6 @@ def _foreign(path: Path) -> ConfigError:
 
 
 def _earlier_sheets(table: Path) -> set[str]:
-    """Return the names of the contact sheets that an earlier table lists."""
     if not table.exists():
         return set()
     if (sheets := listed_sheets(table)) is None:

@@ -11,13 +11,12 @@ from pml_ext_train.retrieval import Numbers
 
 
 def first_neighbor_partitions(points: Tensor) -> list[Numbers]:
-    """Return partitions of points ``[N, D]`` of length 1, the finest first: the cluster of each point, from 0.
+    """Partitions of points ``[N, D]`` of length 1, the finest first: the cluster of each point, from 0.
 
-    The first partition joins each point with its nearest neighbor, and what such pairs connect; each later one joins
-    the clusters before it in the same way, by their mean directions. Partitions of one cluster are left out, unless
-    the first is.
+    The first one connects each point with its nearest neighbor. Each later one connects the clusters before it, by
+    their mean directions. A partition into one cluster is left out, unless it is the first.
 
-    *Cost:* the nearest neighbor of each point, exactly; a later partition has at most half of the clusters.
+    *Cost:* the nearest neighbor of each point, exactly; each later partition has at most half of the clusters.
     """
     partitions: list[Numbers] = []
     labels = np.arange(len(points))
@@ -34,7 +33,6 @@ def first_neighbor_partitions(points: Tensor) -> list[Numbers]:
 
 
 def _first_neighbors(points: Tensor) -> Numbers:
-    """Return the nearest other point of each."""
     _, nearest = nearest_of(points, 2, points)
     first, second = nearest.cpu().numpy().T
     is_itself = first == np.arange(len(points))
@@ -43,7 +41,6 @@ def _first_neighbors(points: Tensor) -> Numbers:
 
 
 def _joined(neighbors: Numbers) -> tuple[int, Numbers]:
-    """Return the number of groups that connect each point with its neighbor, and the group of each point."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

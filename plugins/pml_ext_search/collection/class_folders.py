@@ -18,7 +18,7 @@ class ClassFolders(BaseModel, frozen=True):
 
     @classmethod
     def of_paths(cls, paths: Iterable[str], levels: int | None) -> ClassFolders:
-        """Return the folders of classes among these images; those of ``train`` and ``test`` lie inside of them."""
+        """The class folders of these images; below ``train`` and ``test``, if these are the outermost folders."""
         outermost = set()
         for path in paths:
             outermost.update(_folders_of(path)[:1])
@@ -26,13 +26,13 @@ class ClassFolders(BaseModel, frozen=True):
         return cls(levels=levels, below_splits=below_splits)
 
     def places_of(self, name: str) -> list[str]:
-        """Return the folders that images of a class may lie in."""
+        """The folders that images of a class may lie in."""
         if not self.below_splits:
             return [name]
         return [f"{split}/{name}" for split in (*SPLIT_FOLDERS, *VALIDATION_FOLDERS)]
 
     def class_of(self, path: str) -> str:
-        """Return the class of an image, "" for one that lies in no such folder."""
+        """The class of an image, or an empty string."""
         folders = _folders_of(path)
         if self.below_splits:
             folders = folders[1:]
@@ -40,6 +40,6 @@ class ClassFolders(BaseModel, frozen=True):
 
 
 def _folders_of(path: str) -> list[str]:
-    """Return the sub-folders in a path; of an image in a shard, those in the shard."""
+    """The sub-folders in a path; for an image in a shard, those inside the shard."""
     inside = path.rpartition(".tar/")[2]
     return inside.split("/")[:-1]

@@ -1,4 +1,4 @@
-"""The embeddings of a network: found, added, compacted, and indexed; see :mod:`pml_ext_search.collection.database`."""
+"""The embeddings of a network and their index; :mod:`pml_ext_search.collection.database` has the format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,29 +35,40 @@ _MIN_RECALL = 0.9  # recall@10 below which a warning is given
 
 
 def _live_vectors(connection: sqlite3.Connection) -> Numbers:
-    """Return the numbers of the vectors that an image has, ascending."""
     rows = connection.execute(_LIVE)
     return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
 
 def identity_of(*about: object) -> str:
-    """Return the digest of what changes embeddings, which a collection is known by."""
+    """Digest of everything that changes embeddings, which identifies a collection."""
     return hashlib.sha256(json.dumps([LAYOUT, *about]).encode()).hexdigest()[:16]
 
 
 def is_below(path: str, places: Set[str]) -> bool:
-    """Return whether a path is one of some files and folders, or lies in one of the folders."""
+    """Whether a path is one of these places, or lies inside one."""
     folders_and_file = itertools.accumulate(path.split("/"), "{}/{}".format)  # "a", "a/b", "a/b/c"
     return not places.isdisjoint(folders_and_file)
 
 
+def _range_of(folder: bytes) -> tuple[bytes, bytes]:
+    """The first path below a folder, ``b"folder/"``, and the first one behind it: "0" follows "/"."""
+    return folder, folder[:-1] + b"0"
+
+
+class DamagedFile(NamedTuple):
+    """A file that is not a readable image."""
+
+    stat: FileStat
+    why: str  # without the path
+
+
 class Collection(Database):
-    """The embeddings of a network, with the index of some."""
+    """The embeddings of a network, with an index of some of them."""
 
     def find(
         self, files: Mapping[bytes, FileStat], folder: bytes | None = None
     ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
-        """Return the vector numbers of unchanged files, the paths below a folder that are gone, and all vectors."""
+        """Vector numbers of unchanged files, paths below a folder that are gone, and all vectors."""
         with self.transaction() as current:
             found, gone = self.find_within(current, files, folder)
             return found, gone, current.vectors
@@ -65,7 +76,7 @@ class Collection(Database):
     def find_within(
         self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None = None
     ) -> tuple[dict[bytes, int], list[bytes]]:
-        """Return the vector numbers of unchanged files, and the paths below a folder that are gone."""
+        """The first two results of :meth:`find`, within a transaction."""
         self.check_identity(current.state)
         found: dict[bytes, int] = {}
         gone: list[bytes] = []
@@ -87,9 +98,8 @@ class Collection(Database):
     def _embedded_rows(
         self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of ``embedded`` below a folder, or without one, of the files."""
         if folder is not None:
-            ranges = [(folder, folder[:-1] + b"0")]  # from "folder/" to "folder0": "0" follows "/"
+            ranges = [_range_of(folder)]
         else:
             ranges = [(path, path + b"\0") for path in files]  # each a single path
         query = "SELECT path, size, time, vector, crc FROM embedded WHERE path >= ? AND path < ?"
@@ -97,8 +107,31 @@ class Collection(Database):
             for first_and_end in ranges:
                 yield from current.connection.execute(query, first_and_end)
 
+    def damaged_files(self, folder: bytes, reader: str) -> dict[bytes, DamagedFile]:
+        """The files below a folder that this reader could not read, by path."""
+        query = "SELECT path, size, time, why FROM damaged WHERE path >= ? AND path < ? AND reader = ?"
+        with self.transaction() as current:
+            rows = current.connection.execute(f"{query} AND typeof(why) = 'blob'", (*_range_of(folder), reader))
+            return {path: DamagedFile((size, time), os.fsdecode(why)) for path, size, time, why in rows}
+
+    def damaged_paths(self, current: Transaction, folder: bytes) -> list[bytes]:
+        """The paths of the damaged files below a folder; none in a collection of an earlier version."""
+        if not current.connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'damaged'").fetchone():
+            return []
+        query = "SELECT path FROM damaged WHERE path >= ? AND path < ?"
+        return [path for (path,) in current.connection.execute(query, _range_of(folder))]
+
+    def keep_damaged(self, folder: bytes, reader: str, files: Mapping[bytes, DamagedFile]) -> None:
+        """Replace the record of the files below a folder that are not readable images."""
+        if files == self.damaged_files(folder, reader):
+            return
+        rows = [(path, *file.stat, reader, os.fsencode(file.why)) for path, file in files.items()]
+        with self.transaction(write=True) as current:
+            current.connection.execute("DELETE FROM damaged WHERE path >= ? AND path < ?", _range_of(folder))
+            current.connection.executemany("INSERT INTO damaged VALUES (?, ?, ?, ?, ?)", rows)
+
     def vectors_of(self, numbers: Numbers) -> Vectors:
-        """Return vectors, ``[N, D]``; a view of the mapped file if they are contiguous."""
+        """Vectors by number, ``[N, D]``; a view of the mapped file if they are contiguous."""
         with self.transaction() as current:
             first = int(numbers[0]) if len(numbers) else 0
             if np.array_equal(numbers, np.arange(first, first + len(numbers))):
@@ -122,7 +155,6 @@ class Collection(Database):
             return self._append(current, vectors)
 
     def _append(self, current: Transaction, vectors: Vectors) -> int:
-        """Write vectors to the end of their file, and their count to the state; return the number of the first."""
         state = current.state
         self.check_identity(state)
         file_path = self.place / state.file
@@ -137,16 +169,15 @@ class Collection(Database):
         return state.vectors
 
     def compact(self, gone: Sequence[bytes] = ()) -> None:
-        """Delete rows of missing files, and damaged rows; rewrite the vectors if a fifth of the file is unused.
+        """Delete rows of missing files and damaged rows; rewrite the vectors if a fifth of the file is unused.
 
-        To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
+        Call it inside :meth:`locked`. Readers keep the old file mapped until they read the version.
         """
         self._forget(gone)
         self._close_holes()
         self._delete_unused_files()
 
     def _forget(self, gone: Sequence[bytes]) -> None:
-        """Delete the rows of missing files, and damaged ones, whose number is of no vector."""
         damaged = 0
         with self.transaction(write=True) as current:
             connection = current.connection
@@ -161,7 +192,6 @@ class Collection(Database):
             warnings.warn(f"{text}; to have these images again, type: {self.command()}", StoreWarning, stacklevel=6)
 
     def _close_holes(self) -> None:
-        """Move the vectors to a new file if a fifth of the old one belongs to no row."""
         with self.transaction() as current:
             state = current.state
             holes = state.vectors - len(_live_vectors(current.connection))
@@ -172,7 +202,7 @@ class Collection(Database):
                 self._move_vectors(current, path)
 
     def _delete_unused_files(self) -> None:
-        """Delete the collection's files that its state has no more, and forget those that are gone."""
+        """Delete the files that the state no longer uses, and forget those that are gone."""
         with self.transaction(write=True) as current:
             state = current.state
             self._delete(state.own_files - state.used_files)
@@ -203,10 +233,9 @@ class Collection(Database):
     # The index
 
     def write_index(self, embedded: Embedded, factory: str) -> Changes | None:
-        """Replace the index, in one transaction; to be called inside :meth:`locked`.
+        """Replace the index in one transaction, inside :meth:`locked`.
 
-        Returns:
-            The changes; None where another folder, or none, was indexed before.
+        Returns the changes; None if another folder, or nothing, was indexed before.
         """
         embedded = self._with_unlisted(embedded)
         numbers = np.sort(embedded.numbers)
@@ -234,7 +263,7 @@ class Collection(Database):
             return self._replace_images(current, index, embedded)
 
     def _with_unlisted(self, embedded: Embedded) -> Embedded:
-        """Add the indexed images that could not be looked at, as they were; their ids stay."""
+        """Keep the indexed images that could not be looked at, with their ids."""
         if not embedded.unlisted:
             return embedded
         places = frozenset(embedded.unlisted)
@@ -303,7 +332,7 @@ class Collection(Database):
         return None
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
-        """Open the faiss index; None for exact search."""
+        """Open the faiss index, None for exact search; ``thorough`` hashes large files, too."""
         if not index.file:
             return None
         path = self.place / index.file

@@ -1,17 +1,16 @@
 """A collection of embeddings: metadata in SQLite, and vectors in one memory-mapped file.
 
-``images.sqlite`` has three tables:
+``images.sqlite`` has four tables:
 
-- ``collection``: one row of JSON, with the network that the vectors belong to and the index;
-- ``embedded``: a row per file that was embedded, so that none is embedded twice;
-- ``images``: a row per image of the indexed folder, or per vector of the indexed file, which is what a query searches.
+- ``collection``: one row of JSON with the network and the index;
+- ``embedded``: a row per embedded file, so that no file is embedded twice;
+- ``images``: a row per image of the indexed folder, or vector of the indexed file; queries search these;
+- ``damaged``: a row per file that is not a readable image, so that later passes skip it.
 
-``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``; ``features.f32`` has features
-instead, so that the file's name still says what a damaged database does not. It only grows: new vectors are flushed
-before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the next one
-cuts off. Replaced and deleted rows leave holes; when a fifth of the file is holes, a new file takes its place.
-
-Every row has the CRC-32 of its values and of its vector, so that a damaged one is noticed when it is read.
+``vectors.f32`` has the embeddings, float32, of length 1, ``[vectors, D]``. A collection of features has
+``features.f32``, so that the name is right even if the database is damaged. New vectors are flushed before their rows
+are committed; vectors without rows, of a killed process, are cut off by the next one. Deleted rows leave holes, and a
+new file replaces one with a fifth of holes. A checksum of each row and its vector detects damage.
 """
 
 from __future__ import annotations
@@ -45,16 +44,19 @@ _SCHEMA = (
     "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, class_number INTEGER, size INTEGER, "
     "fingerprint INTEGER, vector INTEGER UNIQUE, crc INTEGER)",
 )
+_DAMAGED = (  # earlier versions had no such table
+    "CREATE TABLE IF NOT EXISTS damaged (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, reader TEXT, why BLOB) "
+    "WITHOUT ROWID"
+)
 LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the names of files of vectors
 
 
 def recorded_by(place: Path) -> By | None:
-    """Return what a folder's collection compares images by; None if there is no collection.
+    """What a folder's collection compares images by; None without a collection.
 
-    The database is opened to write as well, since a process that was killed may have left a journal to roll back.
-    This reads a row, without the vectors and their checks: a damaged collection is told when it is opened. Where the
-    row cannot be read, the names of the files of vectors say it.
+    Vectors are not checked. If the row cannot be read, the names of the vector files decide. SQLite may have to write,
+    to roll back the journal of a killed process.
     """
     database = place.resolve() / DATABASE
     try:
@@ -70,7 +72,7 @@ def recorded_by(place: Path) -> By | None:
 
 
 def vector_files(place: Path) -> list[Path]:
-    """Return the files of a folder that may be a collection's vectors, by their names."""
+    """Files of a folder that may be vectors of a collection, by their names."""
     files: list[Path] = []
     for stem in STEMS.values():
         files += place.glob(f"{stem}*.f32")
@@ -78,10 +80,7 @@ def vector_files(place: Path) -> list[Path]:
 
 
 class Database:
-    """The embeddings of a network, identified by a hash of weights, preprocessing and precision.
-
-    With ``by="features"`` they are the features of its trunk.
-    """
+    """The database and files of a network's embeddings, identified by weights, preprocessing and precision."""
 
     def __init__(
         self, place: Path, run: Path | None, identity: str, size: int, by: By = "embeddings", source: str = "FOLDER"
@@ -97,13 +96,13 @@ class Database:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a collection in the folder, damaged or not."""
+        """Whether the folder has a collection, damaged or not."""
         filled = self.database.is_file() and self.database.stat().st_size > 0
         return filled or bool(vector_files(self.place))
 
     @contextlib.contextmanager
     def locked(self, replace: bool) -> Iterator[None]:
-        """Lock the folder and :meth:`create` the collection; another process waits, with a warning."""
+        """Lock the folder and create the collection; wait for another process with a warning."""
         text = f"{self.place}: another process embeds images into it; waiting until it is done"
         with locked_folder(self.place, StoreWarning(text)):
             self.create(replace)
@@ -123,6 +122,8 @@ class Database:
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     self._create_tables(connection)
+                if create:
+                    connection.execute(_DAMAGED)
                 try:
                     current = Transaction(connection, self.mapped)
                 except (ValueError, TypeError, AttributeError) as error:
@@ -132,7 +133,6 @@ class Database:
                 connection.execute("COMMIT")
 
     def _create_tables(self, connection: sqlite3.Connection) -> None:
-        """Create the tables, with the state of a collection whose file of vectors nobody has written."""
         for table in _SCHEMA:
             connection.execute(table)
         stem = STEMS[self.by]
@@ -149,7 +149,7 @@ class Database:
 
     @contextlib.contextmanager
     def _errors(self, write: bool = False) -> Iterator[None]:
-        """Raise errors of SQLite as those of a damaged, an unwritable or an unreadable database."""
+        """Translate SQLite errors into DamagedCollectionError, UnwritableError or DataError."""
         try:
             yield
         except UnicodeDecodeError as error:  # of a text, a name or a message of a damaged database
@@ -177,14 +177,11 @@ class Database:
         return np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
 
     def damaged(self, why: str, path: Path | None = None) -> DamagedCollectionError:
-        """Return the error of a damaged file, by default of the database."""
+        """The error of a damaged file, by default the database."""
         return DamagedCollectionError(f"{path or self.database}: empty, cut or damaged ({why}); type: {self.command()}")
 
     def create(self, replace: bool) -> None:
-        """Create the collection if there is none, or in place of a damaged one.
-
-        With ``replace``, also in place of one of another network.
-        """
+        """Create the collection, or replace a damaged one; with ``replace``, also one of another network."""
         why = self._reason_to_replace(replace)
         if why:
             self._remove(why)
@@ -194,7 +191,7 @@ class Database:
             pass
 
     def _reason_to_replace(self, replace: bool) -> str:
-        """Return why the collection that is there has to be made again, "" if it has not, or if there is none."""
+        """Why the existing collection must be made again, or an empty string."""
         there = self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
@@ -213,7 +210,7 @@ class Database:
             return ""
 
     def _remove(self, why: str) -> None:
-        """Delete the collection's files, with a warning that says why; refuse a database of somebody else."""
+        """Delete the collection's files with a warning; DataError for somebody else's database."""
         self._check_own()
         text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
         removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
@@ -225,7 +222,7 @@ class Database:
         self._delete(removed)
 
     def _check_own(self) -> None:
-        """Refuse a database of somebody else: one that SQLite reads and that lacks our tables, or one by itself."""
+        """DataError for a database without our tables, or an unreadable one without our vectors beside it."""
         if not self.database.is_file() or not self.database.stat().st_size:
             return
         try:
@@ -238,7 +235,6 @@ class Database:
             raise DataError(f"{self.database} is not of a collection; wanted a folder of its own, with --store FOLDER")
 
     def _named_files(self) -> set[str]:
-        """Return the names of the files that the database names; none where it is damaged."""
         try:
             with self.transaction() as current:
                 return current.state.own_files
@@ -256,7 +252,7 @@ class Database:
                 path.unlink(missing_ok=True)
 
     def _new_file(self, stem: str, ending: str) -> Path:
-        """Return the path of a new file, which no file of somebody else has, and list it as the collection's."""
+        """Path of a new file, whose name nobody else uses; it is listed as the collection's."""
         with self.transaction(write=True) as current:
             state = current.state
             unused = state.own_files - state.used_files
@@ -270,27 +266,38 @@ class Database:
 
     # Errors
 
+    def indexed_folder(self) -> str:
+        """The indexed folder or file of vectors, or an empty string."""
+        with self.transaction() as current:
+            return "" if current.state.index is None else current.state.index.folder
+
     @property
     def is_in_run(self) -> bool:
-        """Whether this is the collection of the run's folder, which ``index`` makes again for another network."""
+        """Whether this is the collection in the run's folder, which ``index`` replaces for another network."""
         return self.run is not None and self.place == (self.run / COLLECTION).absolute()
 
     def command(self) -> str:
-        """Return the command that makes the index again."""
+        """The command that makes the index again."""
         index = self._index or Index(folder=self.source, images=0, first=None)
         if self.run is None:
             return f"open_index(embedder, {str(self.place)!r}).index({index.folder!r})"
-        command = ["pml-ext", "index", str(self.run), index.folder]
+        options = ["--index", index.factory] if index.factory else []
+        return self._index_command(index.folder, *options)
+
+    def check_command(self) -> str:
+        """The command that names missing, changed and damaged files."""
+        return self._index_command("--check")
+
+    def _index_command(self, *arguments: str) -> str:
+        command = ["pml-ext", "index", str(self.run), *arguments]
         if not self.is_in_run:
             command += ["--store", str(self.place)]
-        if index.factory:
-            command += ["--index", index.factory]
         if self.by != "embeddings":
             command += ["--by", self.by]
         return shlex.join(command)
 
     def check_by(self, state: State) -> None:
-        """Refuse a collection of features where embeddings are wanted, and the other way round."""
+        """ConfigError for a collection of features instead of embeddings, or the reverse."""
         if state.by != self.by:
             raise ConfigError(
                 f"{self.place} has the {state.by} of images, not their {self.by}; leave out --by, type --store FOLDER "
@@ -298,7 +305,7 @@ class Database:
             )
 
     def check_identity(self, state: State) -> None:
-        """Refuse a collection of another network, or of another of its outputs."""
+        """DataError for a collection of another network, ConfigError for another of its outputs."""
         self.check_by(state)
         if state.identity == self.identity:
             return

@@ -1,4 +1,4 @@
-"""Embedded images of a folder, or vectors of a file, and their file."""
+"""Embedded images of a folder, or vectors of a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _unknown() -> Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class Embedded:
-    """Images of a folder, or vectors of a file, and their embeddings; an array that is not known is empty."""
+    """Images of a folder, or vectors of a file, and their embeddings; unknown arrays are empty."""
 
     folder: Path  # or the file of vectors
     paths: Sequence[str]  # relative to the folder; of vectors their ids
@@ -40,14 +40,14 @@ class Embedded:
 
     @property
     def classes(self) -> Sequence[str]:
-        """The class of every image, by its sub-folders, "" for one without; the class of every vector."""
+        """The class of each image or vector, an empty string without one."""
         if self.class_names is None:
             return [self.class_folders.class_of(path) for path in self.paths]
         return [self.class_names[number] for number in self.class_numbers]
 
     @property
     def checksums(self) -> Numbers:
-        """The checksum of each image's id, path, class, size, fingerprint and vector, ``[N]``."""
+        """The checksum of each row, ``[N]``: id, path, class, size, fingerprint and vector."""
         checksums = []
         vectors = self.embeddings.cpu().numpy()
         columns = (self.ids.tolist(), self.paths, self.classes, self.stats.tolist(), vectors)
@@ -57,7 +57,7 @@ class Embedded:
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:
-    """Write embeddings, paths and classes to an ``.npz`` file; of vectors ids and labels, which ``vectors:`` reads."""
+    """Write an ``.npz`` file: embeddings, paths and classes, or ids and labels of vectors."""
     arrays: dict[str, Any] = {"embeddings": embedded.embeddings.cpu().numpy()}
     if embedded.class_names is None:
         arrays |= {"paths": np.array(embedded.paths), "classes": np.array(embedded.classes)}

@@ -1,12 +1,12 @@
-"""Nearest vectors by Euclidean distance: exactly, or approximately with faiss.
+"""Nearest vectors by Euclidean distance: exact, or approximate with faiss.
 
-Up to 200,000 images are searched exactly; more are searched by faiss's ``IVFn,Flat``, n the square root of their
-number. Without faiss, search is always exact.
+By default search is exact up to 200,000 images or without faiss, and ``IVFn,Flat`` above, n the square root of their
+number.
 
-The *effort* of a search is the number of lists that a query is compared with (``nprobe`` of ``IVF...``), or of
-candidates (``efSearch`` of ``HNSW...``). When the index is built, the effort is doubled, from 1 or from 64, until
-recall@10 reaches 0.95 on a sample of at most 200 images. If no effort reaches it, the smallest effort within 0.01 of
-the best recall is used. With fewer than 64 candidates, a graph has higher recall for indexed images than for new ones.
+The *effort* of a search is the number of lists (``nprobe`` of ``IVF...``) or candidates (``efSearch`` of ``HNSW...``)
+that a query is compared with. It is doubled, from 1 or 64, until recall@10 on at most 200 images reaches 0.95; if none
+reaches it, the smallest effort within 0.01 of the best recall is used. With fewer than 64 candidates, a graph finds
+indexed images better than new ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_CANDIDATES = 1024  # the largest efSearch that is tried
 
 
 def chosen_factory(factory: str, images: int) -> str:
-    """Return the factory string of an index, "" for exact search."""
+    """The factory string of an index; an empty string for exact search."""
     if factory:
         return "" if factory == EXACT else factory
     if images > MOST_EXACT and has_faiss():
@@ -40,7 +40,7 @@ def chosen_factory(factory: str, images: int) -> str:
 
 
 def new_index(factory: str, size: int) -> Any:
-    """Return an empty faiss index; raise ConfigError for a factory string that faiss rejects."""
+    """An empty faiss index; ConfigError for a factory string that faiss rejects."""
     with needs_extra("cpu", f"the index {factory!r}"):
         import faiss
     try:
@@ -50,7 +50,7 @@ def new_index(factory: str, size: int) -> Any:
 
 
 class FaissIndex:
-    """A faiss index of normalized embeddings, with the effort of a search and its measured recall@10."""
+    """A faiss index of normalized embeddings, with the effort of a search and its recall@10."""
 
     def __init__(self, factory: str, index: Any, effort: int = 0, recall: float | None = None) -> None:
         self.factory = factory
@@ -67,7 +67,7 @@ class FaissIndex:
 
     @classmethod
     def build(cls, factory: str, points: Tensor) -> FaissIndex:
-        """Index points, choose the effort by the rule in the module's docstring, and measure recall@10."""
+        """Index points, choose the effort as the module's docstring says, and measure recall@10."""
         rows = _rows(points)
         built = cls(factory, new_index(factory, rows.shape[1]))
         try:
@@ -96,7 +96,6 @@ class FaissIndex:
         return built
 
     def _range_of_effort(self) -> tuple[int, int]:
-        """Return the least and the largest effort that are tried; 0 and 0 for an index without this setting."""
         if self.setting == "nprobe":
             return 1, self.most
         if self.setting == "efSearch":
@@ -105,9 +104,9 @@ class FaissIndex:
 
     @classmethod
     def read(cls, path: Path, factory: str, effort: int, recall: float | None) -> FaissIndex:
-        """Open an index that :meth:`write` wrote; raise RuntimeError for a damaged file.
+        """Open an index that :meth:`write` wrote; RuntimeError for a damaged file.
 
-        Lists are memory-mapped; with faiss 1.11 or later, graphs and codes are too.
+        Lists are memory-mapped, and graphs and codes too with faiss 1.11 or later.
         """
         with needs_extra("cpu", f"the index {factory!r}"):
             import faiss
@@ -136,7 +135,7 @@ class FaissIndex:
         return int(faiss.extract_index_ivf(self.index).nlist if self.setting == "nprobe" else self.index.ntotal)
 
     def search(self, points: Tensor, k: int, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; number -1 if there are fewer."""
+        """Distances and numbers of the nearest points, ``[Q, k]`` on the CPU; number -1 if there are fewer."""
         rows = _rows(points)
         effort = self.effort
         if self.setting == "efSearch":

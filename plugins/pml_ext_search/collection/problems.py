@@ -7,8 +7,8 @@ from pml_ext_train.retrieval import RetrievalWarning as RetrievalWarning
 
 
 class StoreWarning(UserWarning):
-    """A collection is damaged or cannot be written; its missing images are embedded again."""
+    """A collection is damaged or cannot be written; missing images are embedded again."""
 
 
 class DamagedCollectionError(DataError):
-    """A file of a collection is damaged; the message has its path and the command to rebuild it."""
+    """A damaged file of a collection; the message has the command to rebuild it."""

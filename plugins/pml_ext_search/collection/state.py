@@ -1,4 +1,4 @@
-"""The rows of a collection's database: its state with the index, and its images."""
+"""The rows of a collection's database."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class State(BaseModel, frozen=True):
 
     @property
     def used_files(self) -> set[str]:
-        """The names of the files that belong to this state, beside the database."""
+        """The files beside the database that this state uses."""
         if self.index is not None:
             return {self.file, self.index.file} - {""}
         return {self.file}
 
     @property
     def own_files(self) -> set[str]:
-        """The names of all files of the collection, beside the database."""
+        """All files of the collection beside the database."""
         return {*self.files, *self.used_files}
 
 
@@ -67,7 +67,7 @@ def state_of(about: str, crc: int) -> State:
 
 
 class Image(NamedTuple):
-    """A row of the table ``images``, which is an image of the indexed folder or a vector of the indexed file."""
+    """A row of the table ``images``: an image of the indexed folder, or a vector of the indexed file."""
 
     id: int
     path: str  # relative to the folder; of a vector its id
@@ -84,11 +84,11 @@ class Image(NamedTuple):
 
 
 def crc_of(vector: Any, *values: object) -> int:
-    """Return the CRC-32 of a row's values and of its vector, whose number may change."""
+    """CRC-32 of a row's values and its vector; not of the vector's number, which may change."""
     return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
 
 
 def in_shard(path: str) -> str:
-    """Return the path of an image's shard, or its own path if it is in no shard."""
+    """The path of an image's shard, or its own path outside shards."""
     shard, tar, _ = path.partition(".tar/")
     return shard + tar.rstrip("/")

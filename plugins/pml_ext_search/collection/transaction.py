@@ -15,7 +15,7 @@ from .state import Image, State, crc_of, state_of
 
 
 class Transaction:
-    """A transaction on a collection, with the state and the vectors that belong to it."""
+    """A transaction on a collection, with its state and vectors."""
 
     def __init__(self, connection: sqlite3.Connection, mapped: Callable[[State], Vectors]) -> None:
         self.connection = connection
@@ -30,12 +30,12 @@ class Transaction:
         self.connection.execute("UPDATE collection SET about = ?, crc = ?", (text, zlib.crc32(text.encode())))
 
     def is_intact(self, vector: Any, crc: Any, *values: object) -> bool:
-        """Return whether a row's checksum is that of its values and its vector."""
+        """Whether a row and its vector have the row's checksum."""
         in_file = isinstance(vector, int) and 0 <= vector < len(self.vectors)
         return in_file and crc_of(self.vectors[vector].data, *values) == crc
 
     def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
-        """Read rows of ``images``, each with whether it and its vector are undamaged."""
+        """Rows of ``images``, each with whether it and its vector are undamaged."""
         query = f"SELECT id, path, class_number, size, fingerprint, vector, crc FROM images {where}"
         index = self.state.index
         classes = None if index is None else index.classes

@@ -69,7 +69,6 @@ def cluster(
 
 
 def _cluster_rows(result: Clusters) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the printed table of clusters."""
     paths = result.grouping.embedded.paths
     with_classes = any(each.share is not None for each in result.clusters)
     columns = ["cluster", "images", "for example"]

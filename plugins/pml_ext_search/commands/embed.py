@@ -97,8 +97,6 @@ def embed(
 
 
 class _RayOptions(NamedTuple):
-    """How Ray embeds."""
-
     device: Device  # of each worker
     address: str | None
     jobs: int
@@ -114,7 +112,6 @@ def _write_part(
     out: Path,
     ray: _RayOptions | None,
 ) -> Written:
-    """Embed a part of a folder, or of the files of a list, into files; with ``ray``, by its workers."""
     from ..embedding.reading import listed
     from ..trained import load_embedder
 
@@ -130,7 +127,6 @@ def _write_part(
 
 
 def _embed_to_file(trained: TrainedRun, folder: Path, out: Path, as_json: bool) -> None:
-    """Embed a folder of images, or a file of vectors without the collection."""
     from ..collection.embedded import save_embeddings
 
     about: dict[str, Any] = {"file": str(out)}
@@ -146,7 +142,6 @@ def _embed_to_file(trained: TrainedRun, folder: Path, out: Path, as_json: bool) 
 
 
 def _part_numbers(part: str) -> tuple[int, int]:
-    """Return K and N of ``K/N``."""
     number, _, parts = part.partition("/")
     if not (number.isdecimal() and parts.isdecimal()):
         raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")

@@ -48,7 +48,7 @@ def index(
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
     if check:
         if folder is not None or factory or parts is not None or to is not None:
-            raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
+            raise ConfigError("--check changes nothing; leave out FOLDER, --index, --from and --to")
         run, _ = run_for_command(run, device)
         _check_index(load_for_command(run, device, store=store, by=by).gallery(), as_json)
         return
@@ -94,7 +94,6 @@ def index(
 
 
 def _about_index(gallery: Gallery) -> dict[str, Any]:
-    """Return what ``index --json`` prints."""
     new, changed, gone, as_before = gallery.changes or (len(gallery), 0, 0, 0)
     effort = None
     recall = None
@@ -121,14 +120,15 @@ def _recall_text(name: str, recall: float) -> str:
 
 
 def _check_index(gallery: Gallery, as_json: bool) -> None:
-    """Print which images of an index are gone or changed; exit code 1 if there are some."""
+    """Print which images are gone, changed or damaged; exit code 1 if any is gone or changed."""
     gone, changed = gallery.check()
     how = " by the size and time of their files" if gallery.noun == "images" else ""
     lines = [f"{len(gallery)} {gallery.noun} checked{how}: {gallery.place}"]
-    for what, paths in (("gone", gone), ("changed", changed)):
+    damaged = gallery.damaged()
+    for what, paths in (("gone", gone), ("changed", changed), ("damaged and not indexed", damaged)):
         if paths:
             lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
-    about = {"index": str(gallery.place), "images": len(gallery), "gone": gone, "changed": changed}
+    about = {"index": str(gallery.place), "images": len(gallery), "gone": gone, "changed": changed, "damaged": damaged}
     print_result(as_json, about, *lines)
     if gone or changed:
         say(

@@ -36,7 +36,7 @@ STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 
 
 def run_for_command(place: Path, device: Device) -> tuple[Path, Path | None]:
-    """Return the run that the first argument of a command names; see :func:`pml_ext_search.run_of_folder.run_of`."""
+    """The run that the first argument of a command names; see :func:`pml_ext_search.run_of_folder.run_of`."""
     from ..run_of_folder import run_of
 
     with Progress() as bar:
@@ -46,20 +46,20 @@ def run_for_command(place: Path, device: Device) -> tuple[Path, Path | None]:
 def searched_run(
     place: Path, device: Device, bar: Progress, store: Path | None, by: By | None, workers: int | None = None
 ) -> TrainedRun:
-    """Load the run that the first argument of a command names; a folder in its place is indexed if it has changed."""
+    """Load the run of a command's first argument; a folder in its place is indexed if it has changed."""
     from ..run_of_folder import run_of
 
     run, images = run_of(place, device, bar)
     trained = load_for_command(run, device, workers, store, bar.embedding, by)
     if images is not None:
-        changes = trained.index(images).changes
+        changes = trained.index(images, retry_damaged=False).changes
         if changes is not None and (changes.new or changes.changed or changes.gone):
             say(f"{images}: {changes}")
     return trained
 
 
 def say_doubts(trained: TrainedRun) -> None:
-    """Name pictures that are in several classes, and classes whose names are nearly equal."""
+    """Name pictures that are in several classes, and classes with nearly equal names."""
     from ..open_set.calibration import shared_pictures
 
     embedded = trained.indexed_images()
@@ -96,7 +96,7 @@ def load_for_command(
     listener: OnProgress | None = None,
     by: By | None = None,
 ) -> TrainedRun:
-    """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
+    """Load a run for retrieval; on a CPU, the process reuses freed memory."""
     from pml_ext.distributed import choose_device, keep_freed_memory
 
     from ..trained import load_run
@@ -106,7 +106,7 @@ def load_for_command(
 
 
 def read_list(listing: Path) -> list[str]:
-    """Return the lines of a file of paths."""
+    """The lines of a file of paths."""
     try:
         return [line for line in listing.read_text("utf-8", errors="surrogateescape").split("\n") if line]
     except OSError as error:

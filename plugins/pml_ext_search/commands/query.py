@@ -97,7 +97,7 @@ def query(
             advice = "leave out --picture, --shortlist, --rerank and --metric"
             raise ConfigError(f"-o uses Euclidean distance; {advice}")
         if len(images or []) != 1 and (listing is None or images):
-            raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
+            raise ConfigError(f"-o needs one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
             trained = searched_run(run, device, bar, collection, by, workers)
             about = _match_to_file(trained, images[0] if images else None, listing, out, search)
@@ -144,8 +144,6 @@ def query(
 
 
 class _Search(NamedTuple):
-    """The options that queries of one image and of many have."""
-
     k: int
     within: str | None
     radius: float | None
@@ -153,7 +151,7 @@ class _Search(NamedTuple):
 
 
 def _place_of(store: str | None) -> tuple[str | None, Path | None]:
-    """Return the address of a store, or the folder of another collection, of which ``--store`` names one."""
+    """The address of a store, or the folder of another collection, from ``--store``."""
     from ..query.stored import is_store
 
     if store is None:
@@ -166,7 +164,6 @@ def _place_of(store: str | None) -> tuple[str | None, Path | None]:
 def _match_to_file(
     trained: TrainedRun, folder: str | None, listing: Path | None, out: Path, search: _Search
 ) -> dict[str, Any]:
-    """Write the answers to all queries of a folder, a file of vectors or a list; return what ``-o`` prints."""
     items: str | list[str] = folder or ""
     if listing is not None:
         items = read_list(listing)
@@ -177,7 +174,6 @@ def _match_to_file(
 
 
 def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radius: float | None) -> None:
-    """Print a row per answer, and the queries without one."""
     rows = []
     for answer in answers:
         found = zip(answer.paths, answer.classes, answer.distances, strict=True)
@@ -196,7 +192,7 @@ def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radi
 
 
 def _write_picture(trained: TrainedRun, answers: list[Answer], place: Path) -> Path | None:
-    """Draw queries and answers; warn and return None if that fails, since the answers are printed already."""
+    """Draw queries and answers; if that fails, warn, since the answers are already printed."""
     from pml_ext_train.files import write_atomically
 
     try:

@@ -83,7 +83,6 @@ def select(
 
 
 def _summary(found: Selection, noun: str) -> str:
-    """Return a line that says what was selected."""
     from ..select.selection import NEIGHBORS
 
     of_all = f"{len(found.rows)} of {counted(len(found.embedded.paths), noun)}"
@@ -109,7 +108,6 @@ def _summary(found: Selection, noun: str) -> str:
 
 
 def _table(found: Selection, noun: str) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows of the printed table."""
     columns = ["", "distance", "id" if noun == "vector" else "path"]
     with_classes = any(found.classes)
     if with_classes:

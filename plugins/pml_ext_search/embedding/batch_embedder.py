@@ -1,4 +1,4 @@
-"""Networks, and embedders of other libraries, as they embed batches of images that were read from files."""
+"""Embedders of batches of images: a run's network, or any :class:`Embedder`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .reading import READ, as_tensor, joined
 
 
 class BatchEmbedder:
-    """An :class:`Embedder` whose images are read in batches; embeddings have length 1."""
+    """An :class:`Embedder` on batches of images; embeddings have length 1."""
 
     by: By = "embeddings"
     caches_features = False
@@ -45,16 +45,16 @@ class BatchEmbedder:
         self.title = f"{embedder.identity}: the embedder"  # in errors
 
     def prepared(self, image: Any) -> Tensor:
-        """Return a path, PIL image, array or uint8 tensor as what :meth:`forward` takes several of."""
+        """A path, PIL image, array or uint8 tensor as the input of :meth:`forward`."""
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
 
     def embed(self, images: Sequence[Any]) -> Tensor:
-        """Return embeddings of images, ``[N, D]``, computed in one batch."""
+        """Embeddings of images, ``[N, D]``, computed in one batch."""
         return self.forward(joined([self.prepared(image) for image in images]))
 
     @torch.no_grad()
     def forward(self, images: Tensor | list[Tensor], files: Mapping[Path, FileStat] | None = None) -> Tensor:
-        """Return L2-normalized embeddings, ``[B, D]``, float32; ``files`` are known for images that were read."""
+        """L2-normalized embeddings, ``[B, D]``, float32; ``files`` are the files of images, if known."""
         pictures = [Image.fromarray(image.permute(1, 2, 0).cpu().numpy()) for image in images]
         rows = torch.as_tensor(self._embedder.embed(pictures), dtype=torch.float32, device=self.device)
         if rows.shape != (len(images), self.size):
@@ -63,16 +63,16 @@ class BatchEmbedder:
         return nn.functional.normalize(rows)
 
     def from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
-        """Return the embeddings of files that need no image, by what the files are known by."""
+        """Embeddings of files whose features are cached."""
         return {}
 
     def not_finite(self, bad: int, images: int, first: str) -> DataError:
-        """Return the error of NaN or infinity in embeddings of some images, ``first`` before the others."""
+        """The error for NaN or infinity in some images' embeddings."""
         return DataError(f"{self.title} gives NaN or infinity for {bad} of {images} images, {first} first{self.remedy}")
 
 
 class NetworkEmbedder(BatchEmbedder):
-    """The network of a finished run, with its preprocessing; with ``by="features"``, without its head."""
+    """The network of a finished run with its preprocessing; ``by="features"`` leaves out its head."""
 
     remedy = "; train it again, with a lower optimizer.lr"
 
@@ -103,7 +103,7 @@ class NetworkEmbedder(BatchEmbedder):
 
     @functools.cached_property
     def network(self) -> Network:
-        """The network, loaded on first use; on a CPU, it decides the format of images."""
+        """The network, loaded on first use; on a CPU, it decides the memory format of images."""
         network = self._run.network_by(self.by)
         if self.device.type == "cpu":
             self._memory_format = use_channels_last(network, self.channels, self.preprocessing.image_size)
@@ -116,7 +116,6 @@ class NetworkEmbedder(BatchEmbedder):
 
     @functools.cached_property
     def _features(self) -> FeatureCache | None:
-        """The feature cache that runs share; None unless the trunk is frozen."""
         if not self._frozen:
             return None
         about = [self.preprocessing.model_dump(include=set(Preprocessing.model_fields)), ""]
@@ -124,11 +123,11 @@ class NetworkEmbedder(BatchEmbedder):
 
     @property
     def caches_features(self) -> bool:  # type: ignore[override]
-        """Whether the features of files are cached and shared by runs, since the trunk is frozen."""
+        """Whether features of files are cached and shared by runs: the trunk is frozen."""
         return self._features is not None
 
     def features_of(self, files: Sequence[Path]) -> Tensor:
-        """Return the trunk's features of files ``[N, F]``, cached or computed; DataError for a bad file."""
+        """The trunk's features of files, ``[N, F]``, cached or computed; DataError for a bad file."""
         cached: dict[int, Vectors] = {}
         with self._features_may_fail():
             if self._features is not None:
@@ -147,7 +146,7 @@ class NetworkEmbedder(BatchEmbedder):
 
     @torch.no_grad()
     def forward(self, images: Tensor | list[Tensor], files: Mapping[Path, FileStat] | None = None) -> Tensor:
-        """Return L2-normalized embeddings, ``[B, D]``, float32; cache the features of files if the trunk is frozen."""
+        """L2-normalized embeddings, ``[B, D]``, float32; features of files are cached if the trunk is frozen."""
         network = self.network
         if isinstance(images, list):
             images = torch.stack(images)
@@ -164,7 +163,7 @@ class NetworkEmbedder(BatchEmbedder):
 
     @torch.no_grad()
     def from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
-        """Return the embeddings of files whose features are cached; none without a frozen trunk."""
+        """Embeddings of files whose features are cached."""
         features: dict[int, Vectors] = {}
         with self._features_may_fail():
             if files and self._features is not None:
@@ -178,7 +177,7 @@ class NetworkEmbedder(BatchEmbedder):
 
     @contextlib.contextmanager
     def _features_may_fail(self) -> Iterator[None]:
-        """Warn and continue without the shared feature cache if it cannot be read or written."""
+        """Warn and continue without the feature cache if it cannot be read or written."""
         try:
             yield
         except (DataError, UnwritableError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Embedding of single images and of folders, with a collection as a cache."""
+"""Embedding of images and folders, with a collection as a cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEVERAL = 8  # minimum new files of a batch to store; for fewer, the transaction
 
 
 class SkippedImage(UserWarning):
-    """Warning that a file of a folder was left out; the text has its path and the reason."""
+    """A file of a folder was left out; the text has its path and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,6 @@ Batch = Mapping[int, Vectors | str]
 
 
 def _split_in_batches(images: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of at most ``size`` images, read one after the other."""
     remaining = iter(images)
     while batch := list(itertools.islice(remaining, size)):
         yield batch
@@ -83,9 +82,9 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def embed(self, images: Images, batch_size: int = 256, current: Transaction | None = None) -> Tensor:
-        """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`.
+        """Embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`.
 
-        Files are looked up in the collection first; within the transaction ``current``, if it is given. At most
+        Files are looked up in the collection first, within the transaction ``current`` if it is given. At most
         ``batch_size`` other images are held at a time.
         """
         batches = []
@@ -106,9 +105,9 @@ class ImageEmbedder:
         return rows
 
     def _embed_batch(self, images: Sequence[Path | Tensor], current: Transaction | None) -> Tensor:
-        """Return a batch's embeddings: those of the collection, those from cached features, and new ones.
+        """Embeddings of a batch: from the collection, from cached features, or new.
 
-        An image's key is the path of its file, or its place in the batch. New embeddings of files may be stored.
+        An image's key is the path of its file, or its place in the batch.
         """
         stats: dict[bytes, FileStat] = {}
         keys: list[bytes | int] = []
@@ -148,7 +147,7 @@ class ImageEmbedder:
         return torch.stack([known[key].to(self.device) for key in keys])
 
     def _looked_up(self, stats: Mapping[bytes, FileStat], current: Transaction | None) -> dict[bytes | int, Tensor]:
-        """Return the collection's embeddings of files; none, with a warning, if it is damaged or of another network."""
+        """The collection's embeddings of files; a warning if it is damaged or belongs to another network."""
         try:
             if current is None:
                 found, _, vectors = self.collection.find(stats)
@@ -164,7 +163,7 @@ class ImageEmbedder:
             return {}
 
     def _keep(self, new: Mapping[bytes, FileStat], rows: Mapping[bytes | int, Tensor]) -> None:
-        """Store at least eight new single files; leave the collection of another network unchanged."""
+        """Store new single files, if there are enough; a collection of another network stays unchanged."""
         if len(new) < SEVERAL:
             return
         try:
@@ -179,7 +178,7 @@ class ImageEmbedder:
 
     @property
     def identity(self) -> str:
-        """A digest of weights, preprocessing and precision."""
+        """Digest of weights, preprocessing and precision."""
         return self.collection.identity
 
     @property
@@ -193,11 +192,11 @@ class ImageEmbedder:
         return self.collection.size
 
     def class_namer(self, paths: Iterable[str]) -> Callable[[str], str]:
-        """Return a function from the path of an image to its class, for a folder that has these paths."""
+        """A function from an image's path to its class, for a folder with these paths."""
         return ClassFolders.of_paths(paths, self.class_levels).class_of
 
     def warn_of_skipped(self, skipped: Mapping[str, str]) -> None:
-        """Warn of files that were left out, once for each kind of reason; a reason begins with the file's path."""
+        """Warn of skipped files, once for each kind of reason; reasons begin with the file's path."""
         kinds: dict[str, list[str]] = {}
         for name, why in skipped.items():
             kind = why.partition(name)[2].partition(" (")[0]
@@ -209,9 +208,9 @@ class ImageEmbedder:
     def embed_files(
         self, files: Sequence[Any], batch_size: int = READ, workers: int | None = None, with_progress: bool = True
     ) -> Iterator[list[Vectors | str]]:
-        """Embed files (paths or open files) in batches; yield embeddings, or why a file is unreadable.
+        """Embed paths or open files in batches; yield the embedding of each, or why it is unreadable.
 
-        ``with_progress`` is for files that are all of a pass, not some of more.
+        ``with_progress`` is for the files of a whole pass.
         """
         for batch in self.batches_of(files, batch_size, workers=workers, with_progress=with_progress):
             bad = []
@@ -232,7 +231,7 @@ class ImageEmbedder:
     ) -> Iterator[Batch]:
         """Embed files in batches, and report progress to the listener.
 
-        With ``stats``, sizes and times from before the files are read, the features of a frozen trunk are cached.
+        With ``stats``, sizes and times from before the files are read, features of a frozen trunk are cached.
         """
         if workers is None:
             workers = self._workers
@@ -258,7 +257,7 @@ class ImageEmbedder:
 
 
 def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:
-    """Return a file's path in its resolved folder, its size and modification time; raise DataError if it is missing."""
+    """A file's path in its resolved folder, its size and time; DataError if it is missing."""
     size_and_mtime = file_stat(file)
     if size_and_mtime is None:
         raise DataError(f"{file}: no such file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,16 +13,16 @@ import numpy as np
 import torch
 
 from pml_ext.distributed import from_rank_0, from_ranks, num_processes, rank, share_of
-from pml_ext.errors import DataError
-from pml_ext_train.data import Listing, list_folder
+from pml_ext.errors import DataError, counted
+from pml_ext_train.data import list_folder
 from pml_ext_train.files import check_writable, path_bytes
 from pml_ext_train.retrieval import Vectors
 
 from ..collection.class_folders import ClassFolders
-from ..collection.collection import is_below
+from ..collection.collection import DamagedFile, is_below
 from ..collection.embedded import Embedded
-from .embedding import Batch, ImageEmbedder
-from .reading import READ
+from .embedding import Batch, ImageEmbedder, SkippedImage
+from .reading import READ, Damage, reader
 
 WRITTEN = 1000  # embeddings of a folder are written after this many images
 SECONDS = 30.0  # or after this time
@@ -29,90 +30,82 @@ _NOT_FINITE = ""  # in place of a reason, for an image whose embedding has NaN o
 
 
 class FolderPass:
-    """The passes of a network over folders; under torchrun, each rank embeds a share of the images."""
+    """A pass of a network over a folder; under torchrun, each rank embeds a share of the images.
 
-    def __init__(self, embedder: ImageEmbedder) -> None:
+    Images are numbered by their places in the listing. Unchanged files that an earlier pass found damaged are read only
+    with ``retry_damaged``.
+    """
+
+    def __init__(self, embedder: ImageEmbedder, folder: Path, retry_damaged: bool = False) -> None:
         self._embedder = embedder
         self._collection = embedder.collection
+        self._folder = folder
+        self._retries_damaged = retry_damaged
+        self._is_first = rank() == 0
+        self._listing = from_rank_0(list_folder(folder) if self._is_first else None)
+        self._root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+        self._keys = [self._root + path_bytes(name) for name in self._listing.names]
 
     @contextlib.contextmanager
-    def embedded(self, folder: Path, batch_size: int = 256) -> Iterator[Embedded]:
-        """Embed the new images of a folder, and lock the collection while the block runs."""
-        first = rank() == 0
-        listing: Listing = from_rank_0(list_folder(folder) if first else None)
-        root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
-        keys = [root + path_bytes(name) for name in listing.names]
+    def embedded(self, batch_size: int = 256) -> Iterator[Embedded]:
+        """Embed the new images of the folder, and lock the collection while the block runs."""
+        first = self._is_first
         if first:
             check_writable("--store", self._collection.place)
         with self._collection.locked(self._embedder.replace) if first else contextlib.nullcontext():
-            found, gone = from_rank_0(self._find_listed(listing, keys, root) if first else None)
-            missing = [number for number, key in enumerate(keys) if key not in found]
+            found, gone, damaged = from_rank_0(self._looked_up() if first else None)
+            missing = [number for number in range(len(self._keys)) if number not in found and number not in damaged]
             results: dict[int, int | str] = {}
             mine = missing[share_of(len(missing), rank(), num_processes())]
-            for part in from_ranks(self._embed_missing(listing, keys, mine, batch_size)):
+            for part in from_ranks(self._embed_missing(mine, batch_size)):
                 results |= part
-            vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
-
+            vectors, skipped = from_rank_0(self._joined(results, damaged) if first else None)
             new = len(vectors)
-            for number, key in enumerate(keys):
-                if key in found:
-                    vectors[number] = found[key]
+            vectors |= found
             if not vectors:
                 why = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
-                raise DataError(f"{folder}: no readable image among {len(skipped)} files{why}")
-            yield self._embedded_folder(folder, listing, vectors, skipped, new)
+                raise DataError(f"{self._folder}: no readable image among {counted(len(skipped), 'file')}{why}")
+            yield self._embedded_folder(vectors, skipped, new)
             if num_processes() == 1:
                 self._collection.compact(gone)
 
-    def _find_listed(
-        self, listing: Listing, keys: Sequence[bytes], root: bytes
-    ) -> tuple[dict[bytes, int], list[bytes]]:
-        """Return the vector numbers of unchanged files, and the files that are gone.
+    def _looked_up(self) -> tuple[dict[int, int], list[bytes], dict[int, str]]:
+        """Vector numbers of unchanged images, files that are gone, and reasons of known damaged files.
 
         A file below a folder that could not be looked at counts as present.
         """
-        files = dict(zip(keys, listing.stats, strict=True))
-        found, absent, _ = self._collection.find(files, root)
-        unlisted = frozenset(listing.unlisted)
-        gone = []
-        for key in absent:
-            relative_path = os.fsdecode(key[len(root) :])
-            if not is_below(relative_path, unlisted):
-                gone.append(key)
-        return found, gone
+        files = dict(zip(self._keys, self._listing.stats, strict=True))
+        by_key, absent, _ = self._collection.find(files, self._root)
+        found = {number: by_key[key] for number, key in enumerate(self._keys) if key in by_key}
+        unlisted = frozenset(self._listing.unlisted)
+        gone = [key for key in absent if not is_below(os.fsdecode(key[len(self._root) :]), unlisted)]
+        damaged: dict[int, str] = {}
+        if not self._retries_damaged:
+            known = self._collection.damaged_files(self._root, reader())
+            for number, (name, key) in enumerate(zip(self._listing.names, self._keys, strict=True)):
+                if key in known and known[key].stat == files[key]:
+                    damaged[number] = Damage(f"{self._folder / name}{known[key].why}")
+        return found, gone, damaged
 
-    def _embedded_folder(
-        self, folder: Path, listing: Listing, vectors: Mapping[int, int], skipped: dict[str, str], new: int
-    ) -> Embedded:
-        """Return the images whose vectors are in the collection, in the order of the listing."""
-        paths = []
-        stats = []
-        numbers = []
-        for place in sorted(vectors):
-            paths.append(listing.names[place])
-            stats.append(listing.stats[place])
-            numbers.append(vectors[place])
-        numbers_of_vectors = np.array(numbers, dtype=np.int64)
+    def _embedded_folder(self, vectors: Mapping[int, int], skipped: dict[str, str], new: int) -> Embedded:
+        places = sorted(vectors)
+        paths = [self._listing.names[place] for place in places]
+        numbers = np.array([vectors[place] for place in places], dtype=np.int64)
         return Embedded(
-            folder,
+            self._folder,
             paths=paths,
-            embeddings=torch.from_numpy(self._collection.vectors_of(numbers_of_vectors)).to(self._embedder.device),
+            embeddings=torch.from_numpy(self._collection.vectors_of(numbers)).to(self._embedder.device),
             skipped=skipped,
-            stats=np.array(stats, dtype=np.int64),
+            stats=np.array([self._listing.stats[place] for place in places], dtype=np.int64),
             new=new,
-            numbers=numbers_of_vectors,
-            unlisted=listing.unlisted,
+            numbers=numbers,
+            unlisted=self._listing.unlisted,
             class_folders=ClassFolders.of_paths(paths, self._embedder.class_levels),
         )
 
     @torch.no_grad()
-    def _embed_missing(
-        self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
-    ) -> dict[int, int | str]:
-        """Embed images and write the vectors; return each vector's number, or the reason for a failure.
-
-        Images are known by their places in the listing. What is embedded when an error occurs is written too.
-        """
+    def _embed_missing(self, numbers: Sequence[int], batch_size: int) -> dict[int, int | str]:
+        """Embed images and write the vectors, even after an error; return each one's number, or why it failed."""
         results = dict[int, int | str]()
         waiting = dict[int, Vectors]()
         last = time.perf_counter()
@@ -120,14 +113,14 @@ class FolderPass:
         def write() -> None:
             if not waiting:
                 return
-            paths = [keys[number] for number in waiting]
-            stats = [listing.stats[number] for number in waiting]
+            paths = [self._keys[number] for number in waiting]
+            stats = [self._listing.stats[number] for number in waiting]
             written = self._collection.append(paths, stats, np.stack(list(waiting.values())))
             results.update(zip(waiting, written.values(), strict=True))
             waiting.clear()
 
         try:
-            for batch in self._batches(listing, numbers, min(batch_size, READ)):
+            for batch in self._batches(numbers, min(batch_size, READ)):
                 for number, row in batch.items():
                     if isinstance(row, str):
                         results[number] = row
@@ -145,9 +138,9 @@ class FolderPass:
         write()
         return results
 
-    def _batches(self, listing: Listing, numbers: Sequence[int], size: int) -> Iterator[Batch]:
-        """Yield embeddings by number, first of images whose features are cached."""
-        files = {number: listing.folder / listing.names[number] for number in numbers}
+    def _batches(self, numbers: Sequence[int], size: int) -> Iterator[Batch]:
+        """Embeddings by number, first from cached features."""
+        files = {number: self._listing.folder / self._listing.names[number] for number in numbers}
         if self._embedder.computed.caches_features:
             for start in range(0, len(numbers), WRITTEN):
                 some = {number: files[number] for number in numbers[start : start + WRITTEN]}
@@ -156,25 +149,41 @@ class FolderPass:
                 for number in cached:
                     del files[number]
         remaining = list(files)
-        stats = [listing.stats[number] for number in remaining]
+        stats = [self._listing.stats[number] for number in remaining]
         for batch in self._embedder.batches_of(list(files.values()), size, stats):
             yield {remaining[place]: row for place, row in batch.items()}
 
-    def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:
-        """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
-        vectors = {}
-        not_finite = []
-        skipped = dict(listing.others)
+    def _joined(
+        self, results: Mapping[int, int | str], damaged: Mapping[int, str]
+    ) -> tuple[dict[int, int], dict[str, str]]:
+        """Vector numbers of new images, and reasons of skipped files, which are reported."""
+        vectors: dict[int, int] = {}
+        failed: dict[int, str] = {}
         for number, result in results.items():
             if isinstance(result, int):
                 vectors[number] = result
-            elif result == _NOT_FINITE:
-                not_finite.append(number)
             else:
-                skipped[listing.names[number]] = result
-        self._embedder.warn_of_skipped(skipped)
+                failed[number] = result
+        not_finite = [number for number, why in failed.items() if why == _NOT_FINITE]
+        names = self._listing.names
+        new = {names[number]: why for number, why in failed.items() if why != _NOT_FINITE}
+        self._embedder.warn_of_skipped(self._listing.others | new)
+        if damaged:
+            text = f"{counted(len(damaged), 'damaged image')} of {self._folder} skipped"
+            if self._collection.run is not None and self._collection.indexed_folder() == str(self._folder.resolve()):
+                text += f"; to name them, type: {self._collection.check_command()}"
+            warnings.warn(text, SkippedImage, stacklevel=3)
+        self._keep_damaged({**failed, **damaged})
         if not_finite:
             raise self._embedder.computed.not_finite(
-                len(not_finite), len(vectors) + len(not_finite), listing.names[min(not_finite)]
+                len(not_finite), len(vectors) + len(not_finite), names[min(not_finite)]
             )
-        return vectors, skipped
+        return vectors, self._listing.others | new | {names[number]: why for number, why in damaged.items()}
+
+    def _keep_damaged(self, failed: Mapping[int, str]) -> None:
+        files: dict[bytes, DamagedFile] = {}
+        for number, why in failed.items():
+            if isinstance(why, Damage):
+                place = str(self._folder / self._listing.names[number])
+                files[self._keys[number]] = DamagedFile(self._listing.stats[number], why.removeprefix(place))
+        self._collection.keep_damaged(self._root, reader(), files)

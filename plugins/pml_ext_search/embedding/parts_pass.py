@@ -21,9 +21,9 @@ from .embedding import ImageEmbedder
 
 @contextlib.contextmanager
 def parts_pass(embedder: ImageEmbedder, parts: RowsOfFolder, place: Path, folder: Path | None) -> Iterator[Embedded]:
-    """Add a complete listing's new embeddings to the collection, and lock it while the block runs.
+    """Add the new embeddings of complete parts to the collection, and lock it while the block runs.
 
-    ``place`` is the folder of the parts; ``folder`` has the images, and is by default the one that was read.
+    ``place`` is the folder of the parts; ``folder`` has the images, by default where they were read.
     """
     collection = embedder.collection
     if folder is None:

@@ -1,4 +1,4 @@
-"""Lists of images, reading them in batches; conversion of single images to tensors."""
+"""Lists of images, read in batches; conversion of single images to tensors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
-from PIL import Image
+from PIL import Image, features
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from pml_ext.errors import ConfigError, DataError, shortened
 from pml_ext_train.data import (
+    DamagedImageError,
     Listing,
     Steps,
     image_tensor,
@@ -36,7 +38,7 @@ Batch = tuple[Tensor | list[Tensor], list[int], dict[int, str]]
 
 
 def found_instead(listing: Listing) -> str:
-    """Return what a folder without images has instead, for the end of an error."""
+    """What a folder without images has instead, for the end of an error."""
     if not listing.others:
         return ", and found nothing"
     reasons = [shortened(reason, 200) for reason in sorted(listing.others.values())]
@@ -45,7 +47,7 @@ def found_instead(listing: Listing) -> str:
 
 
 def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listing:
-    """List images by their paths, relative to a folder; by default to their deepest common one."""
+    """List images by paths relative to a folder, by default their deepest common one."""
     if not items:
         raise ConfigError("no images are listed; wanted one or more")
     if folder is not None and "://" in str(folder):
@@ -69,12 +71,10 @@ def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listin
 
 
 def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
-    """List images, without reading them.
+    """List images without reading them.
 
-    Args:
-        items: a folder, or a sequence of paths of images, relative to ``folder``. What the plugin ``parts`` lists is
-            returned as text: an address of a folder, a Parquet table, tar shards.
-        folder: the root of the paths in a sequence; by default their deepest common folder.
+    ``items`` is a folder, or a sequence of paths relative to ``folder``. Addresses, Parquet tables and tar shards,
+    which the plugin ``parts`` lists, are returned as text.
     """
     if not isinstance(items, (str, os.PathLike)):
         return list_files(items, folder)
@@ -87,8 +87,20 @@ def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
     return listing._replace(folder=Path(place).resolve())
 
 
+class Damage(str):
+    """Why a file is not a readable image, for as long as it does not change."""
+
+    __slots__ = ()
+
+
+def reader() -> str:
+    """What reads images: Pillow's version, and its formats."""
+    formats = [name for name in ("webp", "avif") if name in features.modules and features.check_module(name)]
+    return " ".join([PIL.__version__, *features.get_supported_codecs(), *formats])
+
+
 class FileImages(Dataset[Item]):
-    """Transformed images of files; an item is ``(image or None, number, error message or "")``."""
+    """Transformed images of files; an item is ``(image or None, number, reason or "")``."""
 
     def __init__(self, paths: Sequence[Path], channels: int, steps: Steps) -> None:
         self.paths = paths
@@ -101,13 +113,15 @@ class FileImages(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         try:
             image = read_image(self.paths[index], self._channels, smallest=self._steps.smallest)
+        except DamagedImageError as error:
+            return None, index, Damage(error)
         except DataError as error:
             return None, index, str(error)
         return self._steps(image), index, ""
 
 
 def default_workers(images: int) -> int:
-    """Return the default number of worker processes: 0 for few images, in a script, or without a fork server."""
+    """The number of worker processes: 0 for few images, in a script, or without a fork server."""
     if images < FEW or sys.platform != "linux" or _is_script():
         return 0
     if hasattr(os, "sched_getaffinity"):
@@ -119,7 +133,7 @@ def default_workers(images: int) -> int:
 
 
 def _is_script() -> bool:
-    """Return whether the program is a Python script, which each worker would execute again."""
+    """Whether the program is a script, which each worker would execute again."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)  # none in a notebook
     return file is not None and main.__spec__ is None and Path(file).stem != "pml-ext"
@@ -155,7 +169,7 @@ def _batch_of(items: Sequence[Item]) -> Batch:
 
 
 def joined(images: list[Tensor]) -> Tensor | list[Tensor]:
-    """Return images of one shape as one tensor ``[B, C, H, W]``; of several shapes, and without images, the list."""
+    """Images of one shape as a tensor ``[B, C, H, W]``; otherwise the list."""
     if len({image.shape for image in images}) == 1:
         return default_collate(images)  # type: ignore[no-any-return]
     return images
@@ -169,7 +183,7 @@ _WANTED = (
 
 
 def as_images(images: Images) -> Any:
-    """Return images as an iterable; a single image becomes a list. Raise TypeError for other values."""
+    """Images as an iterable; a single image becomes a list, other values raise TypeError."""
     if isinstance(images, (str, os.PathLike, Image.Image)):
         return [images]
     if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
@@ -180,7 +194,7 @@ def as_images(images: Images) -> Any:
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
-    """Return a path, PIL image, array or tensor as a uint8 image ``[C, H, W]``."""
+    """A path, PIL image, array or tensor as a uint8 image ``[C, H, W]``."""
     if isinstance(image, (str, os.PathLike)):
         return read_image(Path(image), channels, smallest=smallest)
     if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and 0 not in image.shape:

@@ -1,7 +1,6 @@
-"""The images of a table, cut along its boxes into files, so that several boxes of a photograph are images of their own.
+"""The images of a table, cut along its boxes into files of their own.
 
-A collection knows an image by its path. That of a cut is ``CLASS/PHOTOGRAPH.LEFT-TOP-RIGHT-BOTTOM.png``: it names the
-photograph and the box, and its folder is the class, as in a folder of images.
+A cut is ``CLASS/PHOTOGRAPH.LEFT-TOP-RIGHT-BOTTOM.png``: its path names photograph and box, its folder the class.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def is_table(path: str | Path) -> bool:
-    """Return whether a path is that of a table of images: a CSV file, or a Parquet file with their paths."""
+    """Whether a path is a table of images: a CSV file, or a Parquet file without embeddings."""
     place = Path(path)
     if not place.is_file():
         return False
@@ -37,8 +36,8 @@ def is_table(path: str | Path) -> bool:
 def cut_images(table: Path, folder: Path, channels: int, columns: Mapping[str, str]) -> None:
     """Write the images that a table lists into a folder, and delete those that it no longer lists.
 
-    Only what is new, or older than its photograph, is written. A row without a box is the whole image. A photograph
-    that cannot be read is left out, with a :class:`SkippedImage` warning. ``columns`` are as those of the data set.
+    A cut as new as its photograph stays; a row without a box is the whole image. Unreadable photographs are left out
+    with a :class:`SkippedImage` warning. ``columns`` are those of the data set ``table:``.
     """
     rows = rows_of_table(table, dict(columns))
     kept = set()
@@ -56,7 +55,6 @@ def cut_images(table: Path, folder: Path, channels: int, columns: Mapping[str, s
 
 
 def _cut(row: TableRow, file: Path, channels: int) -> None:
-    """Write the image of a row, unless it is as new as the photograph."""
     photograph = Path(row.path).stat().st_mtime_ns
     if file.exists() and file.stat().st_mtime_ns == photograph:
         return
@@ -67,7 +65,6 @@ def _cut(row: TableRow, file: Path, channels: int) -> None:
 
 
 def _save(image: Tensor, file: Path) -> None:
-    """Write pixels, uint8 ``[C, H, W]``, as a PNG file, which changes none of them."""
     from PIL import Image
 
     pixels = image.permute(1, 2, 0).squeeze(2).numpy()
@@ -75,7 +72,6 @@ def _save(image: Tensor, file: Path) -> None:
 
 
 def _name_of(row: TableRow, place: Path) -> str:
-    """Return the path of the image of a row: its class, its photograph, and its box."""
     photograph = os.path.relpath(row.path, place).replace(os.sep, "-").lstrip(".-")
     box = ""
     if row.box is not None:

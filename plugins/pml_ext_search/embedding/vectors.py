@@ -1,4 +1,4 @@
-"""Embedding of vectors by a trained head: queries, and whole files, whose embeddings the run's collection keeps."""
+"""Embedding of vectors by a trained head: queries, and whole files with a collection."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ _BLOCK = 1 << 15  # vectors that go through the head together
 
 
 class VectorEmbedder:
-    """A trained head on vectors, and the collection of its embeddings.
+    """A trained head, and the collection of its embeddings.
 
-    In the collection, the name of a vector is its id, in place of a path, and its fingerprint is the CRC-32 of its
-    numbers, in place of a file's time.
+    In the collection, a vector's name is its id, and its fingerprint the CRC-32 of its numbers.
     """
 
     def __init__(self, run: LoadedRun, place: Path, replace: bool = True) -> None:
@@ -43,16 +42,16 @@ class VectorEmbedder:
         self.collection = Collection(place, run.folder, identity, self.network.embedding_size, source="FILE")
 
     def read(self, path: Path) -> VectorFile:
-        """Read a file of vectors; DataError for vectors of another length than those that the head was trained on."""
+        """Read a file of vectors; DataError if their length is not the head's."""
         file = read_vectors(path)
         self._check_size(file.embeddings.shape[1], str(path))
         return file
 
     @torch.no_grad()
     def embed(self, vectors: Any, ids: NDArray[np.str_] | None = None) -> Tensor:
-        """Return embeddings ``[N, E]`` of length 1, on the device, of vectors ``[N, D]``, or of one, ``[D]``.
+        """Embeddings ``[N, E]`` of length 1, on the device, of vectors ``[N, D]`` or ``[D]``.
 
-        DataError for an embedding that is NaN or infinite names the vector's id, or its number without ``ids``.
+        DataError names the first vector with a NaN or infinite embedding, by id or number.
         """
         rows = torch.as_tensor(vectors, dtype=torch.float32)
         if rows.ndim == 1:
@@ -79,14 +78,14 @@ class VectorEmbedder:
             raise DataError(f"{place}: found vectors of {size} numbers; {self.run} was trained on {wanted}")
 
     def embedded(self, path: Path) -> Embedded:
-        """Return all vectors of a file with their embeddings, without the collection."""
+        """All vectors of a file with their embeddings, without the collection."""
         file = self.read(path)
         classes = tuple(file.class_names) if file.labels is not None else ("",)
         return self._embedded(file, classes, self.embed(file.embeddings, file.ids))
 
     @contextlib.contextmanager
     def file_pass(self, path: Path) -> Iterator[Embedded]:
-        """Embed the vectors of a file that are new or changed, and lock the collection while the block runs."""
+        """Embed new and changed vectors of a file, and lock the collection while the block runs."""
         file = self.read(path)
         check_writable("--store", self.collection.place)
         with self.collection.locked(self.replace):
@@ -104,7 +103,6 @@ class VectorEmbedder:
             self.collection.compact()
 
     def _indexed_before(self, path: Path) -> tuple[dict[str, Image], tuple[str, ...]]:
-        """Return the undamaged vectors that the index has of a file, by their ids, and the names of their classes."""
         known: dict[str, Image] = {}
         with self.collection.transaction() as current:
             index = current.state.index
@@ -141,7 +139,7 @@ class VectorEmbedder:
 
 
 def embeddings_of(embedder: VectorEmbedder, vectors: Any) -> Tensor:
-    """Return the embeddings of a file of vectors, or of an array of vectors, ``[N, E]``."""
+    """Embeddings of a file of vectors, or of an array, ``[N, E]``."""
     if isinstance(vectors, (str, os.PathLike)):
         file = embedder.read(Path(vectors))
         return embedder.embed(file.embeddings, file.ids)
@@ -149,16 +147,12 @@ def embeddings_of(embedder: VectorEmbedder, vectors: Any) -> Tensor:
 
 
 def _all_classes(before: tuple[str, ...], file: VectorFile) -> tuple[str, ...]:
-    """Return the names of classes: those of an index keep their numbers, and new ones follow.
-
-    A file without labels has one class, without a name.
-    """
+    """Class names: those of an index keep their numbers, and new ones follow. Without labels, one class has no name."""
     of_file = file.class_names if file.labels is not None else [""]
     return tuple(dict.fromkeys([*before, *of_file]))
 
 
 def _class_numbers_of(file: VectorFile, classes: tuple[str, ...]) -> Numbers:
-    """Return the number of the class of each vector, ``[N]``."""
     numbers = {name: number for number, name in enumerate(classes)}
     if file.labels is None:
         return np.full(len(file.embeddings), numbers[""], dtype=np.int64)
@@ -167,7 +161,7 @@ def _class_numbers_of(file: VectorFile, classes: tuple[str, ...]) -> Numbers:
 
 
 def _stats_of(file: VectorFile) -> Numbers:
-    """Return the bytes and the CRC-32 of each vector, ``[N, 2]``."""
+    """Bytes and CRC-32 of each vector, ``[N, 2]``."""
     count, length = file.embeddings.shape
     stats = np.full((count, 2), 4 * length, dtype=np.int64)
     stats[:, 1] = [zlib.crc32(vector) for vector in _rows(file.embeddings)]
@@ -175,7 +169,6 @@ def _stats_of(file: VectorFile) -> Numbers:
 
 
 def _rows(vectors: Vectors) -> Iterator[memoryview]:
-    """Yield the bytes of each vector."""
     whole = np.ascontiguousarray(vectors).data.cast("B")
     size = 4 * vectors.shape[1]
     for start in range(0, len(whole), size):
@@ -183,7 +176,7 @@ def _rows(vectors: Vectors) -> Iterator[memoryview]:
 
 
 def _known_numbers(file: VectorFile, stats: Numbers, known: dict[str, Image]) -> Numbers:
-    """Return the number in the collection of each vector that is as it was, ``[N]``, and -1 for others."""
+    """The number of each unchanged vector in the collection, ``[N]``; -1 for others."""
     numbers = np.full(len(stats), -1, dtype=np.int64)
     if not known:
         return numbers
@@ -195,7 +188,7 @@ def _known_numbers(file: VectorFile, stats: Numbers, known: dict[str, Image]) ->
 
 
 def changes_of(file: VectorFile, images: list[Image], classes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Return the ids of indexed vectors that a file has no longer, and of those whose numbers or class are others."""
+    """Ids of indexed vectors that are gone from a file, and of those whose numbers or class have changed."""
     class_numbers = _class_numbers_of(file, _all_classes(classes, file))
     rows = np.column_stack([class_numbers, _stats_of(file)]).tolist()
     now = dict(zip(file.ids.tolist(), rows, strict=True))

@@ -1,9 +1,8 @@
-"""The threshold between known and new: calibrated on images whose own class is left out, and kept with the collection.
+"""The threshold between known and new, calibrated on images whose own class is left out.
 
-Every class that the run was not trained on stands for a new individual: it is left out of the index, and the distances
-of its images to the nearest other class are what the threshold is held against. So the threshold belongs to a
-collection: to its number of classes, since with more of them one is more often near by chance, and to its photographs
-per class. The threshold bounds the expected rate of false acceptances of a new class (:func:`.open_set.threshold_at`).
+Each class that the run was not trained on stands for a new individual: the distances of its images to the nearest other
+class decide the threshold. So a threshold belongs to a collection, since more classes or photographs lie nearer by
+chance. It bounds the expected rate of false acceptances of a new class (:func:`.open_set.threshold_at`).
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Calibration(BaseModel, frozen=True):
 
 
 def read_calibration(place: Path) -> Calibration | None:
-    """Return the threshold that a collection's folder keeps; None if there is none, DataError for a damaged file."""
+    """The threshold in a collection's folder, or None; DataError for a damaged file."""
     file = place / FILE
     if not file.exists():
         return None
@@ -98,12 +97,12 @@ def read_calibration(place: Path) -> Calibration | None:
 
 
 def write_calibration(place: Path, calibration: Calibration) -> None:
-    """Keep a threshold in a collection's folder; the file is written whole or not at all."""
+    """Keep a threshold in a collection's folder, atomically."""
     write_json(place / FILE, calibration.model_dump())
 
 
 def digest_of(embedded: Embedded) -> str:
-    """Return a digest of the enrolled images: their paths, classes, sizes and times."""
+    """Digest of the enrolled images: paths, classes, sizes and times."""
     digest = hashlib.sha256()
     for columns in zip(embedded.paths, embedded.classes, embedded.stats.tolist(), strict=True):
         digest.update(json.dumps(columns).encode())
@@ -129,14 +128,14 @@ class Refit(Protocol):
     """A head in closed form that can be fitted to a part of the enrolled images."""
 
     def features(self) -> Tensor:
-        """Return what the head takes, of all images of the index, ``[N, F]``."""
+        """The head's input for all images of the index, ``[N, F]``."""
 
     def fit(self, features: Tensor, labels: NDArray[np.int64]) -> nn.Module:
-        """Return the head of features ``[M, F]`` with labels ``[M]``."""
+        """The head of features ``[M, F]`` with labels ``[M]``."""
 
 
 class Enrolled:
-    """The images of an index that have a class, and their classes by number; ``left_out`` are rows of the index."""
+    """The images of an index that have a class; ``left_out`` are rows of the index."""
 
     def __init__(self, embedded: Embedded, left_out: Collection[int] = ()) -> None:
         self.embedded = embedded
@@ -153,7 +152,7 @@ class Enrolled:
         self.numbers = np.array([self.numbers_of_names[names[row]] for row in self.rows], dtype=np.int64)
 
     def classes(self, nearest: Nearest) -> Classes:
-        """Return the classes as photographs are compared with them."""
+        """The classes, for distances of photographs."""
         return Classes(self.embedded.embeddings[self.rows], self.numbers, len(self.names), nearest)
 
 
@@ -176,7 +175,7 @@ class _New(NamedTuple):
 def shared_pictures(embedded: Embedded) -> tuple[set[int], str]:
     """Rows of equal pictures in different classes, and a line that names them, or an empty one.
 
-    Such a picture, for example of a group, is at no distance from classes that are not its own.
+    For example, a picture of a group has distance 0 from several classes.
     """
     groups = rows_in_several_classes(embedded.embeddings, embedded.classes)
     if not groups:
@@ -205,16 +204,16 @@ def calibrated(
     others: Embedded | None = None,
     refit: Refit | None = None,
 ) -> Calibration:
-    """Return a threshold for the enrolled images.
+    """A threshold for the enrolled images.
 
     Args:
-        enrolled: the images and classes; without pictures that are in several of them.
+        enrolled: images and classes, without pictures in several classes.
         identity: of the network.
         by: what images are compared by.
         wanted: the rate of false acceptances, and what a class is.
-        trained: a function from names of classes to those that the network was trained on.
+        trained: a function from class names to those that the network was trained on.
         others: embedded photographs of other individuals; by default enrolled images stand for them.
-        refit: fits the head without some classes, for a run that was trained on all of them; None if it cannot.
+        refit: fits the head without some classes, for a run that was trained on all of them, or None.
 
     DataError for too few classes or images, or if the run was trained on all of them.
     """
@@ -269,13 +268,11 @@ def _needed(rate: float) -> int:
 
 
 def _rounded_up(rate: float) -> float:
-    """A rate with two digits that is not below the given one."""
     digit = 10.0 ** (np.floor(np.log10(rate)) - 1)
     return float(np.ceil(rate / digit) * digit)
 
 
 def _most_accurate(known: _Known, new: _New) -> float:
-    """Return the threshold with the most right answers."""
     found = known.smallest[known.right]
     if not len(found):
         raise DataError("the best accuracy needs a class of two images or more; type --far 0.05 instead")
@@ -284,7 +281,7 @@ def _most_accurate(known: _Known, new: _New) -> float:
 
 
 def _at_rate(far: float, new: _New, other_classes: int, strict: bool) -> float:
-    """Return the threshold for a rate of false acceptances, or if not ``strict``, for the smallest possible one."""
+    """The threshold for a rate of false acceptances; unless ``strict``, for the smallest possible rate at least."""
     least = new.inflation * expected_rate(0, other_classes)
     if far < least and strict:
         raise DataError(
@@ -303,7 +300,7 @@ def _left_out(
     trained: TrainedClasses,
     refit: Refit | None,
 ) -> _New:
-    """Return enrolled images, each compared with the classes of the others."""
+    """Enrolled images, each compared with all classes but its own."""
     if len(enrolled.names) < 2:
         raise DataError(
             f"{_classes(len(enrolled.names))} enrolled: what is new is calibrated on two or more; "
@@ -331,7 +328,7 @@ def _left_out(
 
 
 def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
-    """Return what :func:`_left_out` does, by heads that are fitted without the classes that are left out."""
+    """As :func:`_left_out`, with heads that are fitted without the classes that are left out."""
     features = refit.features()[enrolled.rows]
     count = len(enrolled.names)
     folds = min(FOLDS, count // 2)
@@ -353,7 +350,7 @@ def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
 
 
 def _of_others(others: Embedded, enrolled: Enrolled, classes: Classes, trained: TrainedClasses) -> _New:
-    """Return photographs of other individuals, compared with all classes."""
+    """Photographs of other individuals, compared with all classes."""
     names = others.classes
     seen = set(enrolled.names) | trained(sorted(set(names)))
     gallery = enrolled.embedded.embeddings[enrolled.rows]
@@ -373,7 +370,7 @@ def _of_others(others: Embedded, enrolled: Enrolled, classes: Classes, trained: 
 
 
 def _left_out_of_own_class(enrolled: Enrolled, classes: Classes) -> _Known:
-    """Return enrolled images, each left out of its class; those that are alone in their class are none of them."""
+    """Enrolled images, each left out of its class; classes with a single image are skipped."""
     counts = np.bincount(enrolled.numbers)
     rows = np.flatnonzero(counts[enrolled.numbers] > 1)
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=1).numpy()]

@@ -1,4 +1,4 @@
-"""Enrolment: photographs of an individual are copied into its sub-folder of the indexed folder, and indexed."""
+"""Enrolment: photographs of an individual are copied into the indexed folder, and indexed."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Enrolment:
 
 
 def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) -> Enrolment:
-    """Add photographs of an individual to the indexed folder and its index; see :meth:`TrainedRun.enroll`.
+    """Copy photographs of an individual into the indexed folder and index them; see :meth:`TrainedRun.enroll`.
 
-    A copy appears under its name once it is whole, and the index changes in one transaction: a call that was killed is
-    finished by the same call. The indexed folder is locked until its index has the copies.
+    The folder is locked. Files appear whole, and the index changes in one transaction, so that the same call finishes
+    one that was killed.
     """
     _ = search_index.images  # refuses an index of vectors
     name = composed(name)
@@ -58,7 +58,7 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
         class_folders = index.class_folders
     root = Path(index.folder)
     if not root.is_dir():
-        raise DataError(f"{root}: the indexed folder is gone or is none; photographs are enrolled by copies in it")
+        raise DataError(f"{root}: the indexed folder is missing, and enrolled photographs are copied into it")
     if root == search_index.folder_of_cuts.resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
     place = root / as_spelled(root, _folder_of(name, class_folders))
@@ -69,7 +69,7 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
         _check_photograph(file)  # before anything is copied
     with locked_folder(root, StoreWarning(f"{root}: another command changes its images; waiting until it is done")):
         copied, there = _copied(files, root, place)
-        gallery = search_index.index(factory=index.factory)
+        gallery = search_index.index(factory=index.factory, retry_damaged=False)
     undo = ""
     if copied:
         copies = shlex.join(str(root / path) for path in copied)
@@ -78,7 +78,7 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
 
 
 def _copied(files: Sequence[Path], root: Path, place: Path) -> tuple[list[str], list[str]]:
-    """Copy photographs into a class's folder; return the copies, and what had been there, as paths in the index."""
+    """Copy photographs into a class's folder; return the copies, and what was there already, as paths in the index."""
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
     known: dict[str, str] = {}  # paths in the index by the digests of the photographs' bytes
@@ -99,7 +99,7 @@ def _copied(files: Sequence[Path], root: Path, place: Path) -> tuple[list[str], 
 
 
 def _folder_of(name: str, class_folders: ClassFolders) -> str:
-    """Return the sub-folder of a class; ConfigError for a name that an index would not read from it."""
+    """The sub-folder of a class; ConfigError for a name that the index would not read from it."""
     if class_folders.below_splits:
         folder = f"{SPLIT_FOLDERS[-1]}/{name}"
     else:
@@ -122,7 +122,7 @@ def _folder_of(name: str, class_folders: ClassFolders) -> str:
 
 
 def _check_twins(root: Path, place: Path) -> None:
-    """Raise ConfigError for a new folder beside one whose name differs in case, or in blanks at the ends, alone."""
+    """ConfigError for a new folder whose name differs from another only in case or in blanks at the ends."""
     if place.is_dir():
         return
     new = next(path for path in (*reversed(place.parents), place) if path.is_relative_to(root) and not path.is_dir())
@@ -135,7 +135,7 @@ def _check_twins(root: Path, place: Path) -> None:
 
 
 def _files_of(photographs: Sequence[Path]) -> Iterator[Path]:
-    """Yield the photographs, and those of folders, each once."""
+    """The photographs, and those of folders, each once."""
     if not photographs:
         raise ConfigError("no photographs to enroll; wanted one or more, or a folder")
     seen: set[Path] = set()
@@ -154,7 +154,7 @@ def _files_of(photographs: Sequence[Path]) -> Iterator[Path]:
 
 
 def _check_photograph(file: Path) -> None:
-    """Raise DataError for a file that cannot be read as an image, or that an index would not take for one."""
+    """DataError for a file that is not a readable image, or that an index would skip by its name."""
     with open_image(file, str(file)) as image:
         image.load()
     if file.suffix.lower() not in IMAGE_ENDINGS:

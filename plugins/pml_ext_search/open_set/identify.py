@@ -1,4 +1,4 @@
-"""Known or new: which enrolled class a photograph shows, or that it shows none of them."""
+"""Known or new: which enrolled class a photograph shows, if any."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Identified:
         return self.name is not None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``identify --json`` prints of it."""
+        """What ``identify --json`` prints."""
         return {"query": self.query, "known": self.known} | {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "query"
         }
@@ -71,7 +71,7 @@ class Identified:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The open-set metrics of a folder of photographs whose classes are known."""
+    """Open-set metrics of a folder of photographs with known classes."""
 
     folder: str
     known: int  # photographs of enrolled classes
@@ -82,7 +82,7 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """Photographs or vectors that are to be identified."""
+    """Photographs or vectors to identify."""
 
     names: list[str]
     points: Tensor  # embeddings, [Q, D]
@@ -94,8 +94,8 @@ class Queries:
 class Identifier:
     """The enrolled classes of an index, and the threshold that its collection keeps.
 
-    With a run, its training classes stand for no new individuals, and its report has the threshold. ``say`` prints when
-    and why the threshold is calibrated.
+    With a run, its training classes do not stand for new individuals, and its report has the threshold. ``say`` prints
+    when and why the threshold is calibrated.
     """
 
     def __init__(self, index: SearchIndex, run: LoadedRun | None, say: Callable[[str], None]) -> None:
@@ -110,7 +110,7 @@ class Identifier:
     def calibration(
         self, far: Rate = None, nearest: Nearest | None = None, on: str | Path | None = None
     ) -> Calibration:
-        """Return the threshold; calibrate and keep it where none is kept, it is stale, or another is wanted."""
+        """The threshold; calibrated and kept if it is missing, out of date, or not the one asked for."""
         if nearest is not None and nearest not in NEAREST:
             raise ConfigError(f"--nearest {nearest}: wanted center or image")
         kept = read_calibration(self._index.place)
@@ -154,7 +154,7 @@ class Identifier:
         return self._index.embed_folder(on)
 
     def threshold(self, far: Rate, radius: float | None, nearest: Nearest | None) -> tuple[float, Nearest]:
-        """Return the greatest distance of a known photograph, and what it is taken to."""
+        """The greatest distance of a known photograph, and whether it is to a center or an image."""
         check_query(1, radius)
         if radius is None:
             calibration = self.calibration(far, nearest)
@@ -166,7 +166,7 @@ class Identifier:
         return radius, nearest or "center"
 
     def queries(self, images: Any) -> Queries:
-        """Embed photographs, or vectors, that are to be identified."""
+        """Embed photographs or vectors."""
         index = self._index
         if index.takes_vectors:
             return self._vector_queries(images)
@@ -182,7 +182,7 @@ class Identifier:
         return Queries(names, index.embed(items), keys, [""] * len(items), "")
 
     def each(self, places: Sequence[str | Path]) -> Iterator[Queries]:
-        """Embed photographs, folders or files of vectors: photographs together, folders one by one."""
+        """Embed photographs together, and folders or files of vectors one by one."""
         single: list[str | Path] = []
         for place in places:
             if self._index.takes_vectors or Path(place).is_dir():
@@ -212,7 +212,7 @@ class Identifier:
         return Queries(list(embedded.paths), embedded.embeddings, keys, list(embedded.classes), str(place))
 
     def identified(self, queries: Queries, k: int, threshold: float, nearest: Nearest) -> list[Identified]:
-        """Return which class each photograph shows."""
+        """Which class each photograph shows."""
         check_query(k, None)
         own = self._own_rows(queries.keys)
         distances = self.enrolled.classes(nearest).distances(queries.points, own)
@@ -236,7 +236,7 @@ class Identifier:
         return answers
 
     def _own_rows(self, keys: Sequence[str | None]) -> list[int | None]:
-        """Return the place among the enrolled images of each photograph that is one of them."""
+        """The row among the enrolled images of each photograph that is one."""
         own: list[int | None] = []
         for key in keys:
             row = None if key is None else self._of_path.get(key)
@@ -244,7 +244,7 @@ class Identifier:
         return own
 
     def _nearest_path(self, point: Tensor, number: int, own: int | None) -> str:
-        """Return the path of the image of a class that is nearest to a point, other than its own image."""
+        """The path of the image of a class nearest to a point, other than its own image."""
         places = np.flatnonzero(self.enrolled.numbers == number)
         places = places[places != (-1 if own is None else own)]
         rows = self.enrolled.rows[places]
@@ -252,10 +252,10 @@ class Identifier:
         return self._embedded.paths[int(rows[int(found)])]
 
     def scored(self, queries: Queries, threshold: float, nearest: Nearest) -> Scored:
-        """Return the open-set metrics of photographs with classes; an indexed one is left out of the index."""
+        """Open-set metrics of photographs with classes; an indexed one is left out of the index."""
         rows = [row for row, name in enumerate(queries.classes) if name]
         if not rows:
-            raise DataError(f"{queries.place}: no photograph in it has a class; --score wants a sub-folder per class")
+            raise DataError(f"{queries.place}: no photograph in it has a class; --score needs a sub-folder per class")
         labels = [queries.classes[row] for row in rows]
         own = self._own_rows([queries.keys[row] for row in rows])
         distances = self.enrolled.classes(nearest).distances(queries.points[rows], own)
@@ -270,7 +270,7 @@ class Identifier:
         return Scored(queries.place, known, len(rows) - known, threshold, metrics)
 
     def keys_of(self, folder: Path, names: Sequence[str]) -> list[str | None]:
-        """Return the path in the index of each file of a folder, None for files outside of the indexed folder."""
+        """The path in the index of each file, None outside the indexed folder."""
         root = self._embedded.folder.resolve()
         keys: list[str | None] = []
         for name in names:
@@ -294,7 +294,7 @@ def identify(
     radius: float | None = None,
     nearest: Nearest | None = None,
 ) -> list[Identified]:
-    """Return which class each photograph shows; see :meth:`TrainedRun.identify`."""
+    """Which class each photograph shows; see :meth:`TrainedRun.identify`."""
     identifier = Identifier(index, run, tell)
     threshold, nearest = identifier.threshold(far, radius, nearest)
     queries = identifier.queries(images)
@@ -308,14 +308,14 @@ def score(
     far: Rate = None,
     radius: float | None = None,
 ) -> Scored:
-    """Return the open-set metrics of a folder of photographs with classes; see :meth:`TrainedRun.score`."""
+    """Open-set metrics of a folder of photographs with classes; see :meth:`TrainedRun.score`."""
     identifier = Identifier(index, run, tell)
     threshold, nearest = identifier.threshold(far, radius, None)
     return identifier.scored(identifier.labelled(Path(folder)), threshold, nearest)
 
 
 def rate_of(far: float | str) -> float | None:
-    """Return a wanted rate of false acceptances, None for ``"best-accuracy"``; ConfigError for another text or rate."""
+    """A rate of false acceptances, None for ``"best-accuracy"``; ConfigError for anything else."""
     if far == BEST_ACCURACY:
         return None
     try:
@@ -328,7 +328,6 @@ def rate_of(far: float | str) -> float | None:
 
 
 def _of_embedded(embedded: Embedded, keys_of: Callable[[Path, Sequence[str]], list[str | None]]) -> Queries:
-    """Return the photographs of a folder, by their paths."""
     names = [os.path.join(embedded.folder, path) for path in embedded.paths]
     keys = keys_of(embedded.folder, embedded.paths)
     return Queries(names, embedded.embeddings, keys, list(embedded.classes), str(embedded.folder))

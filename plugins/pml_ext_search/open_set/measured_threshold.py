@@ -1,4 +1,4 @@
-"""The threshold of known or new among the measurements of its run: in metrics, report and export."""
+"""The threshold of known or new in a run's metrics, report and export."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TITLES = {
 
 
 def measurement_of(calibration: Calibration) -> Measurement:
-    """Return a threshold with its metrics and what another program needs to say "new" by it, without paths."""
+    """A threshold with its metrics, and what another program needs to apply it, without paths."""
     if calibration.nearest == "center":
         place = "center, the mean of the embeddings of its images scaled to length 1"
     else:
@@ -62,7 +62,7 @@ def measurement_of(calibration: Calibration) -> Measurement:
 
 
 def record(folder: Path, calibration: Calibration, say: Callable[[str], None]) -> None:
-    """Write the threshold of a run's own collection into its metrics and report; say why if they cannot be written."""
+    """Write the threshold into a run's metrics and report; say why if that fails."""
     try:
         add_measurement(folder, NAME, measurement_of(calibration))
     except (ConfigError, DataError, UnwritableError) as error:

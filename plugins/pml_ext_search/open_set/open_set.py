@@ -1,19 +1,16 @@
-r"""Known or new: distances of photographs to classes, thresholds for a rate of false acceptances, open-set metrics.
+r"""Known or new: distances of photographs to classes, thresholds, and open-set metrics.
 
-A photograph is *known* if the nearest class is at most a threshold away, and else *new*. Over queries whose class is
-enrolled (known) and queries of other classes (unknown), with :math:`d` the distance to the nearest class and
-:math:`T` the threshold:
+A photograph is *known* if the nearest class is at most a threshold away, else *new*. Queries are known if their class
+is enrolled, else unknown. With :math:`d` the distance to the nearest class and :math:`T` the threshold:
 
 - ``false_acceptance_rate``: the share of unknown queries with :math:`d \le T`.
 - ``detection_and_identification_rate``: the share of known queries with :math:`d \le T` whose nearest class is theirs.
-- ``dir_at_far_X``: the greatest such rate of a threshold whose false acceptance rate is at most X, as face recognition
-  reports it (Phillips et al., Handbook of Face Recognition, chapter 14). With fewer than 1 / X unknown queries, no
-  false acceptance is left.
-- ``accuracy``: the share of all queries that get their class, or "new" if it is not enrolled.
-- ``balanced_accuracy_known``: the mean over enrolled classes of the share of their queries that get their class;
-  ``balanced_accuracy_new``: the mean over other classes of the share of their queries that get "new";
-  ``balanced_accuracy``: the geometric mean of both, as in the challenges of AnimalCLEF.
-- ``recall_at_1``: closed-set, the share of known queries whose nearest class is theirs, at any distance.
+- ``dir_at_far_X``: the greatest such rate with a false acceptance rate of at most X (Phillips et al., Handbook of Face
+  Recognition, chapter 14). Fewer than 1 / X unknown queries allow no false acceptance.
+- ``accuracy``: the share of queries that get their class, or "new" if it is not enrolled.
+- ``balanced_accuracy_known``, ``balanced_accuracy_new``: the mean over enrolled, and over other classes of the share of
+  right answers; ``balanced_accuracy``: their geometric mean, as in AnimalCLEF.
+- ``recall_at_1``: the share of known queries whose nearest class is theirs, at any distance.
 """
 
 from __future__ import annotations
@@ -47,22 +44,19 @@ _EQUAL = 1e-4  # greatest distance of embeddings of one picture, embedded in dif
 
 
 def title_of(name: str) -> str:
-    """Return what a metric of this module is, for a table."""
+    """The title of a metric in a table."""
     return TITLES.get(name) or f"Known ones that get their class, at {name.rpartition('_')[2]} false acceptances"
 
 
 class Classes:
-    """The enrolled classes, and how far a photograph is from them, in the unit of ``--radius``.
+    """The enrolled classes, for distances of photographs.
 
-    Distances are Euclidean, between embeddings of length 1: to the class's nearest image, or to its center, the mean of
-    its embeddings scaled to length 1.
+    Distances are Euclidean, of embeddings of length 1: to the class's nearest image, or to its center, the mean of its
+    embeddings scaled to length 1.
     """
 
     def __init__(self, embeddings: Tensor, numbers: NDArray[np.int64], count: int, nearest: Nearest = "center") -> None:
-        """``embeddings`` are ``[N, D]``, of length 1; ``numbers`` ``[N]`` are the images' classes, from 0 to ``count``.
-
-        Every class has an image.
-        """
+        """``embeddings`` ``[N, D]`` of length 1; ``numbers`` ``[N]`` are classes, from 0 to ``count``, none empty."""
         self.embeddings = embeddings
         self.numbers = torch.as_tensor(numbers, device=embeddings.device)
         self.count = count
@@ -74,10 +68,10 @@ class Classes:
             self._sums.index_add_(0, self.numbers[rows], embeddings[rows].double())
 
     def distances(self, points: Tensor, own: Sequence[int | None] | None = None) -> Distances:
-        """Return the distance of each point ``[Q, D]`` to each class, ``[Q, C]``.
+        """The distance of each point ``[Q, D]`` to each class, ``[Q, C]``.
 
-        ``own`` has the row of each point that is an enrolled image itself: it is left out, and a class without another
-        image is infinitely far.
+        ``own`` has the row of each point that is an enrolled image, which is left out; a class without another image is
+        infinitely far.
         """
         points = points.to(self.embeddings.device).double()
         rows = torch.full((len(points),), -1, dtype=torch.int64, device=points.device)
@@ -123,16 +117,13 @@ class Classes:
 
 
 def _euclidean(points: Tensor, others: Tensor) -> Tensor:
-    """Return distances ``[Q, N]``, float64; those of equal vectors are 0 to eight digits."""
+    """Distances ``[Q, N]``, float64; 0 to eight digits between equal vectors."""
     squares = points.square().sum(1)[:, None] + others.square().sum(1) - 2 * points @ others.T
     return squares.clamp(min=0).sqrt()
 
 
 def without_own_class(distances: Distances, numbers: NDArray[np.int64]) -> Distances:
-    """Return the distance of each enrolled image to the nearest class that is not its own, ``[Q]``.
-
-    It is what a photograph of a new individual would have, if the image's own class were not enrolled.
-    """
+    """The distance of each enrolled image to the nearest other class, ``[Q]``, as if its class were new."""
     others = distances.copy()
     others[np.arange(len(others)), numbers] = np.inf
     smallest: Distances = others.min(axis=1)
@@ -140,7 +131,7 @@ def without_own_class(distances: Distances, numbers: NDArray[np.int64]) -> Dista
 
 
 def share_of_classes(accepted: NDArray[np.bool_], numbers: NDArray[np.int64]) -> float:
-    """Sum over classes of the share of each class's images that is accepted; ``numbers`` ``[Q]`` are the classes."""
+    """Sum over classes of the share of accepted images; ``numbers`` ``[Q]`` are the classes."""
     return float(_weights(numbers)[accepted].sum())
 
 
@@ -154,9 +145,9 @@ def _weights(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
 def expected_rate(accepted: float, classes: int) -> float:
     r"""Bound of the expected rate of false acceptances of a new class: :math:`(\sum_c L_c + 1) / (C + 1)`.
 
-    :math:`L_c` is the share of accepted images of class c while it is left out. The bound treats each class as one
-    observation, since images of a class are alike; it holds for a new class drawn like the C others (conformal risk
-    control, Angelopoulos et al. 2022).
+    :math:`L_c` is the share of accepted images of class c while it is left out. Classes are the observations, since
+    images of a class are alike. The bound holds for a new class drawn like the C others (conformal risk control,
+    Angelopoulos et al. 2022).
 
     Args:
         accepted: the sum of :math:`L_c`.
@@ -166,7 +157,7 @@ def expected_rate(accepted: float, classes: int) -> float:
 
 
 def inflation_of(classes: int) -> float:
-    """How many times more often a new image is accepted by ``classes`` classes than by all but a random one, at most.
+    """How much more often ``classes`` classes accept a new image than all but a random one, at most.
 
     An image has one nearest class, which is among C - 1 of the C classes with probability (C - 1) / C.
     """
@@ -191,14 +182,14 @@ def threshold_at(rate: float, others: Distances, numbers: NDArray[np.int64]) -> 
 
 
 def interval_of(accepted: float, classes: int) -> tuple[float, float]:
-    """The 90 % interval of Clopper and Pearson of a rate, with classes as observations; arguments as above."""
+    """The 90 % interval of Clopper and Pearson of a rate, with classes as observations."""
     low = betaincinv(accepted, classes - accepted + 1, 0.05) if accepted > 0 else 0.0
     high = betaincinv(accepted + 1, classes - accepted, 0.95) if accepted < classes else 1.0
     return float(low), float(high)
 
 
 def rows_in_several_classes(embeddings: Tensor, names: Sequence[str]) -> list[list[int]]:
-    """Groups of rows with equal embeddings ``[N, D]`` in different classes; ``names`` has "" for none.
+    """Groups of rows with equal embeddings ``[N, D]`` in different classes; ``names`` may be empty.
 
     Equal vectors are neighbors along a random line.
     """
@@ -214,15 +205,13 @@ def rows_in_several_classes(embeddings: Tensor, names: Sequence[str]) -> list[li
 def metrics_of(
     distances: Distances, classes: Sequence[int | None], threshold: float, labels: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Return the open-set metrics of queries by the names at the top of this module.
-
-    Metrics without a query to measure them on are left out.
+    """Open-set metrics of queries by the names at the top of this module, where a query measures them.
 
     Args:
         distances: to each enrolled class, ``[Q, C]``.
-        classes: the enrolled class of each query, ``[Q]``, None for one whose class is not enrolled.
+        classes: the enrolled class of each query, ``[Q]``, or None.
         threshold: the greatest distance of a known query.
-        labels: the class of each query by name, ``[Q]``, of those that are not enrolled; without it, they are of one.
+        labels: the class name of each query, ``[Q]``; without it, all unknown queries have one class.
     """
     truth = np.array([-1 if number is None else number for number in classes], dtype=np.int64)
     names = np.array(["" if labels is None else name for name in (labels or [""] * len(truth))])
@@ -248,12 +237,12 @@ def metrics_of(
 
 
 def _mean_over(groups: NDArray[Any], correct: NDArray[np.bool_]) -> float:
-    """Return the mean over groups of the share of correct answers in each."""
+    """The mean over groups of the share of correct answers."""
     return float(np.mean([correct[groups == group].mean() for group in np.unique(groups)]))
 
 
 def _dir_at_far(smallest: Distances, right: NDArray[np.bool_], known: NDArray[np.bool_], rate: float) -> float:
-    """Return the share of known queries that are right and nearer than the unknown queries that may not be accepted."""
+    """The share of known queries that are right, and nearer than the unknown queries that may not be accepted."""
     unknown = np.sort(smallest[~known])
     most = int(rate * len(unknown) + 1e-9)  # of the unknown queries that may be accepted
     limit = unknown[most] if most < len(unknown) else np.inf

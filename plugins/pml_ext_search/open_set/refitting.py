@@ -22,14 +22,14 @@ SHRINKAGE = 0.6  # of a recipe that has none
 
 
 class WithinClasses:
-    """Whitening within classes as a run's recipe sets it, of the features of its indexed images."""
+    """Within-class whitening, as a run's recipe sets it, of its indexed images."""
 
     def __init__(self, search_index: SearchIndex, recipe: Recipe) -> None:
         self._index = search_index
         self._model = recipe.model
 
     def features(self) -> Tensor:
-        """Return the trunk's features of all images of the index, ``[N, F]``; of vectors, these."""
+        """The trunk's features of all images of the index, or its vectors, ``[N, F]``."""
         embedded = self._index.indexed_images()
         if not self._index.takes_vectors:
             network = self._index.images.computed
@@ -41,13 +41,13 @@ class WithinClasses:
         return torch.from_numpy(np.asarray(file.embeddings[rows], dtype=np.float32)).to(self._index.device)
 
     def fit(self, features: Tensor, labels: NDArray[np.int64]) -> nn.Module:
-        """Return the layer for features ``[M, F]`` with labels ``[M]``."""
+        """The layer for features ``[M, F]`` with labels ``[M]``."""
         shrinkage = SHRINKAGE if self._model.shrinkage is None else self._model.shrinkage
         return WithinClassWhitening(shrinkage, self._model.embedding_size).fit(features, torch.from_numpy(labels))
 
 
 def refit_of(search_index: SearchIndex, recipe: Recipe) -> WithinClasses | None:
-    """Return what fits the head of a run to a part of its indexed images; None unless it is in closed form."""
+    """What fits a run's head to a part of its images; None unless the head has a closed form."""
     model = recipe.model
     in_closed_form = (
         model.embedder == "within-class" and model.freeze == "trunk" and search_index.collection.by == "embeddings"

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def trained_classes(run: LoadedRun | None, by: By, names: Sequence[str]) -> set[str]:
-    """Return which of some classes a run was trained on; none where nothing was trained on classes.
+    """Which of some classes a run was trained on.
 
-    Names that are written otherwise count: the folder ``greek_character01`` may have been ``Greek/character01``.
+    Other spellings count: the folder ``greek_character01`` may have been ``Greek/character01``.
     """
     if run is None:
         return set()
@@ -30,5 +30,5 @@ def trained_classes(run: LoadedRun | None, by: By, names: Sequence[str]) -> set[
 
 
 def _comparable(name: str) -> str:
-    """Return the words of a class's name."""
+    """The words of a class's name."""
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()

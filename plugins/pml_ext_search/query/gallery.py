@@ -1,4 +1,4 @@
-"""The searchable index of a collection: its images and their nearest neighbors."""
+"""The searchable index of a collection."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _PATHS = "SELECT path, vector FROM images"
 class Gallery:
     """The searchable index of a collection, opened by :meth:`reading`.
 
-    Vectors and faiss's lists are memory-mapped, so that a query reads only those that it is compared with. When another
-    process has replaced the index, the next query searches the new one.
+    Vectors and faiss's lists are memory-mapped, so that a query reads only what it is compared with. When another
+    process replaces the index, the next query searches the new one.
     """
 
     def __init__(self, collection: Collection, device: torch.device, changes: Changes | None = None) -> None:
@@ -51,12 +51,12 @@ class Gallery:
 
     @property
     def is_open(self) -> bool:
-        """Whether an index has been opened; before, there are no images, folder and vectors."""
+        """Whether an index has been opened, which images, folder and vectors need."""
         return self._opened is not None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Begin a transaction on a fixed version of the index; reopen the index if it has been rewritten."""
+        """Begin a transaction on a fixed version of the index; reopen the index if it was rewritten."""
         with self._lock:
             if self._opened is None and not self._collection.exists:
                 raise self._no_index()
@@ -71,7 +71,6 @@ class Gallery:
         return DataError(f"{self.place}: no index; type: {self._collection.command()}")
 
     def _open(self, current: Transaction) -> None:
-        """Map the vectors of the index and open faiss's file."""
         state = current.state
         self._collection.check_identity(state)
         if state.index is None:
@@ -89,7 +88,7 @@ class Gallery:
         self.__dict__.pop("embedded", None)  # forgets the cached property of the index that was open before
 
     def _vectors_of_index(self, current: Transaction, index: Index) -> tuple[Numbers, Vectors]:
-        """Return the numbers and the vectors of the indexed images; a view of the mapped file if contiguous."""
+        """Numbers and vectors of the indexed images; a view of the mapped file if contiguous."""
         if index.first is not None:
             end = index.first + index.images
             return np.arange(index.first, end), current.vectors[index.first : end]
@@ -106,12 +105,12 @@ class Gallery:
 
     @property
     def noun(self) -> str:
-        """What the index has, ``"images"`` or ``"vectors"``, for texts."""
+        """What the index has, ``"images"`` or ``"vectors"``."""
         return "images" if self._index.classes is None else "vectors"
 
     @functools.cached_property
     def embedded(self) -> Embedded:
-        """The paths, vectors, sizes, times and ids of all images, read on first access."""
+        """Paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
             paths = []
             class_numbers = []
@@ -136,10 +135,7 @@ class Gallery:
             )
 
     def check(self) -> tuple[list[str], list[str]]:
-        """Verify every row, every vector and faiss's file; return the missing images and the changed ones.
-
-        Of images in shards, that the shard is there.
-        """
+        """Verify every row, every vector and faiss's file; return missing images, or their shards, and changed ones."""
         with self.reading() as current:
             problem = current.connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":
@@ -164,16 +160,23 @@ class Gallery:
                 changed.append(image.path)
         return gone, changed
 
+    def damaged(self) -> list[str]:
+        """The files of the indexed folder that were not readable images when they were last looked at."""
+        root = path_bytes(str(self.folder)) + b"/"
+        with self.reading() as current:
+            paths = self._collection.damaged_paths(current, root)
+        return [os.fsdecode(path[len(root) :]) for path in paths]
+
     # Rows
 
     def _numbers_of(self, current: Transaction, condition: str = "", *values: object) -> Numbers:
-        """Return the numbers of the vectors of indexed images, ascending; ``condition`` in SQL chooses the images."""
+        """Vector numbers of indexed images, ascending; ``condition`` in SQL chooses the images."""
         query = f"SELECT vector FROM images {condition} ORDER BY vector"
         rows = current.connection.execute(query, values)
         return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
     def _checked(self, image: Image, fits: bool) -> Image:
-        """Return an image; raise if its checksum does not fit, or if its path leads out of the folder."""
+        """The image; an error if its checksum does not fit, or if its path leads out of the folder."""
         path = image.path
         if not fits:
             raise self._collection.damaged("the checksum of an image does not fit")
@@ -183,10 +186,7 @@ class Gallery:
         return image
 
     def _image_of(self, current: Transaction, name: str) -> Image | None:
-        """Return the indexed image of a file, by its path or, for a symbolic link, by its target's path.
-
-        Of an index of vectors, the name is an id. None for a name that is not indexed, and for an empty one.
-        """
+        """The indexed image of a file, or of a symbolic link's target; for vectors, by id. None if not indexed."""
         if not name:
             return None
         if self._index.classes is not None:
@@ -202,17 +202,16 @@ class Gallery:
         return None
 
     def _image_at(self, current: Transaction, path: str) -> Image | None:
-        """Return the image with a path in the index, or the vector with an id; None if there is none."""
         row = next(current.images("WHERE path = ?", path_bytes(path)), None)
         return None if row is None else self._checked(*row)
 
     def images_of(self, names: Sequence[str]) -> list[Image | None]:
-        """Return the indexed image of each file, or None if it is not indexed or the name is empty."""
+        """The indexed image of each file, or None."""
         with self.reading() as current:
             return [self._image_of(current, name) for name in names]
 
     def points_of(self, current: Transaction, ids: Sequence[str]) -> Tensor:
-        """Return the embeddings of indexed vectors, ``[N, D]``; DataError for an id that is not in the index."""
+        """Embeddings of indexed vectors, ``[N, D]``; DataError for an unknown id."""
         numbers = []
         for id in ids:
             image = self._image_of(current, id)
@@ -229,9 +228,9 @@ class Gallery:
     # Search
 
     def answer(self, names: Sequence[str], points: Tensor, options: QueryOptions) -> list[Answer]:
-        """Return the answers to query embeddings ``[Q, D]``.
+        """Answers to query embeddings ``[Q, D]``.
 
-        ``names`` are the paths of the queries, or ids of vectors; "" for one that is not indexed.
+        ``names`` are paths of the queries, or ids of vectors; an empty string for one that is not indexed.
         """
         with self.reading() as current:
             return self.answer_within(current, names, points, options)
@@ -239,7 +238,7 @@ class Gallery:
     def answer_within(
         self, current: Transaction, names: Sequence[str], points: Tensor, options: QueryOptions
     ) -> list[Answer]:
-        """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
+        """As :meth:`answer`, within a transaction of :meth:`reading`."""
         points = points.to(self._device)
         where = options.where
         vectors = self._vectors
@@ -277,7 +276,7 @@ class Gallery:
         return answers
 
     def _images_by_vector(self, current: Transaction, numbers: Numbers) -> dict[int, Image]:
-        """Return the indexed images by the numbers of their vectors; -1 is left out."""
+        """Indexed images by their vector numbers; -1 is left out."""
         wanted = set(numbers.ravel().tolist()) - {-1}
         rows = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
         images = {}
@@ -288,7 +287,6 @@ class Gallery:
         return images
 
     def _rows_of_class(self, current: Transaction, name: str) -> Numbers:
-        """Return the rows of the vectors of a class's images; ConfigError for an unknown class."""
         if self._index.classes is not None:
             names = [composed(known) for known in self._index.classes]
             if name not in names:
@@ -320,7 +318,7 @@ class Gallery:
         return ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, known)}")
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
-        """Warn of answers whose files no longer exist; vectors are all in the collection."""
+        """Warn of answers whose files are gone."""
         if self._index.classes is not None:
             return
         paths: set[str] = set()

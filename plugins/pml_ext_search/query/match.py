@@ -34,7 +34,7 @@ def match(embedder: ImageEmbedder, images: Listing | str, find: Answers, out: Pa
     """Write the answers to all images of a listing; return the numbers of images and answers.
 
     Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
-    object per image. An existing file is replaced once all answers are written.
+    object per image. The file is written atomically.
     """
     if isinstance(images, str):
         parts: PartsService = service("parts", f"the images of {images}")
@@ -54,7 +54,6 @@ def match(embedder: ImageEmbedder, images: Listing | str, find: Answers, out: Pa
 
 
 def _embedded_files(embedder: ImageEmbedder, listing: Listing) -> Iterator[EmbeddedRows]:
-    """Embed the images of a listing in batches, without those that cannot be read."""
     files = [listing.folder / name for name in listing.names]
     places = iter(range(len(files)))
     for batch in embedder.embed_files(files):
@@ -78,10 +77,7 @@ def _embedded_files(embedder: ImageEmbedder, listing: Listing) -> Iterator[Embed
 def match_vectors(
     embedder: VectorEmbedder, file: VectorFile, find: Answers, out: Path, names: Sequence[str]
 ) -> tuple[int, int]:
-    """Write the answers to all vectors of a file as :func:`match`; return the numbers of vectors and answers.
-
-    ``names`` are those by which the index knows the vectors, "" for one that it does not have.
-    """
+    """As :func:`match`, for the vectors of a file; ``names`` are theirs in the index, or empty."""
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for start in range(0, len(file.ids), _BATCH):
@@ -94,7 +90,6 @@ def match_vectors(
 
 
 def _write_answers(answers: Iterator[list[tuple[str, Answer]]], out: Path) -> tuple[int, int]:
-    """Write answers by the names of their queries; return the numbers of both."""
     counts = Counter[str]()
 
     def counted_batches() -> Iterator[list[tuple[str, Answer]]]:
@@ -147,7 +142,6 @@ def _write_parquet(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> N
 
 
 def _parquet_rows(name: str, answer: Answer) -> Iterator[dict[str, Any]]:
-    """Yield a row for each image of an answer."""
     columns = zip(answer.paths, answer.classes, answer.ids, answer.distances, strict=True)
     for rank, (path, class_name, id, distance) in enumerate(columns, start=1):
         yield {

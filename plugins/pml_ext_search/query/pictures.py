@@ -1,4 +1,4 @@
-"""Pictures of queries and their answers, with a placeholder for each image that cannot be read."""
+"""Pictures of queries and their answers."""
 
 from __future__ import annotations
 

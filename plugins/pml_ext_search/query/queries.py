@@ -1,4 +1,4 @@
-"""Queries of images, of ids and of vectors: named, embedded, and searched in the index or in a store."""
+"""Queries of images, ids and vectors, searched in the index or in a store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answers_to_images(
     options: QueryOptions,
     of_store: Callable[[], Answers] | None,
 ) -> list[Answer]:
-    """Return the answers to images; ``of_store`` opens the store that is searched instead of the index."""
+    """Answers to images; ``of_store`` opens the store that is searched instead of the index."""
     images = list(as_images(queries))  # a generator can be iterated only once
     names = []
     for image in images:
@@ -59,7 +59,7 @@ def answers_to_vectors(
     options: QueryOptions,
     of_store: Callable[[], Answers] | None,
 ) -> list[Answer]:
-    """Return the answers to ids of the index, a file of vectors, or an array of vectors, as to images."""
+    """Answers to ids of the index, a file of vectors, or an array of vectors."""
     texts = _texts_of(queries)
     files = [text for text in texts or [] if is_vector_file(text) and os.path.isfile(text)]
     if files and texts != files[:1]:
@@ -87,10 +87,7 @@ def answers_to_vectors(
 
 
 def names_in_index(gallery: Gallery, file: VectorFile) -> list[str]:
-    """Return the ids of a file's vectors, which are not answers to themselves, if it is the indexed file.
-
-    Another file may have the same ids for other vectors: then "" for each.
-    """
+    """The ids of a file's vectors if it is the indexed file, so that none is its own answer; else empty strings."""
     with contextlib.suppress(DataError), gallery.reading():  # a store may be searched without a local index
         if gallery.folder == file.path.resolve():
             return file.ids.tolist()  # type: ignore[no-any-return]
@@ -98,7 +95,7 @@ def names_in_index(gallery: Gallery, file: VectorFile) -> list[str]:
 
 
 def _texts_of(queries: Any) -> list[str] | None:
-    """Return one or several ids or paths as texts; None for queries that are vectors."""
+    """Ids or paths as texts; None for vectors."""
     if isinstance(queries, (str, os.PathLike)):
         queries = [queries]
     if not isinstance(queries, (list, tuple)):

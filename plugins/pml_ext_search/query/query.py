@@ -1,4 +1,4 @@
-"""Queries: their options, and their answers from what was found."""
+"""Options of queries, and their answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class QueryOptions:
-    """How an index is searched; ConfigError for options that it cannot meet."""
+    """How an index is searched; ConfigError for values out of range."""
 
     k: int  # number of answers
     where: SearchFilter = dataclasses.field(default_factory=SearchFilter)
@@ -57,7 +57,7 @@ Answers = Callable[[Sequence[str], Tensor], list[Answer]]
 
 
 def check_query(k: int, radius: float | None) -> None:
-    """Raise ConfigError if the number of answers is below 1 or the radius is not above 0."""
+    """ConfigError if the number of answers is below 1 or the radius is not above 0."""
     if k < 1:
         raise ConfigError(f"-k {k}: wanted 1 or more")
     if radius is not None and not radius > 0:  # NaN too
@@ -65,7 +65,7 @@ def check_query(k: int, radius: float | None) -> None:
 
 
 def check_options(store: str | None, metric: str, shortlist: int | None, rerank: object, radius: float | None) -> None:
-    """Raise ConfigError for options of a query that do not go together."""
+    """ConfigError for options of a query that do not go together."""
     if rerank is not None and (store is not None or metric != "euclidean" or radius is not None):
         raise ConfigError("--rerank ranks the index by its own distance; leave out --store, --metric and --radius")
     if store is not None and (metric != "euclidean" or shortlist is not None):
@@ -79,7 +79,7 @@ def answers_of(
     options: QueryOptions,
     reason: str,
 ) -> list[Answer]:
-    """Return the first k images found for each query, without the query itself; warn if there are fewer."""
+    """The first k images found for each query, without the query itself; a warning if there are fewer."""
     answers: list[Answer] = []
     for name, image, found in zip(names, query_images, results, strict=True):
         others = found

@@ -1,4 +1,4 @@
-"""The nearest vectors of queries: searched, ranked by exact distances, and shown as results."""
+"""Nearest vectors of queries: searched, and ranked by exact distances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXACT = 1 << 23  # numbers of found vectors whose exact distances are computed 
 def nearest_vectors(
     search: Search, points: Tensor, count: int, vectors: Tensor, options: QueryOptions
 ) -> tuple[Tensor, Tensor]:
-    """Return the distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``.
+    """Distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``.
 
     A metric is computed for all vectors, or for the shortlist that ``search`` finds.
     """
@@ -37,9 +37,9 @@ def nearest_vectors(
 
 
 def with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return exact distances of the found vectors and their rows or -1, ``[Q, k]``, nearest first.
+    """Exact distances of found vectors and their rows or -1, ``[Q, k]``, nearest first.
 
-    Compressed vectors of faiss have others, and so have products of many queries, by a thousandth for equal images.
+    Distances from faiss's compressed vectors, or from products of many queries, are off by up to a thousandth.
     """
     distances = torch.full(places.shape, torch.inf, device=points.device)
     queries, found = places.shape
@@ -58,7 +58,7 @@ def with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tup
 
 
 def rows_of(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
-    """Return the row of each image among the numbers of vectors, -1 for None and images that are not there."""
+    """The row of each image among vector numbers, or -1."""
     rows = []
     for image in images:
         row = -1
@@ -71,7 +71,7 @@ def rows_of(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
 
 
 def within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:
-    """Return places with -1 for answers beyond a radius; of a similarity, for those below it."""
+    """Places, with -1 for answers beyond a radius; for a similarity, below it."""
     values = distances.double()
     is_similarity = metric is not None and metric.is_inverted
     inside = values >= radius if is_similarity else values <= radius
@@ -79,7 +79,7 @@ def within_radius(distances: Tensor, places: Tensor, radius: float, metric: Base
 
 
 def results_of(numbers: Numbers, distances: Tensor, images: Mapping[int, Image]) -> list[list[SearchResult]]:
-    """Return what was found for each query, from the numbers of vectors (-1: none) and their distances."""
+    """What was found for each query, from vector numbers (-1: none) and distances."""
     results: list[list[SearchResult]] = []
     for row, values in zip(numbers.tolist(), distances.tolist(), strict=True):
         found = []

@@ -1,4 +1,4 @@
-"""Queries that are ranked again without training: query expansion and k-reciprocal re-ranking."""
+"""Re-ranking without training: query expansion and k-reciprocal neighborhoods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RERANKINGS: dict[str, QueryExpansion | KReciprocal] = {
 
 
 def reranking_of(name: str | QueryExpansion | KReciprocal) -> QueryExpansion | KReciprocal:
-    """Return a re-ranking by its name, or itself; ConfigError for an unknown name."""
+    """A re-ranking by its name, or itself; ConfigError for an unknown name."""
     if not isinstance(name, str):
         return name
     if name not in RERANKINGS:
@@ -34,15 +34,15 @@ def reranked(
     vectors: Tensor,
     query_rows: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return distances and rows of the ``count`` nearest vectors of each query, ``[Q, count]``, -1 for missing ones.
+    """Distances and rows of the ``count`` nearest vectors of each query, ``[Q, count]``; -1 if missing.
 
     Args:
-        reranking: an expansion searches all vectors again; k-reciprocal re-ranking takes the 1,000 nearest.
+        reranking: an expansion searches all vectors again; k-reciprocal compares the 1,000 nearest.
         search: the search of the index.
         points: normalized embeddings of the queries, ``[Q, D]``.
         count: number of answers.
         vectors: normalized embeddings of the index, ``[N, D]``.
-        query_rows: row of each query's own image, which is in no neighborhood, ``[Q]``; -1 for none.
+        query_rows: row of each query's own image, ``[Q]``, which is left out; -1 for none.
     """
     if isinstance(reranking, QueryExpansion):
         _, places = search(points, min(reranking.k + 1, len(vectors)), vectors)
@@ -69,7 +69,7 @@ def reranked(
 
 
 def _without(places: Tensor, query_rows: Tensor) -> Tensor:
-    """Return places ``[Q, K]`` with the query's own row moved to the end, as -1."""
+    """Places ``[Q, K]`` with the query's own row moved to the end, as -1."""
     is_query = (places == query_rows[:, None]) & (places >= 0)
     order = is_query.to(torch.int8).argsort(dim=1, stable=True)
     return places.masked_fill(is_query, -1).gather(1, order)

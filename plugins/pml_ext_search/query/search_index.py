@@ -1,4 +1,4 @@
-"""The index of a collection: filled by an embedder, and searched."""
+"""The index of a collection, filled and searched by an embedder."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def open_index(
     workers: int | None = None,
     listener: OnProgress | None = None,
 ) -> SearchIndex:
-    """Open the index that an embedder of any kind has in a folder, for :meth:`SearchIndex.index` and queries.
+    """Open the index that an embedder of any kind has in a folder.
 
     Args:
         embedder: an object with ``identity``, ``size`` and ``embed``; see :class:`pml_ext_train.retrieval.Embedder`.
-        folder: the folder of the collection, which :meth:`SearchIndex.index` makes. It belongs to this embedder.
+        folder: the folder of the collection, made by :meth:`SearchIndex.index`, for this embedder alone.
         device: where embeddings are compared, ``"cpu"`` or ``"cuda"``.
         workers: number of processes that read images; as for :func:`load_run`.
         listener: called with an :class:`EmbeddingProgress` after each batch of a folder's images.
@@ -62,7 +62,7 @@ def index_of(
     listener: OnProgress | None = None,
     by: By | None = None,
 ) -> SearchIndex:
-    """Open the index of a run; the arguments are those of ``load_run``."""
+    """Open the index of a run; arguments as for ``load_run``."""
     place = Path(store or run.folder / COLLECTION)
     by = by or recorded_by(place) or "embeddings"
     data = run.recipe.data
@@ -82,14 +82,14 @@ def index_of(
 
 
 def _class_levels(data_set: str, settings: Mapping[str, Any]) -> int | None:
-    """Return how many sub-folders name a class, None for all, as where a run was trained on a folder."""
+    """How many sub-folders name a class, None for all, as in the run's training data."""
     if not data_set.startswith("folder:"):
         return 1
     return class_levels(settings.get("classes", "outer"), settings.get("levels"))
 
 
 class SearchIndex:
-    """A collection with an embedder, which fills and searches it; :func:`open_index` and ``load_run`` make one."""
+    """A collection with an embedder, which fills and searches it."""
 
     def __init__(self, embedder: ImageEmbedder | VectorEmbedder, columns: Mapping[str, str] | None = None) -> None:
         self._embedder = embedder
@@ -101,18 +101,18 @@ class SearchIndex:
 
     @property
     def images(self) -> ImageEmbedder:
-        """What embeds images; ConfigError for a run that was trained on vectors."""
+        """The embedder of images; ConfigError for a run of vectors."""
         if isinstance(self._embedder, ImageEmbedder):
             return self._embedder
         run = self.collection.run
-        raise ConfigError(f"{run} was trained on vectors, which have no pixels; this wants a run of images")
+        raise ConfigError(f"{run} was trained on vectors, which have no pixels; this needs a run of images")
 
     @property
     def vectors(self) -> VectorEmbedder:
-        """What embeds vectors; ConfigError for a run that was trained on images."""
+        """The embedder of vectors; ConfigError for a run of images."""
         if isinstance(self._embedder, VectorEmbedder):
             return self._embedder
-        raise ConfigError(f"{self.collection.run or self.place} was trained on images; this wants a run of vectors")
+        raise ConfigError(f"{self.collection.run or self.place} was trained on images; this needs a run of vectors")
 
     @property
     def place(self) -> Path:
@@ -122,7 +122,7 @@ class SearchIndex:
     # Embeddings
 
     def embed(self, images: Images, batch_size: int = 256) -> Tensor:
-        """Return embeddings, ``[N, D]``; see :meth:`TrainedRun.embed`."""
+        """Embeddings, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         if self.takes_vectors:
             return embeddings_of(self.vectors, images)
         if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
@@ -133,7 +133,7 @@ class SearchIndex:
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
         """Embed all images below a folder; see :meth:`TrainedRun.embed_folder`."""
-        with FolderPass(self.images).embedded(Path(folder), batch_size) as embedded:
+        with FolderPass(self.images, Path(folder)).embedded(batch_size) as embedded:
             return embedded
 
     # The index
@@ -154,14 +154,14 @@ class SearchIndex:
         self._gallery = Gallery(self.collection, self.device, changes)
         return self.gallery()
 
-    def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
+    def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Gallery:
         """Index a folder, a table or a file of vectors; see :meth:`TrainedRun.index`."""
         source = self.indexed_folder() if folder is None else Path(folder)
         if self.takes_vectors:
             return self._write_index(self.vectors.file_pass(source), factory)
         if is_table(source):
             source = self._images_of_table(source)
-        return self._write_index(FolderPass(self.images).embedded(source), factory)
+        return self._write_index(FolderPass(self.images, source, retry_damaged).embedded(), factory)
 
     @property
     def folder_of_cuts(self) -> Path:
@@ -169,7 +169,7 @@ class SearchIndex:
         return self.place.with_name(f"{self.place.name}-images")
 
     def _images_of_table(self, table: Path) -> Path:
-        """Return the folder with the images that a table lists, once they are cut along its boxes."""
+        """Cut the images of a table, and return their folder."""
         if num_processes() > 1:
             raise ConfigError(f"{table}: one process cuts the images of a table; leave out torchrun")
         folder = self.folder_of_cuts
@@ -177,25 +177,25 @@ class SearchIndex:
         return folder
 
     def indexed_folder(self) -> Path:
-        """Return the indexed folder, also if an earlier state of the run indexed it."""
+        """The indexed folder, even if an earlier state of the run indexed it."""
         if self.collection.exists:
-            with self.collection.transaction() as current:
-                if current.state.index is not None:
-                    return Path(current.state.index.folder)
+            folder = self.collection.indexed_folder()
+            if folder:
+                return Path(folder)
         raise DataError(f"{self.collection.place}: no index; type: {self.collection.command()}")
 
     def gallery(self) -> Gallery:
-        """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
+        """Open the index and keep it open; DataError if it is missing, damaged or belongs to other weights."""
         gallery = self.kept_gallery()
         with gallery.reading():  # opens the index, or raises
             return gallery
 
     def indexed_images(self) -> Embedded:
-        """Return the images of the index; DataError if it is missing, damaged or of other weights."""
+        """The images of the index; DataError if it is missing, damaged or belongs to other weights."""
         return self.gallery().embedded
 
     def kept_gallery(self) -> Gallery:
-        """Return the index that queries share; its first :meth:`Gallery.reading` opens it."""
+        """The index that queries share, opened by its first :meth:`Gallery.reading`."""
         if self._gallery is None:
             self._gallery = Gallery(self.collection, self.device)
         return self._gallery
@@ -203,7 +203,7 @@ class SearchIndex:
     def query(
         self, images: Images, options: QueryOptions, of_store: Callable[[], Answers] | None = None
     ) -> list[Answer]:
-        """Return the nearest images; ``of_store`` opens a store that is searched instead of the index."""
+        """The nearest images; ``of_store`` opens a store that is searched instead of the index."""
         if self.takes_vectors:
             return answers_to_vectors(self.vectors, self.kept_gallery(), images, options, of_store)
         if isinstance(images, (str, Path)) and Path(images).is_dir():

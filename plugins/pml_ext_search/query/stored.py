@@ -1,4 +1,4 @@
-"""Stores that are searched in place of the index; they are opened by the service ``stores``."""
+"""Stores that are searched in place of the index."""
 
 from __future__ import annotations
 
@@ -26,22 +26,19 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9-]+:.+", re.DOTALL)  # of a store
 
 
 def is_store(text: str) -> bool:
-    """Return whether a text is the address of a store, ``SCHEME:ADDRESS``, and not a folder."""
+    """Whether a text is the address of a store, ``SCHEME:ADDRESS``, and not a folder."""
     return bool(_ADDRESS.fullmatch(text)) and not os.path.isdir(text)
 
 
 def open_store(address: str, identity: str, size: int) -> Mirror:
-    """Open the table of a network's embeddings in a store; PluginError if the plugin of stores is left out."""
+    """Open the table of a network's embeddings in a store; PluginError without the plugin ``stores``."""
     scheme = address.partition(":")[0]  # what follows may have a password
     stores: StoresService = service("stores", f"the store {shortened(scheme, 50)}:...")
     return stores.open(address, identity, size)
 
 
 def answers_of_store(store: Mirror, gallery: Gallery, options: QueryOptions) -> Answers:
-    """Return a function from names and embeddings to a store's answers.
-
-    With a local index, images are not answers to themselves; without one, the store is searched alone.
-    """
+    """A function from names and embeddings to a store's answers; a local index leaves out the query itself."""
     known = None
     with contextlib.suppress(DataError), gallery.reading():
         known = gallery
@@ -51,7 +48,7 @@ def answers_of_store(store: Mirror, gallery: Gallery, options: QueryOptions) -> 
 def answers_from(
     store: Mirror, gallery: Gallery | None, names: Sequence[str], points: Tensor, options: QueryOptions
 ) -> list[Answer]:
-    """Return a store's answers to query embeddings, without the query itself if the gallery has it."""
+    """A store's answers to query embeddings, without the query itself if the gallery has it."""
     where = options.where
     if where.within is not None:
         where = where._replace(within=utf8_of(where.within))

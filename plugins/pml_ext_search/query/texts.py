@@ -1,4 +1,4 @@
-"""Queries by texts: compared with the features of images as a pair of encoders gives them, before any head."""
+"""Queries by texts, compared with features of images, before any head."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def answers_to_texts(
     run: LoadedRun, search_index: SearchIndex, texts: Sequence[str], options: QueryOptions
 ) -> list[Answer]:
-    """Return the indexed images nearest to each text, in the space that the encoders of a pair share.
+    """The indexed images nearest to each text, in the space that a pair of encoders shares.
 
-    Distances are those of features of length 1. They are larger than between images, since texts lie apart from images
-    in the space of a pair; a radius for images does not fit. ConfigError for a run without such a trunk.
+    Texts lie farther from images than images from each other, so a radius for images does not fit. ConfigError for a
+    run without a text encoder.
     """
     _ = search_index.images  # refuses an index of vectors
     encoder = text_encoder(run.recipe.model.trunk.model_dump(), run.network.trunk, run.device)
@@ -36,10 +36,10 @@ def answers_to_texts(
 
 
 def features_gallery(run: LoadedRun, search_index: SearchIndex) -> Gallery:
-    """Return an index of the features of the images that a run has indexed.
+    """An index of the features of a run's indexed images; DataError without an index.
 
-    It is the run's own where images are compared by features. Else it is a second collection beside it, which is made
-    of kept features when a text is first looked for, and follows the run's index. DataError without an index.
+    It is the run's own if it compares features. Otherwise it is a second collection beside it, made for the first text
+    and updated with the run's index.
     """
     if search_index.collection.by == "features" or run.recipe.model.embedder == "none":
         return search_index.gallery()
@@ -54,5 +54,5 @@ def features_gallery(run: LoadedRun, search_index: SearchIndex) -> Gallery:
         known = None
     is_same = known is not None and known.folder == indexed.folder and known.paths == indexed.paths
     if not is_same or known is None or not np.array_equal(known.stats, indexed.stats):
-        return beside.index(indexed.folder)
+        return beside.index(indexed.folder, retry_damaged=False)
     return beside.gallery()

@@ -1,8 +1,7 @@
-r"""Selections of images: the most distinct ones, outliers, and those nearest to the centers of classes.
+"""Selections of images: the most distinct ones, outliers, and those nearest to class centers.
 
-All three compare embeddings by Euclidean distance, the unit of ``--radius``, in float64. Of images that are equally
-far, to 12 digits of the squared distance, the first in the order of the paths comes first. No matrix of all pairs is
-held.
+Embeddings are compared by Euclidean distance, the unit of ``--radius``, in float64. Among images that are equally far,
+to 12 digits of the squared distance, the first path comes first. No matrix of all pairs is held.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ class Selection:
 
     @property
     def classes(self) -> list[str]:
-        """The classes of the selected images, "" for none."""
+        """The classes of the selected images, empty without one."""
         classes = self.embedded.classes
         return [classes[row] for row in self.rows]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``select --json`` prints of it."""
+        """What ``select --json`` prints."""
         selected = []
         for rank, path, name, distance in zip(self.ranks, self.paths, self.classes, self.distances, strict=True):
             selected.append({"rank": rank, "path": path, "class": name, "distance": distance})
@@ -79,13 +78,13 @@ class Selection:
 
 
 def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> Selection:
-    """Return the selected images of a folder, or vectors of a file.
+    """The selected images of a folder, or vectors of a file.
 
     Args:
         embedded: the images.
-        count: how many; of ``"central"``, of each class. If there are fewer images, all are selected.
+        count: how many, at most all; for ``"central"``, per class.
         kind: ``"distinct"`` (:func:`most_distinct`), ``"outliers"`` (:func:`outliers`), or ``"central"``
-            (:func:`nearest_to_centers`). The center is that of all images if none of them has a class.
+            (:func:`nearest_to_centers`; without classes, of all images).
     """
     if count < 1:
         raise ConfigError(f"-n {count}: wanted 1 or more")
@@ -96,9 +95,7 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
         return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), distances, covered)
     if kind == "outliers":
         if len(points) < 2:
-            raise DataError(
-                f"{embedded.folder}: one image; wanted two or more, of which one can be far from the others"
-            )
+            raise DataError(f"{embedded.folder}: found one image; outliers need two or more")
         found = outliers(points, count)
         return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), found.distances.tolist())
     names = np.array(embedded.classes)
@@ -124,18 +121,15 @@ def _ranks(count: int) -> list[int]:
 
 
 def most_distinct(points: Tensor, count: int) -> tuple[Rows, float]:
-    r"""Return the most distinct vectors, and the greatest distance of any vector to the nearest one of them.
+    r"""The most distinct vectors, and the greatest distance of any vector to the nearest of them.
 
-    The first is the nearest to the mean of all. Each next one is the farthest from those before it,
+    The first is nearest to the mean. Each next one is the farthest from those before it,
 
     .. math:: s_j = \arg\max_i \min_{l < j} \lVert x_i - x_{s_l} \rVert
 
-    with its distance to the nearest of them; that of the first is infinite. The greatest distance that is left is at
-    most twice that of the best ``count`` vectors (Gonzalez, Clustering to minimize the maximum intercluster distance,
-    1985). Copies of selected vectors come last, at a distance of 0.
-
-    Only vectors that are far from the selected ones are compared with each new one. The others are when none of these
-    is sure to be the farthest any more, with all new ones in one product.
+    with its distance to the nearest of them, infinite for the first. The greatest distance that is left is at most
+    twice that of the best choice (Gonzalez, Clustering to minimize the maximum intercluster distance, 1985). Copies
+    come last, at a distance of 0.
 
     Args:
         points: ``[N, D]``.
@@ -171,9 +165,9 @@ def most_distinct(points: Tensor, count: int) -> tuple[Rows, float]:
 
 
 def _farthest(nearest: Tensor, points: Tensor, count: int) -> tuple[list[int], list[float]]:
-    """Return the next most distinct vectors and their squared distances: one or more, as many as are sure.
+    """The next most distinct vectors and their squared distances, as many as are certain, at least one.
 
-    ``nearest`` has the squared distance of each vector to those that are selected.
+    ``nearest`` has the squared distance of each vector to the selected ones.
     """
     candidates = nearest.topk(min(_CANDIDATES + 1, len(nearest))).indices
     limit = -1.0  # squared distance of the farthest vector that is no candidate
@@ -199,7 +193,7 @@ def _farthest(nearest: Tensor, points: Tensor, count: int) -> tuple[list[int], l
 
 
 def _lower(nearest: Tensor, points: Tensor, others: Tensor) -> None:
-    """Lower the squared distances of vectors ``[N]`` to those to the nearest of some others ``[M, D]``."""
+    """Lower squared distances ``[N]`` to those to the nearest of some other vectors ``[M, D]``."""
     for start in range(0, len(points), _ROWS):
         rows = slice(start, start + _ROWS)
         found = _squared(points[rows].double(), others).min(1).values
@@ -207,20 +201,19 @@ def _lower(nearest: Tensor, points: Tensor, others: Tensor) -> None:
 
 
 def _squared(points: Tensor, others: Tensor) -> Tensor:
-    """Return squared distances ``[N, M]`` of float64 vectors; rounded, so that those of equal vectors are 0."""
+    """Squared distances ``[N, M]`` in float64, rounded so that those of equal vectors are 0."""
     squares = points.square().sum(1)[:, None] + others.square().sum(1) - 2 * points @ others.T
     return squares.clamp_(min=0).round_(decimals=_DIGITS)
 
 
 def outliers(points: Tensor, count: int, neighbors: int = NEIGHBORS) -> Rows:
-    """Return the vectors that are farthest from their k-th nearest other one, with this distance, farthest first.
+    """The vectors farthest from their k-th nearest other one, with this distance, farthest first.
 
-    This is the outlier of Ramaswamy, Rastogi and Shim (Efficient algorithms for mining outliers from large data sets,
-    2000). One that has fewer than k copies is an outlier still.
+    Ramaswamy, Rastogi and Shim, Efficient algorithms for mining outliers from large data sets, 2000. An outlier with
+    fewer than k copies is still found.
 
-    faiss finds neighbors in float32: of all vectors up to 20,000, of more in 16 lists of an index, of which there are
-    as many as the square root of their number. What it finds is at least as far as the true neighbor, so that the
-    distances of the first vectors alone have to be computed exactly, until none of the others can be farther.
+    faiss finds neighbors in float32: among all vectors up to 20,000, else in 16 lists of an inverted index. They are at
+    least as far as the true ones, so exact distances are computed only until no other vector can be farther.
 
     Args:
         points: ``[N, D]``, two or more.
@@ -248,10 +241,7 @@ def outliers(points: Tensor, count: int, neighbors: int = NEIGHBORS) -> Rows:
 
 
 def _bounds(points: Tensor, neighbors: int) -> Tensor:
-    """Return squared distances of vectors to a neighbor that is at least as far as their k-th nearest one, ``[N]``.
-
-    They have rounding errors of float32.
-    """
+    """Upper bounds of the squared distances to the k-th nearest other vectors, ``[N]``, up to float32's rounding."""
     rows = np.ascontiguousarray(points.float().numpy())
     lists = inverted_lists(rows)
     if lists is None:
@@ -263,10 +253,10 @@ def _bounds(points: Tensor, neighbors: int) -> Tensor:
 
 
 def _to_kth_nearest(points: Tensor, chosen: Tensor, neighbors: int, least: float) -> Tensor:
-    """Return squared distances of chosen rows to their k-th nearest other vector, where they are at least ``least``.
+    """Squared distances of chosen rows to their k-th nearest other vector, exact where at least ``least``.
 
-    A vector is left as soon as k others are nearer than that (Bay and Schwabacher, Mining distance-based outliers in
-    near linear time with randomization and a simple pruning rule, 2003). The value of such a one is below ``least``.
+    A vector is dropped once k others are nearer than that (Bay and Schwabacher, Mining distance-based outliers in near
+    linear time with randomization and a simple pruning rule, 2003).
     """
     found = torch.empty(len(chosen), dtype=torch.float64)
     left = torch.arange(len(chosen))
@@ -290,7 +280,7 @@ def _to_kth_nearest(points: Tensor, chosen: Tensor, neighbors: int, least: float
 
 
 def nearest_to_centers(points: Tensor, numbers: Numbers, count: int) -> Rows:
-    """Return the vectors of each class that are nearest to its center, class after class, nearest first.
+    """The vectors of each class nearest to its center, class after class, nearest first.
 
     A center is the mean of a class's vectors scaled to length 1, as for ``identify``.
 

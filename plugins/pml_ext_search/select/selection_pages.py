@@ -1,4 +1,4 @@
-"""Selected images for other programs and for the eye: a table and a contact sheet."""
+"""A table and a contact sheet of selected images."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ ON_SHEET = 300  # images of a contact sheet
 
 
 def write_table(found: Selection, file: Path) -> None:
-    """Write a CSV table with a row for each selected image.
-
-    With its column ``class`` filled, it is a table of labels for ``fit``.
-    """
+    """Write a CSV table of the selected images; with its column ``class`` filled, ``fit`` reads it as labels."""
     distances = ["" if distance is None else f"{distance:.6f}" for distance in found.distances]
     write_text(file, table_text(COLUMNS, zip(found.paths, found.classes, found.ranks, distances, strict=True)))
 
 
 def write_sheet(found: Selection, file: Path, title: str) -> None:
-    """Write a contact sheet of the selected images in their order, with their distances, or names of classes."""
+    """Write a contact sheet of the selected images in order, with distances or class names."""
     reader = PictureReader(channels=3)
     images: list[Image.Image] = []
     captions = []

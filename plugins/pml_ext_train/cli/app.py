@@ -1,4 +1,4 @@
-"""The Typer app. Only the command that is called is imported; the others are known by name and summary."""
+"""The Typer app. Only the called command is imported; the others are listed by name and summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPLETE = "_PML_EXT_COMPLETE"  # set by a shell that asks what could be typed n
 
 
 class _Group(TyperGroup):
-    """The commands, with errors of wrong options as typer raises them, without pydantic's words before the text."""
+    """The commands; removes pydantic's "Value error, " from errors of options."""
 
     def invoke(self, context: Any) -> Any:
         try:
@@ -32,7 +32,7 @@ class _Group(TyperGroup):
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
     """Return the app for the arguments of a call, with all commands of the layer and of plugins."""
-    if COMPLETE in os.environ:  # bash gives the words of the line in one variable, zsh and fish in another
+    if COMPLETE in os.environ:  # bash sets one variable, zsh and fish set another
         words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         arguments = words.split()[1:]
     built = typer.Typer(

@@ -40,13 +40,13 @@ def bench(
 ) -> None:
     """Measure time and memory of losses or training steps.
 
-    Times forward and backward passes of losses, also PML's (pml/multi-similarity). The floor is the work that every
-    pair loss needs: normalization, one product of all pairs, exp and a mean. The column matrices has the memory traffic
-    of all operators in float32 matrices of batch x batch, which no other load of the machine changes; limit is the time
-    of this traffic at the speed of a copy. Without LOSS and --shapes, losses of more than 300 matrices are measured
-    in small batches alone.
-    With --scale, the batch doubles from that of --shapes, one shape, to --to.
-    With --run, the steps of a training are compared with a bare loop over the same batches.
+    Times forward and backward passes of losses, including PML's (pml/multi-similarity). The floor is the work of any
+    pair loss: normalization, one product of all pairs, exp and a mean. The column "matrices" is the memory traffic of
+    all operators, in float32 matrices of batch x batch, and does not depend on the machine's load; "limit" is the time
+    of this traffic at the speed of a copy. Without LOSS and --shapes, losses above 300 matrices are only measured in
+    small batches.
+    With --scale, the batch doubles from the one shape of --shapes up to --to.
+    With --run, training steps are compared with a bare loop over the same batches.
 
     Examples:
         pml-ext bench cbml pml/multi-similarity
@@ -119,7 +119,7 @@ def _bench_losses(
 
 
 def _cells(row: Row) -> list[str]:
-    """Return the cells of a row of the table; numbers that were not measured are empty."""
+    """Return a row's cells; numbers that were not measured are empty."""
     cells = [row.shape, row.loss]
     cells.extend(
         f"{number:.2f}" if number else ""

@@ -223,7 +223,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
 
 
 def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768, **options: Any) -> list[Row]:
-    """Measure losses at batches that double from ``start`` up to ``to``; options are those of :func:`bench`."""
+    """Measure losses at batches that double from ``start`` up to ``to``; other options as in :func:`bench`."""
     if to < start.batch:
         raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
     batches = [start.batch << doubled for doubled in range((to // start.batch).bit_length())]
@@ -290,7 +290,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch asks: with True, the first operation imports its compiler, which takes seconds
+        return False  # torch asks: with True, the first operation imports its compiler, for seconds
 
     def __init__(self, *inputs: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

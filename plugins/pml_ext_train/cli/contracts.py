@@ -1,4 +1,4 @@
-"""Checks of what plugins name for runs: data sets, transforms, trunks, metrics, trackers, commands and recipes."""
+"""Checks of what plugins provide for runs: data sets, transforms, trunks, metrics, trackers, commands and recipes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _described(value: Any) -> str:
 
 
 def check_data_set(named: Named) -> str:
-    """A data set gives splits with labels that name classes, the same ones each time; or a DataError without its files.
+    """A data set returns the same labeled splits each time, or raises a DataError if its files are missing.
 
     It is called with an empty folder, so that nothing is downloaded.
     """
@@ -57,7 +57,7 @@ def check_data_set(named: Named) -> str:
 
 
 def _drawn(factory: Callable[..., Any], folder: Path) -> DataSplits:
-    """Return the splits of a data set; fail for something else, or for an error other than DataError of its files."""
+    """Return the splits of a data set; fail for another type, or for an OSError about its files."""
     try:
         splits = _splits_of(factory, folder)
     except OSError as error:
@@ -73,7 +73,7 @@ def _drawn(factory: Callable[..., Any], folder: Path) -> DataSplits:
 def _splits_of(factory: Callable[..., Any], folder: Path) -> Any:
     try:
         return factory(folder)
-    except ConfigError:  # it takes no folder
+    except ConfigError:  # the data set needs no folder
         return factory(None)
 
 
@@ -90,7 +90,7 @@ def _check_equal_draws(one: DataSplits, other: DataSplits) -> str:
 
 
 def _check_images(split: str, images: Any, channels: int) -> None:
-    """Fail if labels are not indices into the names of classes, or one of a hundred images is not as wanted."""
+    """Fail if labels are not indices into the names of classes, or an image has a wrong type or shape."""
     if not len(images):
         raise AssertionError(f"{split} has no image")
     least, most = int(images.labels.min()), int(images.labels.max())
@@ -164,7 +164,7 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
 
 
 def check_transform(named: Named) -> str:
-    """A transform gives uint8 of the same shape, draws from torch's generator alone, and can be sent to workers."""
+    """A transform returns uint8 of the same shape, uses only torch's generator, and can be pickled."""
     requires_no_options(named.value)
     transform = named.value()
     if not callable(transform):
@@ -193,7 +193,7 @@ def check_transform(named: Named) -> str:
 
 
 def _check_transformed(transform: Any, channels: int, size: int) -> None:
-    """Fail if an image's type or shape changes, or its pixels are others with the same seed of torch."""
+    """Fail if an image's type or shape changes, or its pixels differ for the same seed of torch."""
     for seed in range(_SEEDS_OF_TRANSFORMS):
         set_seed(seed)
         image = torch.randint(256, (channels, size, size), dtype=torch.uint8)
@@ -236,7 +236,7 @@ def check_metric(named: Named) -> str:
 
 
 def check_tracker(named: Named) -> None:
-    """A tracker is built from a folder and a recipe, logs numbers, NaN too, and ends in each of three ways."""
+    """A tracker is built from a folder and a recipe, logs numbers and NaN, and can end in three ways."""
     filled = {"folder": Path(), "recipe": {"loss.name": "cbml"}, "iteration": 0, "epoch": 0}
     requires_no_options(named.value, filled)
     known = settings_of(named.value)

@@ -1,4 +1,4 @@
-"""What ``pml-ext plugins`` says of plugins: commands, names of several plugins, and what cannot be imported."""
+"""What ``pml-ext plugins`` reports: commands, name clashes and failing imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pml_ext.registry.lookup import components, owners_of, plugins, registered
 
 @dataclasses.dataclass
 class Diagnosis(PluginRecord):
-    """A copy of the record of an entry point, with what its hooks name."""
+    """A copy of an entry point's record, with the names from its hooks."""
 
     components: int = 0
     commands: list[str] = dataclasses.field(default_factory=list)
@@ -21,9 +21,9 @@ class Diagnosis(PluginRecord):
 
 
 def diagnosis() -> list[Diagnosis]:
-    """Return what there is to say of each entry point: its record, commands, name clashes and failing imports.
+    """Return the record of each entry point, with its commands, name clashes and failing imports.
 
-    This calls all hooks, and imports what other distributions' plugins name by its import path.
+    This calls all hooks, and imports what plugins of other distributions name as text.
     """
     for kind in HOOK_OF:
         registered(kind)  # a hook that fails is recorded
@@ -39,7 +39,7 @@ def diagnosis() -> list[Diagnosis]:
 
 
 def _add_names(record: Diagnosis) -> None:
-    """Add the commands of a plugin and the number of its components, and a text about each name that clashes."""
+    """Add a plugin's commands, its number of components, and a text about each name clash."""
     for kind in HOOK_OF:
         for name, by_plugin in registered(kind).items():
             if record.name not in by_plugin:
@@ -60,7 +60,7 @@ def _clash(kind: str, name: str, others: list[str]) -> str:
 
 
 def _add_failing_imports(record: Diagnosis) -> None:
-    """Import the classes and commands that a plugin names as text, and add what fails, each failure once."""
+    """Import the classes and commands that a plugin names as text, and add each failure once."""
     for component in components():
         if component.plugin == record.name:
             try:

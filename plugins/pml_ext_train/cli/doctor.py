@@ -16,7 +16,7 @@ from .output import print_json, print_table, stdout
 def doctor(as_json: AsJson = False) -> None:
     """Show versions, devices, extras and plugins, and test them.
 
-    Paste the output into a report of a problem. Exit code 1 if a folder cannot be written, a plugin is broken or a part
+    Paste the output when you report a problem. Exit code 1 if a folder is not writable, a plugin is broken or a part
     of the self test fails.
 
     Examples:

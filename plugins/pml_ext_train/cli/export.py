@@ -18,7 +18,7 @@ def export(
     onnx: Annotated[bool, Option("--onnx", help="Also write model.onnx, for batches of any size.")] = False,
     by: Annotated[
         Literal["embeddings", "features"],
-        Option(help="What the network gives: embeddings, or the features of the trunk, before the head."),
+        Option(help="The output of the network: embeddings, or features of the trunk, before the head."),
     ] = "embeddings",
     as_json: AsJson = False,
 ) -> None:

@@ -94,7 +94,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at this installation and test it, which takes seconds."""
+    """Inspect and test this installation; runs for a few seconds."""
     data = os.environ.get("PML_EXT_DATA") or "~/.cache/pml_ext"
     places = {Path.cwd(), Path(tempfile.gettempdir()), Path(data).expanduser()}
     return Diagnosis(
@@ -141,7 +141,7 @@ def _threads() -> dict[str, str]:
 def missing_by_extra() -> dict[str, list[str]]:
     """Return the requirements of each extra that are not installed, ``{extra: [requirement]}``.
 
-    A version that is too low counts as installed; pip says so when it installs the extra.
+    A version that is too low counts as installed; pip reports it when it installs the extra.
     """
     missing: dict[str, list[str]] = {extra: [] for extra in EXTRAS}
     for requirement in importlib.metadata.requires(PACKAGE) or ():
@@ -211,7 +211,7 @@ def _test_loss() -> str:
 
 
 def _test_neighbors() -> str:
-    """Compare a search for nearest neighbors, which faiss does where it is installed, with all distances."""
+    """Compare nearest neighbors, found by faiss if it is installed, with all distances."""
     from pml_ext.evaluation import nearest_of
 
     points = torch.nn.functional.normalize(_points()[0]).float()

@@ -34,11 +34,11 @@ def list_names(
 ) -> None:
     """List losses, recipes, data sets and more.
 
-    A recipe is a TOML file that describes a training. A table is a table or figure of a paper; its entry has recipes
-    on the paper's data and on small data, or the reason why there are none, and says whether results were measured.
+    A recipe is a TOML file that describes a training. A table is a table or figure of a paper, listed with recipes
+    for the paper's data and for small data (or why it has no recipe), and whether the README has results.
     A pipeline is a partial recipe for preprocessing or a pretrained trunk. A trunk is the backbone, which turns an
     image into features; the embedder turns these into the embedding. A transform changes training images at random, in
-    [data.augment]. A tracker records a run's numbers while it trains; a metric is computed after it. A store is a
+    [data.augment]. A tracker records a run's numbers while it trains; a metric is computed afterwards. A store is a
     database that searches an index. --json without a kind lists everything.
 
     Examples:

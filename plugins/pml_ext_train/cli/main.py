@@ -30,7 +30,7 @@ from .output import Messages
 
 def main() -> None:
     """Run the command line: the entry point of ``pml-ext`` and ``python -m pml_ext``."""
-    if sys.stderr is None:  # closed by who started the command
+    if sys.stderr is None:  # closed by the calling process
         _main()
         return
     with contextlib.redirect_stderr(Messages(sys.stderr)):
@@ -57,7 +57,7 @@ def _main() -> None:
         _check_data_without_recipe(arguments)
         with _exits_of_plugins_named(arguments):
             app_for(arguments)(arguments, prog_name="pml-ext")
-    except KeyboardInterrupt:  # while modules are imported; typer has its own text for those of a command
+    except KeyboardInterrupt:  # while modules are imported; typer handles interrupts during a command
         if debug:
             raise
         print(f"pml-ext{_rank()}: stopped by SIGINT before the command began", file=sys.stderr)
@@ -70,7 +70,7 @@ def _main() -> None:
 
 
 def _check_data_without_recipe(arguments: Sequence[str]) -> None:
-    """Refuse ``train --images DATA``, and name the command that chooses what is trained on somebody's data."""
+    """Refuse ``train --images DATA``, and name ``pml-ext fit`` instead."""
     if "train" not in arguments:
         return
     for place, argument in enumerate(arguments):
@@ -87,7 +87,7 @@ def _check_data_without_recipe(arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
-    """Raise a PluginError for a ``sys.exit()`` in the code of a plugin, but for one of the plugin's own command."""
+    """Raise a PluginError for a ``sys.exit()`` in a plugin, except in the plugin's own command."""
     try:
         yield
     except SystemExit as error:  # by typer, too
@@ -101,7 +101,7 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _plugin_of_command(arguments: Sequence[str]) -> str:
-    """Return the plugin of the command that was called; "" if there is none."""
+    """Return the plugin of the called command, or an empty string."""
     commands = registry.commands()
     for argument in arguments:
         if argument in commands:
@@ -111,7 +111,7 @@ def _plugin_of_command(arguments: Sequence[str]) -> str:
 
 
 def _rank() -> str:
-    """Return the rank of this process in words; "" for a single process."""
+    """Return `` (rank N)``, or an empty string for a single process."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return ""
     rank = os.environ.get("RANK", "?")

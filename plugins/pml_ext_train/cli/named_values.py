@@ -1,4 +1,4 @@
-"""The results of the contract of what a plugin names beside components."""
+"""Conformance checks of everything that a plugin provides besides components."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pml_ext.testing.subject import set_seed
 
 
 def check_documentation(named: Named) -> None:
-    """A name needs a line for ``pml-ext list``: the first of its docstring."""
+    """A name needs a docstring; ``pml-ext list`` shows its first line."""
     text = named.value.summary if named.kind == "command" else getattr(named.value, "__doc__", None)
     if not isinstance(text, str) or not text.strip():
         raise AssertionError("it has no docstring (or summary), which `pml-ext list` and --help show; write one")
 
 
-# Of each kind; tools give more for the kinds that they use, by the hook ``pml_ext_checks``.
+# Checks by kind; plugins add more with the hook ``pml_ext_checks``.
 CONTRACTS: dict[str, tuple[Contract, ...]] = {
     **dict.fromkeys(
         ("data set", "trunk", "transform", "metric", "tracker", "store", "command"), (check_documentation,)

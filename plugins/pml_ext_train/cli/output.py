@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-if TYPE_CHECKING:  # takes 0.2 s to import, which JSON output saves
+if TYPE_CHECKING:  # 0.2 s to import, not needed for JSON
     from rich.console import Console
 
 
@@ -21,9 +21,9 @@ SECONDS = 10.0  # between two lines of progress without a bar
 
 
 class Messages:
-    """The stream of progress and messages: a full disk, or a reader that is gone, never ends a command.
+    """The stream of progress and messages; a full disk or a closed pipe never ends a command.
 
-    After the first failure, messages go nowhere.
+    After the first failure, messages are discarded.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -105,9 +105,9 @@ def print_result(
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), width: int | None = None
 ) -> None:
-    """Write an aligned table on stdout; columns whose numbers are in ``right`` are right-aligned.
+    """Write a table on stdout; the columns with numbers in ``right`` are right-aligned.
 
-    Paths are never folded, so that they can be copied: a table is wider than the terminal if they need it.
+    Paths are never wrapped, so they can be copied; a table may be wider than the terminal.
     """
     from rich import box
     from rich.table import Table
@@ -144,7 +144,7 @@ def _is_path(cell: str) -> bool:
 def mean_and_std(about: Mapping[str, float | None]) -> str:
     """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run.
 
-    NaN, the value of a metric that is blank, is empty.
+    NaN, a blank metric, becomes an empty string.
     """
     mean = about["mean"] or 0.0
     if math.isnan(mean):
@@ -206,7 +206,7 @@ class Progress:
         self._console.print(text, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Write a warning; of several runs that give the same, once."""
+        """Write a warning, once if several runs repeat it."""
         if text not in self._warnings:
             self._warnings.add(text)
             self.step(f"warning: {text}")

@@ -55,7 +55,7 @@ def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None
 
 
 def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
-    """Say how to leave out tests, if they took longer than training."""
+    """Mention --quick if tests took longer than training."""
     train_seconds = 0.0
     all_seconds = 0.0
     for result in results:
@@ -117,7 +117,7 @@ def _print_phases(title: str, phases: dict[str, str], names: Iterable[str], cell
 
 
 def _fitting(widths: list[int], width: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last column, exclusive, of tables that fit into a width."""
+    """Yield the first and the last (exclusive) column of tables that fit into a width."""
     first = 0
     for column in range(1, len(widths) + 1):
         is_last = column == len(widths)

@@ -46,7 +46,7 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
 
 
 def _owner_of(name: str, module: str, class_name: str) -> str:
-    """Return what has the name of a plugin, its module or its class already; "" if nothing has."""
+    """Return what already has the name of the plugin, its module or its class, or an empty string."""
     if keyword.iskeyword(module):
         return "a keyword of Python"
     records = registry.plugins()

@@ -63,7 +63,7 @@ def _with_titles(components: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def find_named(what: str) -> list[Named]:
-    """Return what an entry point, or a package, names beside components."""
+    """Return what an entry point or a package provides besides components."""
     found = []
     for record in _records_of(what):
         for kind in CONTRACTS:
@@ -74,7 +74,7 @@ def find_named(what: str) -> list[Named]:
 
 
 def broken_plugins(what: str) -> list[CheckResult]:
-    """Return a failed check of each plugin of a name, or of a package, whose import or hooks failed."""
+    """Return a failed check for each broken plugin with this name or in this package."""
     results = []
     for record in _records_of(what):
         for kind, hook in HOOK_OF.items():
@@ -90,7 +90,7 @@ def _records_of(what: str) -> list[PluginRecord]:
 
 
 def find_named_by_name(name: str) -> list[Named]:
-    """Return what has a name, of any plugin and kind."""
+    """Return everything with a name, from any plugin and of any kind."""
     found = []
     for kind in CONTRACTS:
         found += [named for named in _all_of(kind) if named.name == name]

@@ -43,11 +43,11 @@ def train(
 ) -> None:
     """Train and test a recipe, and write a report.
 
-    For data of your own type --set data.name=folder:FOLDER, table:FILE or vectors:FILE; without a recipe, which is
-    chosen for the data then, pml-ext fit DATA.
+    For your own data, type --set data.name=folder:FOLDER, table:FILE or vectors:FILE. To have the recipe chosen for
+    you, type pml-ext fit DATA.
 
-    The run's folder gets metrics, checkpoints and report.html. A recipe may have stages, which train with other losses
-    first, and a sweep (sweep.KEY = [...]), which makes one run per value. For several processes, type
+    Metrics, checkpoints and report.html go into the run's folder. A recipe may have stages, which train first with
+    other losses, and a sweep (sweep.KEY = [...]) with one run per value. For several processes, type
     torchrun --nproc-per-node N -m pml_ext train RECIPE; batch_size is the total over all processes. SIGINT (Ctrl-C),
     SIGTERM or SIGHUP writes a checkpoint after the current iteration and ends the run; a second signal ends it at once.
 

@@ -43,6 +43,7 @@ with needs_extra("train", "a data set"):
     from .reading import (
         IMAGE_ENDINGS as IMAGE_ENDINGS,
         Box as Box,
+        DamagedImageError as DamagedImageError,
         bits_of as bits_of,
         image_tensor as image_tensor,
         open_image as open_image,
@@ -70,7 +71,7 @@ with needs_extra("train", "a data set"):
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
-    """Return the core's data sets by name, except those of :data:`PATH_FACTORIES`."""
+    """Return the core's data sets by name, except the names in :data:`PATH_FACTORIES`."""
     return {
         "cars196": image_sets.cars196,
         "cub": image_sets.cub,

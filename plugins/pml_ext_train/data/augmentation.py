@@ -1,4 +1,4 @@
-"""Transforms of training images by name: those of torchvision, and a list of them as a step of preprocessing."""
+"""Transforms of training images by name: torchvision's own, and a list of them as a step of preprocessing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ImageTransforms(nn.Module):
         self.transforms = list(transforms)
 
     def extra_repr(self) -> str:
-        """Return names and settings, by which kept features of augmented images are told apart."""
+        """Return names and settings, which distinguish cached features of augmented images."""
         return "\n".join(transform.text for transform in self.transforms)
 
     def forward(self, image: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def folder(
         )
     place = (root or Path()) / Path(path).expanduser()
     if not os.path.isdir(place):
-        raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
+        raise DataError(f"{place}: no such folder; folder:PATH needs one sub-folder of images per class")
     depth = class_levels(classes, levels)
     divided = all((place / part).is_dir() for part in SPLIT_FOLDERS)
     notes: list[str] = []

@@ -82,7 +82,7 @@ def triplets(
 ) -> DataSplits:
     """Load triplets that are listed in a CSV file: columns ``anchor``, ``positive``, ``negative`` and ``split``.
 
-    The arguments, and the rest, are those of :func:`pairs`.
+    The arguments, and the rest, are as in :func:`pairs`.
     """
     return _load("triplets", root, path, vectors, image_size, channels)
 

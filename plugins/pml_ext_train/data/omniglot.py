@@ -120,7 +120,7 @@ def _alphabet(character: str) -> str:
 
 
 def _read(path: Path, image_size: int, without: Collection[str] = ()) -> LabeledImages:
-    """Read the drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, except those of ``without``."""
+    """Read a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, but not the alphabets ``without``."""
     from PIL import Image
 
     drawings: list[Any] = []

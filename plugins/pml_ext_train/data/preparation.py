@@ -59,7 +59,7 @@ def prepare(
         return images, {}
     if steps.first is None and keep:
         raise ConfigError(
-            "data.cache: training images are cut from the files as they are, which leaves nothing to keep; "
+            "data.cache: training images are cut from the files themselves, so there is nothing to keep; "
             "data.images.resize resizes them before"
         )
 

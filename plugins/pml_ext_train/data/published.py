@@ -267,7 +267,7 @@ def check_count(about: DatasetInfo, part: str, images: int, classes: int, place:
 def labeled(
     images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
-    """Return splits of images, with labels from 0; the arguments are those of :func:`assemble`."""
+    """Return splits of images, with labels from 0; the arguments are as in :func:`assemble`."""
     listed = dict.fromkeys(entry.name for entry in itertools.chain.from_iterable(parts.values()))
     labels = {name: label for label, name in enumerate(names or listed)}
     splits: dict[str, Any] = {part: labeled_part(images, entries, labels, channels) for part, entries in parts.items()}

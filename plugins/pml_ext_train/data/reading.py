@@ -37,6 +37,10 @@ ORIENTATION = 0x0112  # EXIF tag
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 
 
+class DamagedImageError(DataError):
+    """A file whose content is not a readable image, for as long as it is not changed."""
+
+
 class Box(NamedTuple):
     """A part of an image in pixels: from ``left`` and ``top`` up to, not including, ``right`` and ``bottom``."""
 
@@ -84,11 +88,13 @@ def _naming_damage(name: str) -> Iterator[None]:
             "to so many"
         ) from None
     except Exception as error:  # decoders raise many types, such as struct.error and TypeError
-        raise DataError(f"{name}: not a readable image ({one_line(error)}); mend or remove the file") from None
+        may_pass = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None)
+        kind = DataError if may_pass else DamagedImageError
+        raise kind(f"{name}: not a readable image ({one_line(error)}); mend or remove the file") from None
 
 
 def _max_pixels() -> int | None:
-    """Return the limit of pixels in the environment, which becomes Pillow's; None if there is none."""
+    """Return the limit of pixels in the environment, which becomes Pillow's; None if it is not set."""
     text = os.environ.get(MAX_PIXELS)
     if not text:
         return None
@@ -183,7 +189,7 @@ def _check_enlarged(sides: tuple[float, float], smallest: int | None, name: str)
 
 
 def _whole_pixels(box: Box, width: int, height: int, path: Any) -> Box:
-    """Return the smallest box of whole pixels around a box, inside of the image; DataError if there is none."""
+    """Return the smallest box of whole pixels around a box, inside of the image; DataError if they do not overlap."""
     left = max(0, math.floor(box.left))
     top = max(0, math.floor(box.top))
     right = min(width, math.ceil(box.right))
@@ -224,15 +230,17 @@ def _upright(image: Any, bits: int, name: str) -> Any:
     """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
     image = upright(image)
     if image.mode == "F":  # PIL would clip, to black where values are from 0 to 1
-        raise DataError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
+        raise DamagedImageError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
     if image.mode.startswith("I"):  # PIL would clip, not scale
         values = np.asarray(image)
         if values.min() < 0:
-            raise DataError(f"{name}: its pixels are negative numbers; save it with 8 or 16 bits a channel")
+            raise DamagedImageError(f"{name}: its pixels are negative numbers; save it with 8 or 16 bits a channel")
         used = (int(values.max()).bit_length() + 1) // 2 * 2
         return Image.fromarray((values >> max(0, used - 8)).astype(np.uint8))
     if bits == 16 and image.mode == "RGB" and image.getbbox() is None:
-        raise DataError(f"{name}: its 16-bit colors are below 256, which would be read as black; save it with 8 bits")
+        raise DamagedImageError(
+            f"{name}: its 16-bit colors are below 256, which would be read as black; save it with 8 bits"
+        )
     return image
 
 

@@ -164,7 +164,7 @@ def divide(
 ) -> tuple[LabeledImages, LabeledImages]:
     """Split by class or by image into a part to train with, of this fraction, and one to test with.
 
-    ``place`` is the folder or file, for errors; the settings are those of a data set of somebody's own, None for the
+    ``place`` is the folder or file, for errors; the settings are the settings of a user's own data set, None for the
     default. ConfigError for a fraction outside its range, DataError for parts that are too small.
     """
     fraction = 0.5 if train_fraction is None else train_fraction

@@ -61,14 +61,14 @@ def table(
 ) -> DataSplits:
     """Load the images listed in a CSV or Parquet file: columns ``label`` and ``path``, others if they are there.
 
-    ``split`` is ``train``, ``test`` or ``validation``. If there are rows of ``test``, those of ``validation`` choose
+    ``split`` is ``train``, ``test`` or ``validation``. If there are rows of ``test``, rows of ``validation`` choose
     the epoch; otherwise they are tested. Without the column, the table is split as a folder is.
 
     If ``is_query`` and ``is_gallery`` are true in all tested rows, or missing, each of these images is a query among
     all others. Otherwise queries are searched in the gallery, and no image is both. ``x_1``, ``y_1``, ``x_2``, ``y_2``
     (left, top, right, bottom) are the crop box, in pixels of the image as it is shown, rotated by its EXIF orientation;
     empty for the whole image. Rows with several boxes of a file are images of their own. Images of a query's own
-    ``sequence`` are left out of its gallery, or those of its own class and ``camera``. A run warns of columns with
+    ``sequence`` are left out of its gallery, or images of its own class and ``camera``. A run warns of columns with
     other names, which are not used.
 
     Args:
@@ -240,7 +240,7 @@ def _tested_parts(tested: list[TableRow], file: str) -> dict[str, list[Entry]]:
 
 
 def _note(file: str, unused: list[str]) -> str:
-    """Return a warning that names the columns of a table that are not used; "" if there are none."""
+    """Return a warning that names the columns of a table that are not used; "" if all are used."""
     if not unused:
         return ""
     return f"{file}: not used: {', '.join(unused)}; the columns that are used are {', '.join(_COLUMNS)}"

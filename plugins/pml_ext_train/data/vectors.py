@@ -42,7 +42,7 @@ def vectors(
     """
     file = read_vectors((root or Path()) / Path(path).expanduser())
     if file.labels is None:
-        raise DataError(f"{file.path}: no labels; training wants the key 'labels', [N], integers or texts")
+        raise DataError(f"{file.path}: no labels; training needs the key 'labels', [N], integers or texts")
     whole = LabeledImages(
         images=torch.from_numpy(file.embeddings),
         labels=file.labels,

@@ -119,7 +119,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert an OSError into a DataError with the file's path; FileNotFoundError stays as it is."""
+    """Convert an OSError into a DataError with the file's path; FileNotFoundError stays unchanged."""
     try:
         yield
     except FileNotFoundError:
@@ -158,7 +158,7 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8, atomically, with its own line ends; bytes of file names stay as they are."""
+    """Write a text in UTF-8, atomically, with its own line ends; bytes of file names stay unchanged."""
     write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", "surrogateescape")))
 
 

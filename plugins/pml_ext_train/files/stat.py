@@ -28,7 +28,7 @@ def path_bytes(path: str) -> bytes:
 
 
 def utf8_of(path: str) -> str:
-    """Return a path as text in UTF-8; bytes of its name that are none are escaped."""
+    """Return a path as text in UTF-8; bytes that are not UTF-8 are escaped."""
     return path_bytes(path).decode("utf-8", "backslashreplace")
 
 

@@ -160,7 +160,7 @@ def train(
         resume: continue the runs in the folder.
         listener: observer of the runs.
         on_nonfinite: as for :class:`Run`.
-        splits: replace those of the recipe's data set.
+        splits: used instead of the recipe's data set.
 
     Returns:
         Each run's ``metrics.json`` with its ``folder``, and a ``verdict`` on training if there is one. Several

@@ -68,7 +68,7 @@ class _AncestorTracer(fx.Tracer):
         self._block = block
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return whether a module is called as it is."""
+        """Return whether a module is called unchanged."""
         return not self._block.startswith(f"{module_qualified_name}.")
 
 

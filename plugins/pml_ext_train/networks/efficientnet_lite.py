@@ -111,7 +111,7 @@ def _renamed(stored: Mapping[str, Tensor], known: Mapping[str, Tensor], path: Pa
     if tuple(names[-len(_CLASSIFIER) :]) != _CLASSIFIER or len(tensors) != len(known):
         raise ConfigError(
             f"{path}: found {counted(len(tensors), 'tensor')} and then {', '.join(names[-len(_CLASSIFIER) :])}; the "
-            f"network of the installed timm wants {len(known)} and {', '.join(_CLASSIFIER)}"
+            f"network of the installed timm needs {len(known)} and {', '.join(_CLASSIFIER)}"
         )
 
     renamed = dict(zip(known, tensors, strict=True))

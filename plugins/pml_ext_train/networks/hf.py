@@ -203,7 +203,7 @@ class _Pooled(nn.Module):
         return removed
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Load weights; those of a trunk that was trained without the model's own pooling have none."""
+        """Load weights; the weights of a trunk that was trained without the model's own pooling have none."""
         if self.pool not in ("pooled", PROJECTED):
             missing = {name for name in self.model.state_dict() if f"{prefix}model.{name}" not in state_dict}
             self.remove_poolers(missing)

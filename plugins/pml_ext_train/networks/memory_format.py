@@ -12,7 +12,7 @@ def use_channels_last(network: nn.Module, channels: int, image_size: int) -> tor
     """Convert a network on a CPU to channels-last if it has convolutions and runs so; return the format of its images.
 
     Values differ by rounding alone. Two images of zeros ``[2, C, S, S]`` go through the network: one that reshapes
-    tensors by ``view`` may refuse the format, and stays as it is.
+    tensors by ``view`` may refuse the format, and stays unchanged.
     """
     if not any(parameter.ndim == 4 for parameter in network.parameters()):
         return torch.contiguous_format

@@ -64,7 +64,7 @@ class Preprocessing(BaseModel):
 
     @property
     def keeps_exact_size(self) -> bool:
-        """Whether an image that has the size of the input already is taken as it is, neither resized nor cut."""
+        """Whether an image that has the size of the input already is used unchanged, neither resized nor cut."""
         return self.crop and self.resize is None and not self.squash
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
@@ -76,7 +76,7 @@ class Preprocessing(BaseModel):
 
 
 class VectorInput(BaseModel):
-    """In place of the preprocessing of images: vectors go into the embedder as they are."""
+    """In place of the preprocessing of images: vectors go into the embedder unchanged."""
 
     model_config = ConfigDict(strict=True)
 
@@ -88,7 +88,7 @@ class VectorInput(BaseModel):
         return (self.vector_size,)
 
     def features_of(self, trunk: nn.Module) -> int:
-        """Return the length of the vectors, which the identity leaves as they are."""
+        """Return the length of the vectors, which the identity leaves unchanged."""
         return self.vector_size
 
 
@@ -96,7 +96,7 @@ class Network(nn.Module):
     """A network from images to embeddings, with their preprocessing; or from vectors, with the identity as trunk.
 
     ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose size F is measured unless given.
-    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`.embedders.embedder`; ``hidden_sizes = None``:
+    ``hidden_sizes``, ``norm`` and ``dropout`` are as in :func:`.embedders.embedder`; ``hidden_sizes = None``:
     no embedder, the features are the embeddings.
     """
 
@@ -117,7 +117,7 @@ class Network(nn.Module):
         self.features = features or preprocessing.features_of(trunk)
         if hidden_sizes is None and self.features != embedding_size:
             raise ConfigError(
-                f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
+                f"model.embedder = 'none' leaves the trunk's {self.features} features unchanged; "
                 f"wanted embedding_size = {self.features}, not {embedding_size}"
             )
         self.embedder: nn.Module = nn.Identity()

@@ -86,7 +86,7 @@ def text_encoder(table: Mapping[str, Any], trunk: nn.Module, device: torch.devic
 
     Raises:
         ConfigError: the trunk is not of a pair, its features are not projected into the space of texts, its weights
-            are no longer those of the pair, or the pair or its tokenizer cannot be had.
+            no longer belong to the pair, or the pair or its tokenizer cannot be had.
     """
     name = str(table.get("name"))
     wanted = "wanted the image encoder of a pair such as CLIP or SigLIP: pml-ext fit FOLDER --trunk hf/PAIR"
@@ -109,7 +109,7 @@ def text_encoder(table: Mapping[str, Any], trunk: nn.Module, device: torch.devic
 
 
 def _check_same_weights(name: str, trunk: nn.Module, pair: nn.Module) -> None:
-    """Raise ConfigError for a trunk whose weights are not those of the image encoder of a pair."""
+    """Raise ConfigError for a trunk whose weights differ from the image encoder of a pair."""
     parts = {"model": pair.vision_model}
     if hasattr(pair, "visual_projection"):
         parts["projection"] = pair.visual_projection
@@ -122,7 +122,7 @@ def _check_same_weights(name: str, trunk: nn.Module, pair: nn.Module) -> None:
     is_same = is_same and all(torch.equal(found[key].cpu(), tensor.cpu()) for key, tensor in wanted.items())
     if not is_same:
         raise ConfigError(
-            f"the trunk's weights are not those of {name}: it was trained further, or the pair is another one now, and "
+            f"the trunk's weights differ from {name}: it was trained further, or the pair has changed, and "
             "texts and images are no longer in one space; wanted a frozen trunk of the same pair: pml-ext fit FOLDER "
             f"--closed-form --trunk {shlex.quote(name)}"
         )

@@ -50,7 +50,7 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
 
 
 def identity(in_channels: int, image_size: int) -> nn.Module:
-    """Return vectors as they are: the trunk of ``vectors:FILE``, which trains a head alone."""
+    """Return vectors unchanged: the trunk of ``vectors:FILE``, which trains a head alone."""
     raise ConfigError("identity is the trunk of vectors, data.name = 'vectors:FILE'; images want convnet or another")
 
 
@@ -126,7 +126,7 @@ def _remove_auxiliary_heads(model: nn.Module) -> None:
 
 
 def _remove_last_layer(model: nn.Module, name: str) -> None:
-    """Replace the last linear layer by the identity; ConfigError if the last module is another."""
+    """Replace the last linear layer by the identity; ConfigError unless the last module is linear."""
     path, last = list(model.named_modules())[-1]
     if not isinstance(last, nn.Linear):
         raise ConfigError(f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off")
@@ -155,7 +155,7 @@ def efficientnet_lite(
         name: ``"efficientnet-lite0"``, ``"efficientnet-lite1"`` or ``"efficientnet-lite2"``.
         in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels; any size.
-        weights: ``"imagenet"``, those of the installed package, without a download; None: random initialization.
+        weights: ``"imagenet"``, the weights of the installed package, without a download; None: random initialization.
     """
     return _adapted(lite.build(name, weights), in_channels, dropout=True)
 

@@ -16,7 +16,7 @@ _VariantsByTable = dict[str, dict[str, dict[str, Tables]]]  # by table ("cbml/7"
 
 
 def tables_of_papers() -> list[dict[str, Any]]:
-    """Return all papers' tables with recipes by scale, or why there are none."""
+    """Return all papers' tables with recipes by scale, or with the reason for having no recipe."""
     variants = _variants_by_paper_table()
     entries: list[dict[str, Any]] = []
     for name, paper in papers().items():
@@ -63,7 +63,7 @@ def _paper_table_entry(paper_name: str, paper: Printed, number: str, variants: _
 
 
 def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
-    """Return a table's rows with their variants, or why there are none."""
+    """Return a table's rows with their variants, or with the reason for having no variant."""
     trained: dict[str, list[str]] = {row: [] for row in table.row_names()}
     for variants in recipes.values():
         for variant, tables in variants.items():

@@ -33,7 +33,7 @@ class PrintedTable(Table):
     columns: dict[str, list[str]] = Field({})  # names of the other columns, by the heading above: mostly a data set
     rows: list[list[Cell]] = Field([])  # texts of the heads, then values, "-" for none
     unit: Literal["percent", "fraction"] = "percent"
-    data: str = ""  # the paper's name of the data set, where the headings are none
+    data: str = ""  # the paper's name of the data set, if the headings do not name one
     metrics: dict[str, str] = Field({})  # a run's name of a column's metric, where the column's name does not say it
     suffixes: dict[str, str] = Field({})  # of metric names, in rows whose name contains a text
     phases: dict[str, str] = Field({})  # part of metrics.json that has the values of a row or heading, if not "after"

@@ -101,7 +101,7 @@ def _parsed(file: Traversable) -> Tables:
 def _extend_choices(choices: Tables, origins: Any, file: Traversable, children: tuple[str, ...]) -> None:
     for label, choice in choices.items():
         if isinstance(choice, dict) and "extends" in choice:
-            # The file's origins of its own settings go before those of what the choice extends.
+            # The file's own origins override the origins of what the choice extends.
             with_origins = merged({"origin": origins}, choice)
             extended = _extended(with_origins, file, children, f"sweep: {label}: ")
             extended.pop("sweep", None)

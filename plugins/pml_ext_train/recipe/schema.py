@@ -52,7 +52,7 @@ class Table(BaseModel):
         return tables
 
     def changed(self, keys: Iterable[str]) -> list[str]:
-        """Return those of the keys whose values are not the defaults."""
+        """Return the keys that differ from their defaults."""
         return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
 
 
@@ -68,7 +68,7 @@ class NamedTable(Table):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    name: str  # the other keys are settings of what it names
+    name: str  # of a component, data set or optimizer; its settings are further keys
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class ModelTable(Table):
 
     @model_validator(mode="after")
     def _vectors_have_no_trunk(self) -> Self:
-        """Refuse settings of a trunk where there is none; vectors are features that are kept."""
+        """Refuse settings of a trunk for vectors, which are cached features."""
         if not self.takes_vectors:
             return self
         unused = ["freeze"] if self.freeze not in ("none", "trunk") else []
@@ -580,7 +580,7 @@ class EvaluationTable(Table):
 
 
 class PaperTable(BaseModel):
-    """``[paper]``: source of the settings, and the paper's results; other keys are shown as they are."""
+    """``[paper]``: source of the settings, and the paper's results; other keys are shown unchanged."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -65,7 +65,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     tested_classes = set(view.images(view.queries).labels.tolist())
     of_test = class_tables(view) if view.data.listed is None else [wrong_tuples_table(view)]
     ahead = better_features(metrics, view.folder, view.recipe)
-    notes = [setback(view.recipe, metrics)]  # those of features are among the warnings of the metrics
+    notes = [setback(view.recipe, metrics)]  # the metrics already warn of better features
     by_features = " --by features" if ahead else ""
     text = render(
         "report",

@@ -21,7 +21,7 @@ from ..training import checkpoint
 with needs_extra("train", "a run"):
     from pydantic import BaseModel, Field, ValidationError
 
-if TYPE_CHECKING:  # takes seconds to import, which a query saves
+if TYPE_CHECKING:  # seconds to import, not needed for a query
     from pml_ext.pml import BaseDistance
 
 WEIGHTS = "checkpoints/model.pt"
@@ -63,7 +63,7 @@ class LoadedRun:
         self._digest = digest
         self.identity = digest[:16]
         """The start of the SHA-256 of ``model.pt``."""
-        if read_sums(folder).get(WEIGHTS) != digest:  # damaged, or without a checksum: loading tells
+        if read_sums(folder).get(WEIGHTS) != digest:  # damaged, or without a checksum: loading decides
             _ = self.network
 
     @functools.cached_property

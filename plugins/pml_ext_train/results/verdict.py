@@ -40,7 +40,7 @@ _PHASES_OF_VECTORS = {
     "learned_metric": "trained head, learned metric",
     "shortlist": "trained head, learned metric on a shortlist",
 }
-# of runs in which nothing was trained: features as they are, or their components
+# runs in which nothing was trained: raw features, or their components
 _PHASES_WITHOUT_TRAINING = {
     "images": {"after": "features, nothing trained", "training": "features of training images"},
     "vectors": {"after": "vectors, nothing trained", "training": "training vectors"},

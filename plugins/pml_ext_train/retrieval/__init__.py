@@ -1,7 +1,7 @@
-"""What tools that search hand to one another: data that none of them owns, and the services that they offer.
+"""Interfaces between the tools that search: shared data, and the services that they offer.
 
-A tool imports no other. It asks for one by name, :func:`pml_ext.registry.service`, and gets an object with the methods
-that are written here.
+Tools do not import each other. :func:`pml_ext.registry.service` returns a tool by name, as an object with the methods
+defined here.
 """
 
 from pml_ext.lazy import lazily

@@ -1,4 +1,4 @@
-"""Copies among images, as the tool that finds them shows them to another."""
+"""The interface of the search for copies among images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CopyKind = Literal["exact", "same", "near"]
-"""Copies of the same bytes, of the same pixels, and near ones."""
+"""Same bytes, same pixels, or nearly the same image."""
 
 
 class FoundCopies(Protocol):
@@ -25,10 +25,10 @@ class FoundCopies(Protocol):
         """Why an image was not compared, by path."""
 
     def summary(self, noun: str = "image") -> str:
-        """Return what was found, in a line."""
+        """Return one line on what was found."""
 
     def to_spare(self) -> FoundCopies:
-        """Return the groups without images that are kept beside the first; without groups that are kept whole."""
+        """Return the groups without kept images (except the first), and without groups that are kept whole."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the groups as ``pml-ext duplicates --json`` prints them."""
@@ -49,10 +49,10 @@ class CopiesService(Protocol):
         kinds: Sequence[CopyKind] = ("exact", "same", "near"),
         listener: Callable[[int], None] | None = None,
     ) -> FoundCopies:
-        """Return the copies among image files of a folder; ``listener`` is called with the number of read ones."""
+        """Return the copies among image files of a folder; ``listener`` receives the number of read files."""
 
     def find_equal_vectors(self, ids: Sequence[str], embeddings: Tensor, radius: float | None = None) -> FoundCopies:
         """Return the copies among vectors ``[N, D]`` of length 1."""
 
     def keep_chosen(self, found: Any, kept: Mapping[int, Collection[str]]) -> FoundCopies:
-        """Return found copies with other images kept: paths of a group, by its place."""
+        """Return found copies with other images kept; ``kept`` maps a group's index to paths."""

@@ -1,4 +1,4 @@
-"""A run that is made of a folder of images on the way, as the tool that makes it shows it to another."""
+"""The interface for making a run from a folder of images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class EmbeddingListener(Protocol):
-    """The observer of a run that is made of a folder, and of the passes over its images."""
+    """Receives the progress of making a run from a folder."""
 
     def step(self, text: str) -> None:
         """Receive a line about a step that begins."""
@@ -26,7 +26,7 @@ class FitService(Protocol):
     """The service ``"fit"``."""
 
     def run_of_folder(self, folder: Path, device: str, listener: EmbeddingListener) -> Path:
-        """Return the run that a folder of images has; without one, make one, without labels and without training.
+        """Return the run of a folder of images, or make one without labels and training.
 
         The caller indexes the folder. DataError for a folder without images.
         """

@@ -1,4 +1,4 @@
-"""Embedded images and their clusters, as one tool shows them to another."""
+"""Interfaces of embedded images and their clusters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EmbeddedImages(Protocol):
 
     @property
     def classes(self) -> Sequence[str]:
-        """The class of each image, "" for one without."""
+        """The class of each image, or an empty string."""
 
     @property
     def embeddings(self) -> Tensor:
@@ -33,7 +33,7 @@ class EmbeddedImages(Protocol):
 
     @property
     def ids(self) -> Numbers:
-        """The id of each image of an index, ``[N]``; of a folder that is not indexed, empty."""
+        """The id of each image, ``[N]``; empty without an index."""
 
     @property
     def checksums(self) -> Numbers:
@@ -49,7 +49,7 @@ class ImageCluster(Protocol):
 
     @property
     def members(self) -> Sequence[int]:
-        """The places of its images, nearest to the center first."""
+        """The indices of its images, nearest to the center first."""
 
     @property
     def title(self) -> str:

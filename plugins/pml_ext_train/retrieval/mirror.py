@@ -21,11 +21,11 @@ class Changes(NamedTuple):
 
 
 class Mirror(Protocol):
-    """A store that holds a copy of an index. Its answers are checked: a wrong one is an error that names the store."""
+    """A store with a copy of an index. Its answers are checked; a wrong one raises an error."""
 
     @property
     def shown(self) -> str:
-        """The store's address without what may be secret."""
+        """The store's address without secrets."""
 
     def count(self) -> int:
         """Return the number of images; 0 if nothing was copied."""
@@ -34,7 +34,7 @@ class Mirror(Protocol):
         """Return up to k images for each vector ``[Q, D]``, nearest first."""
 
     def update(self, images: EmbeddedImages) -> Changes:
-        """Write new and changed images, and delete those that are not in the index."""
+        """Write new and changed images, and delete images that are not in the index."""
 
     def recall_at_10(self, images: EmbeddedImages) -> float | None:
         """Return recall@10 against exact search, on a sample of the images; None for fewer than two."""

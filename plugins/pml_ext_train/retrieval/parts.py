@@ -11,7 +11,7 @@ from .stores import Vectors
 
 
 class ImageListing(Protocol):
-    """Images below a folder, in order; none has been opened."""
+    """Images below a folder, in order, still unopened."""
 
     @property
     def folder(self) -> Path:
@@ -31,7 +31,7 @@ class ImageListing(Protocol):
 
 
 class FileEmbedder(Protocol):
-    """A trained network, with what names the classes of its images."""
+    """A trained network that can name the class of an image."""
 
     @property
     def identity(self) -> str:
@@ -51,7 +51,7 @@ class FileEmbedder(Protocol):
         """Embed paths, or open files, in batches; yield the embedding of each, or why it is unreadable."""
 
     def class_namer(self, paths: Iterable[str]) -> Callable[[str], str]:
-        """Return a function from the path of an image to its class, for a folder that has these paths."""
+        """Return a function from an image's path to its class, for a folder with these paths."""
 
     def warn_of_skipped(self, skipped: Mapping[str, str]) -> None:
         """Warn of each image that was left out; the reason contains its path."""
@@ -70,11 +70,11 @@ class RowsOfFolder(NamedTuple):
 
     folder: str  # root of the relative paths
     rows: Iterator[EmbeddedRows]
-    skipped: Mapping[str, str]  # why images were left out, as far as it is known before the rows are read
+    skipped: Mapping[str, str]  # why images were left out, if known before the rows are read
 
 
 class RayWorkers(NamedTuple):
-    """Where workers of Ray run, and how many of them."""
+    """Where workers of Ray run, and their number."""
 
     address: str | None  # of a cluster; None for this machine alone
     jobs: int
@@ -82,7 +82,7 @@ class RayWorkers(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a call that embeds a part has written."""
+    """What embedding a part has written."""
 
     images: int  # embedded now
     files: int  # of this part
@@ -109,10 +109,10 @@ class PartsService(Protocol):
         out: Path,
         workers: RayWorkers,
     ) -> Written:
-        """Embed as :meth:`write`, with workers of Ray Data, each of which calls ``load``, a function of a module."""
+        """Embed as :meth:`write`, with workers of Ray Data; each calls ``load``, a module-level function."""
 
     def read(self, place: Path, identity: str, by: str) -> RowsOfFolder:
         """Read all files of a folder; DataError if one is missing, damaged, or of another network."""
 
     def embedded(self, embedder: FileEmbedder, images: str) -> RowsOfFolder:
-        """Embed images without writing files; with a warning for each that is skipped."""
+        """Embed images without writing files, and warn of each skipped image."""

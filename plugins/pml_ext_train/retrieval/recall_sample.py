@@ -1,4 +1,4 @@
-"""Recall@10 of an approximate search, on a sample of the points that it searches."""
+"""Recall@10 of an approximate search, on a sample of its points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEIGHBORS = 10  # exact answers per query
 
 
 class RecallSample:
-    """At most 200 of the points of an index, and their exact nearest points, with which a search is compared."""
+    """At most 200 points of an index and their exact nearest points, to compare a search with."""
 
     def __init__(self, points: Tensor) -> None:
         count = len(points)
@@ -37,7 +37,7 @@ class RecallSample:
         return int(right.sum()) / (len(self._queries) * self._k)
 
     def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exact distances of answers, and a mask of the first k that are neither missing nor the query."""
+        """Return exact distances of answers, and a mask of the first k valid ones except the query."""
         queries = self._queries[:, None]
         distances = (self._points[numbers] - self._points[queries]).norm(dim=2)
         others = (numbers >= 0) & (numbers != queries)

@@ -1,4 +1,4 @@
-"""A trained run that embeds and searches images, as the tool that has it shows it to another."""
+"""The interface of a trained run that embeds and searches images."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ class SearchedRun(Protocol):
         """Return the embeddings of one or several images, ``[N, D]``."""
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:
-        """Embed the images below a folder that the collection does not have, and return all."""
+        """Embed the images of a folder that are not in the collection, and return all of them."""
 
-    def index(self, folder: str | Path | None = None, factory: str = "") -> Any:
+    def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Any:
         """Embed and index what a folder, or a file of vectors, has; what is unchanged is not embedded again."""
 
     def indexed_images(self) -> EmbeddedImages:
-        """Return the images of the index; DataError if there is none."""
+        """Return the images of the index; DataError without an index."""
 
     def group(self, images: Any, clusters: int | str, chosen: Sequence[int] | None = None) -> ImageClusters:
-        """Return clusters of images that :meth:`embed_folder` or :meth:`indexed_images` gave; of some of them only."""
+        """Cluster images from :meth:`embed_folder` or :meth:`indexed_images`, or the ``chosen`` ones."""
 
     def identify(self, images: Any, k: int = 3) -> list[Any]:
-        """Return which class of the index each image shows, or that it is new; DataError if that cannot be told."""
+        """Return each image's class in the index, or that it is new; DataError if that is unknown."""
 
     def open_filled_store(self, store: str) -> Mirror:
-        """Open a store that has the images of the index; DataError if it has none."""
+        """Open a store with the images of the index; DataError for an empty store."""
 
 
 class SearchService(Protocol):
     """The service ``"search"``."""
 
     def load_run(self, path: str | Path, device: str = "auto", *, store: str | Path | None = None) -> SearchedRun:
-        """Load a finished run, maybe with a collection at another place; DataError if the folder has none."""
+        """Load a finished run, with a collection at ``store`` if given; DataError without a run."""
 
     def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
-        """Return the run that a path names, and None; of a folder of images, its run, made on the way, and itself."""
+        """Return a run's path and None, or, for a folder of images, its (new) run and the folder."""

@@ -41,7 +41,7 @@ class SearchResult(NamedTuple):
 class Store(Protocol):
     """The interface of a store, a table of a database; see :func:`pml_ext.registry.hooks.pml_ext_stores`.
 
-    Errors that a user can mend are :class:`pml_ext.errors.DataError`.
+    Errors that a user can fix are :class:`pml_ext.errors.DataError`.
     """
 
     def write(self, rows: Iterable[Rows]) -> None:
@@ -60,4 +60,4 @@ class Store(Protocol):
         """Return the number of images; 0 if there is no table."""
 
     def checksums(self) -> Mapping[int, int]:
-        """Return the checksum of each image by its id: they show what has changed, also after a failed write."""
+        """Return the checksum of each image by its id; shows what has changed, even after a failed write."""

@@ -56,7 +56,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
 
 
 def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Metrics]:
-    """Return the metrics of points by phase, and those of the untrained network."""
+    """Return the metrics of points by phase, including the untrained network."""
     split = view.queries
     metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
     metrics["before"] = evaluate_split(view, split)
@@ -127,7 +127,7 @@ def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | N
 def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
     """Return the metrics of a split by cosine similarity.
 
-    ``clustering`` adds those of clusters and protocols. Raises TrainingError for non-finite embeddings.
+    ``clustering`` adds metrics of clusters and protocols. Raises TrainingError for non-finite embeddings.
     """
     if view.data.listed is not None:
         points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}

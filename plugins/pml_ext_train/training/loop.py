@@ -105,7 +105,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
         run.call_parts("prepare")
     if resume:
         checkpointer.find_unfinished_epoch()
-    wait_for_all_ranks()  # until all have read the checkpoints, of which rank 0 deletes one
+    wait_for_all_ranks()  # until all have read the checkpoints; rank 0 then deletes one
     if run.rank == 0:
         checkpointer.forget_epoch()
         write_run_json(run.folder, NETWORK, run.data.network_json(run.network.features))

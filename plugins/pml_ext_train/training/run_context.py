@@ -53,7 +53,7 @@ def build(
 ) -> Built:
     """Seed all generators, load the data, and build the network.
 
-    ``root`` is the data folder. ``tell`` receives a line before a long step. ``splits`` replace those of the data
+    ``root`` is the data folder. ``tell`` receives a line before a long step. ``splits`` replace the splits of the data
     set.
     """
     place = torch.device(device)

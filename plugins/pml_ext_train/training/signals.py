@@ -50,7 +50,7 @@ def listening() -> Iterator[None]:
     _SignalState.received = None
     try:
         for number in ENDING:
-            if before[number] is not signal.SIG_IGN:  # as nohup wants it
+            if before[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, _receive)
         yield
     finally:

@@ -89,7 +89,7 @@ class View:
     def _kept_inputs(self, split: str) -> tuple[Features | None, nn.Module]:
         """Return a split's kept features or activations, or None, and the rest of the trunk.
 
-        Activations of tested images are float32, so their metrics equal those of the images.
+        Activations of tested images are float32, so the metrics equal the metrics of the images.
         """
         if self.frozen:
             return self.kept.features(split), nn.Identity()
@@ -174,7 +174,7 @@ class View:
     ) -> dict[str, Tensor]:
         """Compute a split's embeddings, which are kept, and ``also`` of its images, in one pass.
 
-        ``features`` adds those of the trunk.
+        ``features`` adds the trunk's features.
         """
         images = self.images(split)
         held: dict[str, Tensor] = {}

@@ -93,7 +93,7 @@ def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
     drawn = [indices_of(batch) for batch in batches]
     if run.processes > 1:
         drawn = [join({"indices": indices})["indices"] for indices in drawn]
-    if stage.table.loss.memory is not None:  # whose pairs are of several batches
+    if stage.table.loss.memory is not None:  # its pairs come from several batches
         drawn = [torch.cat(drawn)]
     labels = run.labels("train").cpu()
     relation = run.relation if stage.table.loss.relation == "data" else None

@@ -37,7 +37,7 @@ def check_mined_indices(subject: Subject) -> None:
         except (AssertionError, TypeError) as error:
             if not error_location(error).startswith("base_miner.py"):
                 raise
-            raise AssertionError("PML refuses what mine() returns; it wants three index tensors, or four") from error
+            raise AssertionError("PML refuses what mine() returns; it needs three index tensors, or four") from error
         check_tuple(mined, batch.labels, batch.labels, twice=is_random(subject))
 
 
@@ -97,7 +97,7 @@ def _check_matrix(distance: Any, x: Tensor, y: Tensor, where: str = "") -> None:
     every_pair = [distance.pairwise_distance(normalized_x, normalized_y.roll(by, 0)) for by in range(count)]
     rows = torch.arange(count)
     for by, values in enumerate(every_pair):
-        text = f"pairwise_distance(x, y) differs from the matrix of x and y, whose rows are those of x{where}"
+        text = f"pairwise_distance(x, y) differs from the matrix of x and y, whose rows belong to x{where}"
         close(values, matrix[rows, (rows - by) % count], text, 1e-5, 1e-7)
     alone = torch.cat([distance(row[None], y) for row in x])
     text = f"pairwise_distance differs from the diagonal of the matrix{where}"

@@ -37,7 +37,7 @@ def check_state_dict(subject: Subject) -> None:
     torch.save(component.state_dict(), file)
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
-    text = f"after load_state_dict the next {_RESULT[subject.kind]} is another: something that changes is not in the "
+    text = f"after load_state_dict the next {_RESULT[subject.kind]} differs: something that changes is not in the "
     text += "state dict; keep it in a buffer"
     for case in CLOSE[:3]:
         batch = batch_of(subject, dtype=torch.float32, seed=9, **case)
@@ -64,7 +64,7 @@ def check_eval_keeps_state(subject: Subject) -> None:
     after = {name: value for name, value in tested.state_dict().items() if isinstance(value, Tensor)}
     if moved := ", ".join(name for name, value in after.items() if not torch.equal(value, before[name])):
         raise AssertionError(f"a call in eval() mode changes {moved} of its state; {remedy}")
-    text = f"after a call in eval() mode the next {_RESULT[subject.kind]} is another: something beside its state moves"
+    text = f"after a call in eval() mode the next {_RESULT[subject.kind]} differs: something beside its state moves"
     close(outcome(tested, batches[3])[:1], outcome(trained, batches[3])[:1], f"{text}; {remedy}", 0, 0)
 
 

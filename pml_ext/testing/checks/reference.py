@@ -362,7 +362,7 @@ def _compare_mined(subject: Subject, component: Any, settings: Values, case: _Ca
         form = "anchor, positive, negative"
         if count == 4:
             form = "anchor, partner, and 0 for a positive or 1 for a negative"
-        text = f"with {_shown(settings)}, {case.name}, it mines others than the reference"
+        text = f"with {_shown(settings)}, {case.name}, it mines different pairs from the reference"
         raise AssertionError(f"{text}: {difference_of_rows(found, wanted)} ({form})")
 
 
@@ -395,4 +395,4 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
 
 
 def _shown(settings: Values) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "the settings as they are"
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "the default settings"

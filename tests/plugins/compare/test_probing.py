@@ -94,5 +94,5 @@ def test_few_classes_are_enough_for_features(tmp_path):
     assert 0 < found.metrics["frozen"]["recall_at_1"]["mean"] <= 1
     assert probe(["mlp=random"], options)[0].metrics == found.metrics
     next((tmp_path / "photos" / "class-03").iterdir()).unlink()
-    with pytest.raises(DataError, match="the images are not those of this run: .*; put them back, .* another --out"):
+    with pytest.raises(DataError, match="the images have changed since the run began: .*Restore them"):
         probe(["mlp=random"], options)

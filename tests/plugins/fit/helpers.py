@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pml_ext_fit import selection
-from pml_ext_fit.candidates import SmallNetwork
+from pml_ext_fit.candidates import small_network
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.scores import Scores
 from pml_ext_fit.trials import Workplace
@@ -33,5 +33,5 @@ def recipe_of(candidate):
 
 
 def training_files(place):
-    splits = build_dataset(recipe_of(SmallNetwork(describe_images(place))).data, None)
+    splits = build_dataset(recipe_of(small_network(describe_images(place))).data, None)
     return splits.train.paths

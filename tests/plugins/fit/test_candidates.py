@@ -26,7 +26,7 @@ def test_candidates_are_recipes_the_simplest_first(photos):
 
 def test_last_blocks_begin_and_end_in_closed_form(photos):
     needs_weights()
-    recipe = recipe_of(candidates.LastBlocks(describe_images(photos)))
+    recipe = recipe_of(candidates.last_blocks(describe_images(photos)))
     model = recipe.model
     assert (model.freeze.until, model.start, model.refit, model.views) == (
         "blocks.5",
@@ -48,7 +48,7 @@ def test_candidates_see_images_in_one_way(photos):
 
 
 def test_trials_have_fewer_batches(photos):
-    blocks = candidates.LastBlocks(describe_images(photos))
+    blocks = candidates.last_blocks(describe_images(photos))
     assert blocks.trial_settings(9, 0.75) == {
         "sampler.m": 6,
         "sampler.batch_size": 54,

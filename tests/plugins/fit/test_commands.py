@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from pml_ext.errors import ConfigError, DataError, NothingToLearnError
 from pml_ext_fit import selection
-from pml_ext_fit.candidates import LastBlocks
+from pml_ext_fit.candidates import last_blocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
 from pml_ext_train.files import read_json
@@ -55,19 +55,19 @@ def left_in(folder):
 def test_vectors_that_are_apart_are_delivered_as_they_are(vectors_apart, tmp_path, capsys):
     out = tmp_path / "run"
     fit(vectors_apart, out=out, **TRAINED)
-    assert "takes vectors as they are: no pair of the batches adds to the loss" in capsys.readouterr().err
+    assert "delivers vectors, unwhitened: no pair of the batches adds to the loss" in capsys.readouterr().err
     model = tables_of_run(out)["model"]
     assert (model["embedder"], model["embedding_size"]) == ("none", 8)
     metrics = read_json(out / "metrics.json")
     assert (metrics["epochs"], metrics["after"]["recall_at_1"]) == (0, 1.0)
     report = (out / "report.html").read_text()
-    assert "vectors as they are: the classes are so far apart" in report
+    assert "vectors, unwhitened: the classes are so far apart" in report
     assert not [name for name in left_in(out) if "within" in name or "before" in name]
     files = left_in(out)
 
     (out / "metrics.json").unlink()  # as if it was killed in its test
     fit(vectors_apart, out=out, resume=True, **TRAINED)
-    assert "goes on with what was chosen before: vectors as they are" in capsys.readouterr().err
+    assert "goes on with what was chosen before: vectors, unwhitened" in capsys.readouterr().err
     assert left_in(out) == files
     again = read_json(out / "metrics.json")
     assert again["after"] == metrics["after"]
@@ -86,7 +86,7 @@ def test_a_kill_when_nothing_was_to_learn(vectors_apart, tmp_path, monkeypatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("pml_ext_train.records.remove_run", killed)
+        patched.setattr("pml_ext_fit.workflows.remove_run", killed)
         with pytest.raises(KeyboardInterrupt):
             fit(vectors_apart, out=out, **TRAINED)
     fit(vectors_apart, out=out, resume=True, **TRAINED)
@@ -169,7 +169,7 @@ def test_images_that_are_apart_get_a_random_network_without_weights(images_apart
     monkeypatch.setitem(sys.modules, "timm", None)
     out = tmp_path / "run"
     fit(images_apart, out=out, **QUICK)
-    assert "takes features of a small network with random weights: no pair" in capsys.readouterr().err
+    assert "delivers features of a small network with random weights: no pair" in capsys.readouterr().err
     metrics = read_json(out / "metrics.json")
     assert (metrics["epochs"], metrics["after"]["recall_at_1"]) == (0, 1.0)
     assert tables_of_run(out)["model"]["trunk"]["weights"] == "random"
@@ -179,7 +179,7 @@ def test_images_that_are_apart_get_a_random_network_without_weights(images_apart
 def test_images_that_are_apart_get_frozen_features(images_apart, tmp_path, monkeypatch):
     needs_weights()
     out = tmp_path / "run"
-    decision = selection.Decision(LastBlocks(describe_images(images_apart)), "as found")
+    decision = selection.Decision(last_blocks(describe_images(images_apart)), "as found")
     monkeypatch.setattr(selection, "choose", lambda *_: decision)
     overrides = typed(["loss.name=pml/triplet-margin", "schedule.epochs=1"])
     monkeypatch.setattr("pml_ext_fit.fitting._check_nothing_is_chosen", lambda *_: None)

@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext_fit import duration
-from pml_ext_fit.candidates import FeaturesOfImages
+from pml_ext_fit.candidates import features_of_images
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.timing import PerImage
@@ -18,7 +18,7 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
     """72 images to train and 72 to test, and a training of ten minutes."""
     needs_weights()
     images = describe_images(photos)
-    splits = build_dataset(recipe_of(FeaturesOfImages(images)).data, None)
+    splits = build_dataset(recipe_of(features_of_images(images)).data, None)
     folds = folds_of(splits.train.labels, shared=False, seed=0)
     monkeypatch.setattr(duration, "seconds_per_image", lambda *_: PerImage(0.01, 0.03))
     monkeypatch.setattr(duration, "seconds_of_training", lambda run: 600.0)
@@ -33,10 +33,10 @@ def test_the_whole_is_the_sum_of_the_steps(photos, tmp_path, monkeypatch, trains
     assert left.seconds() == pytest.approx(closed + trial + 600 * trains)
     if trains:
         assert duration.described(left) == (
-            "takes about 20 minutes in all, or 10 minutes if the last blocks are not better than closed forms"
+            "about 20 minutes in all, or 10 minutes if the last blocks are not better than closed forms"
         )
     else:
-        assert duration.described(left) == "takes about 10 s in all"
+        assert duration.described(left) == "about 10 s in all"
 
 
 def test_without_readable_images_nothing_is_estimated(photos, tmp_path, monkeypatch):

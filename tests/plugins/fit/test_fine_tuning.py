@@ -33,7 +33,7 @@ def chosen(kind, photos):
 def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock):
     needs_weights()
     lines = []
-    decision = chosen(candidates.FeaturesOfImages, photos)
+    decision = chosen(candidates.features_of_images, photos)
     found = fine_tuning.continued(decision, describe_images(photos), LITE0, workplace(None, say=lines.append))
     recipe = load_recipe(found.recipe, found.settings)
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 5]
@@ -48,8 +48,8 @@ def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock)
     assert {"frozen", "blocks", "after", "features"} <= set(reported_phases(recipe))
     seconds = 3 * 5 * 20 * recipe.sampler.batch_size * 0.5
     assert lines == [
-        "fine-tunes: first the last blocks for 8 epochs, then the whole network for 5, which takes about "
-        f"{round(seconds / 60)} minutes more"
+        "fine-tunes: first the last blocks for 8 epochs, then the whole network for 5; about "
+        f"{round(seconds / 60)} more minutes"
     ]
     start = f"The {found.title}, chosen. Fine-tuned: first the last blocks for 8 epochs"
     assert recipe.description.startswith(start)
@@ -58,7 +58,7 @@ def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock)
 def test_last_blocks_train_before_the_whole(photos, quick_clock):
     needs_weights()
     images = describe_images(photos)
-    decision = chosen(candidates.LastBlocks, photos)
+    decision = chosen(candidates.last_blocks, photos)
     found = fine_tuning.continued(decision, images, LITE0, workplace(None, typed(["schedule.epochs=12"])))
     recipe = load_recipe(found.recipe, found.settings | {"schedule.epochs": 12})
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
@@ -68,7 +68,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
 
 
 def test_a_small_network_is_whole_already(photos):
-    small = chosen(candidates.SmallNetwork, photos)
+    small = chosen(candidates.small_network, photos)
     lines = []
     found = fine_tuning.continued(small, describe_images(photos), LITE0, workplace(None, say=lines.append))
     assert found == small.choice()
@@ -92,7 +92,7 @@ def test_what_cannot_be_fine_tuned_is_one_line(photos, tmp_path, monkeypatch):
 def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypatch):
     needs_weights()
     monkeypatch.setattr(selection, "choose", None)
-    with pytest.raises(ConfigError, match=r"--set schedule.epochs=8: .*found 8; the stages take 8 epochs"):
+    with pytest.raises(ConfigError, match=r"--set schedule.epochs=8: .*found 8, but the stages alone have 8 epochs"):
         fit(photos, out=tmp_path / "run", fine_tune=True, overrides=typed(["schedule.epochs=8"]))
     assert not (tmp_path / "run").exists()
 
@@ -104,11 +104,11 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
 
     def choose(images, trunk, place, *_):
         tried.append(place.overrides)
-        return selection.Decision(candidates.FeaturesOfImages(images, Framing(squash=True)))
+        return selection.Decision(candidates.features_of_images(images, Framing(squash=True)))
 
     begun = []
     monkeypatch.setattr(selection, "choose", choose)
-    monkeypatch.setattr("pml_ext_train.launch.train", lambda *_, **given: begun.append(given["overrides"]) or [])
+    monkeypatch.setattr("pml_ext_fit.workflows.train", lambda *_, **given: begun.append(given["overrides"]) or [])
     overrides = typed(["schedule.epochs=30", "sampler.iterations=7"])
     fit(photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
     assert tried == [overrides[1:]]
@@ -122,7 +122,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
 def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     needs_weights()
     begun = []
-    monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
+    monkeypatch.setattr("pml_ext_fit.workflows.train", lambda recipe, **_: begun.append(recipe) or [])
     monkeypatch.setattr(selection, "choose", None)
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -150,14 +150,14 @@ def write_recipe(file, name, settings):
 @pytest.mark.slow
 def test_a_fine_tuned_run_reports_its_stages(photos, quick_clock, tmp_path, monkeypatch, pml_ext_command):
     needs_weights()
-    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.FeaturesOfImages, photos))
+    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.features_of_images, photos))
     few = ["schedule.epochs=9", "sampler.iterations=1", "data.images.crop=32", "data.images.resize=32"]
     few += ["evaluation.training_images=0", "evaluation.figures=few", "track=[]"]
     options = [word for setting in few for word in ("--set", setting)]
     out = tmp_path / "run"
     done = pml_ext_command("fit", photos, "--fine-tune", "--out", out, "--device", "cpu", *options)
     assert done.returncode == 0, done.stderr
-    assert "then the whole network for 1, which takes about" in done.stderr
+    assert "then the whole network for 1; about" in done.stderr
     metrics = json.loads((out / "metrics.json").read_text())
     assert {"frozen", "pca", "before", "blocks", "trained_head", "after", "features"} <= set(metrics)
     assert metrics["blocks"]["map_at_r"] != metrics["before"]["map_at_r"]

@@ -101,7 +101,7 @@ def test_tables_of_something_else_are_refused(flat, tmp_path):
     other.write_text("path,class\nbroken.png,a\n")
     with pytest.raises(DataError, match="none of its 1 images can be read"):
         labeled_table(place, other, None, [], "cpu", lines)
-    with pytest.raises(ConfigError, match="it has the classes of a folder of images, and .*classes.csv is none"):
+    with pytest.raises(ConfigError, match="the table belongs to a folder of images; .*classes.csv is not a folder"):
         labeled_table(table, table, None, [], "cpu", lines)
     with pytest.raises(ConfigError, match="--labels and --no-labels contradict"):
         fit(place, labels=table, no_labels=True, device="cpu")

@@ -7,7 +7,7 @@ import pytest
 
 from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext_fit import resume, selection
-from pml_ext_fit.candidates import FeaturesOfImages
+from pml_ext_fit.candidates import features_of_images
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
 from pml_ext_train.files import locked_folder
@@ -42,7 +42,7 @@ def test_a_damaged_recipe_is_not_taken(tmp_path, change):
 def test_a_killed_run_goes_on_with_what_was_chosen(photos, tmp_path, monkeypatch, capsys):
     needs_weights()
     out = tmp_path / "run"
-    decision = selection.Decision(FeaturesOfImages(describe_images(photos)), "as found")
+    decision = selection.Decision(features_of_images(describe_images(photos)), "as found")
     trained = []
 
     def killed(*_, **given):
@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_with_what_was_chosen(photos, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(selection, "choose", lambda *_: decision)
-    monkeypatch.setattr("pml_ext_train.launch.train", killed)
+    monkeypatch.setattr("pml_ext_fit.workflows.train", killed)
     with pytest.raises(KeyboardInterrupt):
         fit(photos, out=out)
     monkeypatch.setattr(selection, "choose", None)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext_fit import candidates, selection
-from pml_ext_fit.candidates import FeaturesOfImages
+from pml_ext_fit.candidates import features_of_images
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
 from pml_ext_fit.commands import fit
 from pml_ext_fit.decision import Scored
@@ -28,13 +28,13 @@ from ..train.training.made_up_photos import write_photos
 from .helpers import needs_weights, recipe_of, scores, training_files, workplace
 
 
-@pytest.mark.parametrize("text", ["several processes try nothing", "from scratch; with ImageNet weights"])
+@pytest.mark.parametrize("text", ["several processes compare nothing", "from scratch; with ImageNet weights"])
 def test_a_small_network_is_trained_where_nothing_is_tried(photos, tmp_path, monkeypatch, capsys, text):
     if text.startswith("several"):
         monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "timm", None)
     begun = []
-    monkeypatch.setattr("pml_ext_train.launch.train", lambda recipe, **_: begun.append(recipe) or [])
+    monkeypatch.setattr("pml_ext_fit.workflows.train", lambda recipe, **_: begun.append(recipe) or [])
     fit(photos, out=tmp_path / "run")
     assert begun == ["fit/photographs"]
     assert text in capsys.readouterr().err
@@ -81,7 +81,7 @@ def test_broken_classes_do_not_count_for_batches(tmp_path):
     assert (found.training_classes, found.batch_of(13)) == (13, (13, 4))
     for file in training_files(place)[:6]:  # of one class
         file.write_bytes(b"broken")
-    candidate = FeaturesOfImages(found)
+    candidate = features_of_images(found)
     splits = build_dataset(recipe_of(candidate).data, None)
     training = selection.readable(candidate, splits, splits.train, workplace(tmp_path))
     assert len(training) == 72
@@ -99,9 +99,9 @@ def test_too_little_to_compare_tries_nothing(tmp_path, classes, each):
             file.unlink()
     lines = []
     chosen = selection.choose(describe_images(place), LITE0, workplace(tmp_path, say=lines.append))
-    assert chosen.candidate == FeaturesOfImages(describe_images(place))
+    assert chosen.candidate.settings == features_of_images(describe_images(place)).settings
     assert chosen.description == ""
-    assert "takes frozen features of efficientnet-lite0" in lines[-1]
+    assert "uses frozen features of efficientnet-lite0" in lines[-1]
 
 
 class HeldOutByTitle:
@@ -134,14 +134,14 @@ def tried(photos, folder, held_out):
     lines = []
     place = workplace(folder, say=lines.append)
     free = candidates.closed_forms(images, DEFAULT, LITE0)
-    costly = [candidates.LastBlocks(images)]
+    costly = [candidates.last_blocks(images)]
     best, scored = selection.try_all(free, costly, held_out, place)
     return best, scored, selection.described(best, scored, held_out.folds), lines
 
 
 def test_what_is_trained_is_taken_if_it_is_significantly_better(photos, tmp_path):
     best, scored, text, lines = tried(photos, tmp_path, HeldOutByTitle(FREE, [scores(0.6, seed=9)]))
-    assert isinstance(best.candidate, candidates.LastBlocks)
+    assert best.candidate.title == "last blocks"
     assert len(scored) == 4
     assert text.startswith("Last blocks, chosen by the mean of Recall@1 and MAP@R in %, each of 48 training classes")
     assert "in 1 of the folds; what is trained is taken where" in text
@@ -168,10 +168,10 @@ def joined_with_noise(number):
 
 def test_a_second_that_is_trained_is_compared_in_the_folds_of_the_first(photos, tmp_path):
     images = describe_images(photos)
-    first = Scored(candidates.LastBlocks(images), [scores(0.5, seed=0)])
+    first = Scored(candidates.last_blocks(images), [scores(0.5, seed=0)])
     held_out = HeldOutByTitle(FREE, [joined_with_noise(0), joined_with_noise(1)])
     place = workplace(tmp_path)
-    small = selection.try_trained(candidates.SmallNetwork(images), first, held_out, place)
+    small = selection.try_trained(candidates.small_network(images), first, held_out, place)
     assert len(small.by_fold) == 1
 
 
@@ -230,7 +230,7 @@ def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, 
     place = workplace(tmp_path, typed(overrides), lines.append)
     found = describe_images(wide_photos, place.overrides)
     assert found.aspect == 2
-    splits = build_dataset(recipe_of(FeaturesOfImages(found)).data, None)
+    splits = build_dataset(recipe_of(features_of_images(found)).data, None)
     assert selection.choose_framing(found, LITE0, splits, place).squash == whole
     assert len([line for line in lines if " at 64 pixels: " in line]) == (2 if whole else 0)
 
@@ -238,7 +238,7 @@ def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, 
 def test_a_larger_size_is_taken_if_it_is_better(photos, tmp_path, monkeypatch):
     needs_weights()
     found = describe_images(photos)
-    splits = build_dataset(recipe_of(FeaturesOfImages(found)).data, None)
+    splits = build_dataset(recipe_of(features_of_images(found)).data, None)
 
     def sides(small, large, count):
         by_side = {160: small, 224: large}

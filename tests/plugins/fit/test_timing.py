@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from pml_ext_fit import timing
-from pml_ext_fit.candidates import LastBlocks, SmallNetwork
+from pml_ext_fit.candidates import last_blocks, small_network
 from pml_ext_fit.images import describe_images
 from pml_ext_train.recipe import build_dataset
 
@@ -17,14 +17,14 @@ from .helpers import needs_weights, recipe_of, training_files, workplace
 def test_images_are_timed_as_the_options_say(tmp_path):
     write_photos(tmp_path / "photos" / "ALL", classes=4, each=6)
     overrides = typed(["data.classes=leaf"])
-    small = SmallNetwork(describe_images(tmp_path / "photos", overrides))
+    small = small_network(describe_images(tmp_path / "photos", overrides))
     each = timing.seconds_per_image(small, overrides, "cpu", None)
     assert min(each.reading, each.passing) > 0
 
 
 def test_broken_files_do_not_end_the_estimate(photos, tmp_path):
     place = shutil.copytree(photos, tmp_path / "photos")
-    small = SmallNetwork(describe_images(place))
+    small = small_network(describe_images(place))
     files = training_files(place)
     for file in files[: timing.TIMED_IMAGES]:
         file.write_bytes(b"broken")
@@ -37,10 +37,10 @@ def test_broken_files_do_not_end_the_estimate(photos, tmp_path):
 def test_training_from_activations_is_timed_by_a_batch(photos, tmp_path, monkeypatch):
     """12 epochs of 20 iterations of one second."""
     needs_weights()
-    candidate = LastBlocks(describe_images(photos))
+    candidate = last_blocks(describe_images(photos))
     splits = build_dataset(recipe_of(candidate).data, None)
     half = splits.train.subset(range(36))
-    batches = candidate.images.batches_of(6)
+    batches = candidate.trial_settings(6, 0.5)
     run = workplace(tmp_path, typed(["schedule.epochs=12"])).run_of(candidate, splits, half, half, batches)
     assert timing.seconds_of_training(run) > 0
     assert all(parameter.grad is None for parameter in run.trunk.parameters())
@@ -49,7 +49,7 @@ def test_training_from_activations_is_timed_by_a_batch(photos, tmp_path, monkeyp
 
 
 def test_a_network_without_kept_activations_is_not_timed(photos, tmp_path):
-    candidate = SmallNetwork(describe_images(photos))
+    candidate = small_network(describe_images(photos))
     splits = build_dataset(recipe_of(candidate).data, None)
     run = workplace(tmp_path).run_of(candidate, splits, splits.train, splits.train, {})
     assert timing.seconds_of_training(run) is None

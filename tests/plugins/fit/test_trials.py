@@ -9,7 +9,7 @@ import torch
 
 from pml_ext.errors import NothingToLearnError
 from pml_ext_fit import trials
-from pml_ext_fit.candidates import LastBlocks, SmallNetwork
+from pml_ext_fit.candidates import last_blocks, small_network
 from pml_ext_fit.closed_forms import AS_THEY_ARE, CLOSED_FORMS, WITHIN_CLASSES
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.images import describe_images
@@ -23,7 +23,7 @@ from .helpers import needs_weights, recipe_of, workplace
 
 def test_a_table_with_validation_images_does_not_validate_trials(photos, tmp_path):
     needs_weights()
-    candidate = LastBlocks(replace(describe_images(photos), data={"evaluation.select_on": "split"}))
+    candidate = last_blocks(replace(describe_images(photos), data={"evaluation.select_on": "split"}))
     recipe = workplace(tmp_path).recipe_of(candidate, {})
     assert recipe.evaluation.select_on != "split"
 
@@ -31,7 +31,7 @@ def test_a_table_with_validation_images_does_not_validate_trials(photos, tmp_pat
 def trials_of(photos, folder, overrides=(), say=print):
     """Return trials of last blocks in folds of 12 classes, and the candidate."""
     needs_weights()
-    candidate = LastBlocks(describe_images(photos))
+    candidate = last_blocks(describe_images(photos))
     splits = build_dataset(recipe_of(candidate).data, None)
     folds = folds_of(splits.train.labels, shared=False, seed=0)
     features = torch.randn(len(splits.train), 8)
@@ -57,9 +57,10 @@ def test_trials_have_the_batches_of_the_options(photos, tmp_path, overrides, m, 
 
 
 def test_a_small_network_has_images_of_its_own_size(photos, tmp_path):
-    tried, candidate = trials_of(photos, tmp_path)  # of splits that were built for the pretrained trunk
-    run = tried.run_of(SmallNetwork(candidate.images), tried.folds.parts[0])
-    assert run.data.preprocessing.image_size == candidate.images.side == 48
+    tried, _ = trials_of(photos, tmp_path)  # of splits that were built for the pretrained trunk
+    images = describe_images(photos)
+    run = tried.run_of(small_network(images), tried.folds.parts[0])
+    assert run.data.preprocessing.image_size == images.side == 48
 
 
 @pytest.mark.parametrize("override", ["evaluation.validation=0.5", "evaluation={validation=0.5}", "track=mlflow"])

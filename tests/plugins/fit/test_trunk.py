@@ -10,7 +10,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext_fit import folder_runs, selection
-from pml_ext_fit.candidates import FeaturesOfImages, LastBlocks
+from pml_ext_fit.candidates import features_of_images, last_blocks
 from pml_ext_fit.commands import fit
 from pml_ext_fit.framing import Framing
 from pml_ext_fit.images import describe_images
@@ -91,11 +91,14 @@ def test_a_pair_takes_one_size_and_trains_its_head_first(pair):
 def test_candidates_have_the_trunk(resnet, photos):
     trunk = trunk_named(str(resnet))
     images = describe_images(photos)
-    for candidate in (FeaturesOfImages(images, trunk.framing, trunk=trunk), LastBlocks(images, trunk.framing, trunk)):
+    for candidate in (
+        features_of_images(images, trunk.framing, trunk=trunk),
+        last_blocks(images, trunk.framing, trunk),
+    ):
         recipe = load_recipe(candidate.recipe, overrides_of(candidate.settings))
         assert recipe.model.trunk.name == "timm/resnet10t"
         assert (recipe.data.images.resize, recipe.data.images.crop) == (80, 64)
-    assert FeaturesOfImages(images, trunk.framing, trunk=trunk).description.endswith(f"of {trunk.title}")
+    assert features_of_images(images, trunk.framing, trunk=trunk).description.endswith(f"of {trunk.title}")
 
 
 def test_photographs_without_labels_are_seen_as_the_weights_want_it(pair, tmp_path, capsys):
@@ -142,7 +145,7 @@ def test_classes_are_learned_by_closed_forms_where_no_block_can_be_cut(pair, pho
     short = typed(["sampler.iterations=2", "schedule.epochs=2"])  # of the small network, with which it is compared
     fit(photos, out=out, device="cpu", quick=True, trunk=str(pair), overrides=short)
     said = capsys.readouterr().err
-    assert "a pair has no blocks to train from kept activations: frozen features are compared" in said
+    assert "a pair has no blocks to train from kept activations: unwhitened and whitened" in said
     assert "last blocks" not in said.replace("has no blocks", "")
     model = tables_of_run(out)["model"]
     assert model["trunk"] == {"name": f"hf/{pair}", "weights": "DEFAULT", "pool": "projected"}
@@ -168,7 +171,7 @@ def test_a_folder_that_lacks_a_file_is_refused(pair, tmp_path, lost):
     folder = tmp_path / "model"
     shutil.copytree(pair, folder)
     (folder / lost).unlink()
-    wanted = "mean and standard deviation of its images are not known" if lost.startswith("pre") else "cannot be had"
+    wanted = "no preprocessor_config.json, so mean and std are not known" if lost.startswith("pre") else "cannot be had"
     with pytest.raises(ConfigError, match=wanted):
         fit(flat_photos(tmp_path / "photos", 4), out=tmp_path / "run", device="cpu", trunk=str(folder))
     assert not (tmp_path / "run").exists()
@@ -181,7 +184,7 @@ def test_what_goes_not_with_a_trunk(pair, photos, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="the trunk of fit has an option of its own; type: --trunk timm/resnet50"):
         fit(photos, overrides=typed(["model.trunk=timm/resnet50"]))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="--trunk begins with trials, which several processes do not make"):
+    with pytest.raises(ConfigError, match="--trunk needs trials, which run in one process"):
         selection.why_not(trunk_is_named=True)
     with pytest.raises(ConfigError, match="leave out torchrun"):
         selection.why_not(needing="--fine-tune")

@@ -158,7 +158,7 @@ def test_what_trains_by_labels_is_refused(flat, tmp_path):
     with pytest.raises(ConfigError, match="--fine-tune trains by labels"):
         fit(flat, out=tmp_path / "run", fine_tune=True, device="cpu")
     trained = [*SMALL, *typed(["model.freeze=none"])]
-    with pytest.raises(ConfigError, match="unlabeled has no labels, so that there is nothing to train"):
+    with pytest.raises(ConfigError, match="unlabeled has no labels, so there is nothing to train"):
         fit(flat, out=tmp_path / "run", overrides=trained, device="cpu")
 
 

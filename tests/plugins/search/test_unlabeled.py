@@ -41,8 +41,8 @@ def test_too_few_images_are_named(tmp_path):
     with pytest.raises(DataError, match=r"files; found .*notes.txt: no image by its name"):
         unlabeled(path=str(tmp_path))
     photograph(0, side=16).save(tmp_path / "one.png")
-    with pytest.raises(DataError, match="one image, one.png; wanted two or more"):
+    with pytest.raises(DataError, match="found one image, one.png; a search needs two or more"):
         unlabeled(path=str(tmp_path))
     np.savez(tmp_path / "one.npz", embeddings=np.ones((1, 3), dtype=np.float32))
-    with pytest.raises(DataError, match="1 vector; wanted two or more"):
+    with pytest.raises(DataError, match="found 1 vector; a search needs two or more"):
         unlabeled(tmp_path, "one.npz")

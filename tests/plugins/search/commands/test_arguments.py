@@ -39,7 +39,7 @@ from pml_ext_search.trained import TrainedRun
         ("select RUN --csv TMP", "is a folder; type --csv FILE"),
         ("identify RUN --radius 0.5", "--radius is for photographs"),
         ("identify RUN x.png --radius 0.5 --far 0.1", "--radius is a threshold, and --far and --on calibrate one"),
-        ("identify RUN --score", "--score wants one folder"),
+        ("identify RUN --score", "--score needs one folder"),
         ("identify RUN --far often", "--far often: wanted a rate between 0 and 1"),
         ("identify RUN gone.png --radius -1", "--radius -1: wanted a distance above 0"),
     ],

@@ -50,7 +50,7 @@ def test_embed_refuses_other_values(make, images, error, text):
 def test_folders_without_an_image_are_refused(make, few, tmp_path, monkeypatch):
     run = make()
     (tmp_path / "only.txt").write_text("")
-    with pytest.warns(SkippedImage), pytest.raises(DataError, match=r"no readable image among 1 files; .*: .*only"):
+    with pytest.warns(SkippedImage), pytest.raises(DataError, match=r"no readable image among 1 file; .*: .*only"):
         run.embed_folder(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         run.embed_folder(tmp_path / "nowhere")

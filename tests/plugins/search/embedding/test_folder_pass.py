@@ -3,19 +3,21 @@
 import math
 import os
 import re
+import shlex
 import shutil
 import warnings
 
 import pytest
 import torch
 from filelock import FileLock
+from PIL import Image
 
 from pml_ext.errors import ConfigError
 from pml_ext_search.collection.problems import StoreWarning
-from pml_ext_search.embedding import folder_pass
+from pml_ext_search.embedding import folder_pass, reading
 from pml_ext_search.embedding.embedding import SkippedImage
 
-from ..conftest import full, killed, of_index, rows
+from ..conftest import execute, flip, full, halve, killed, of_index, rows
 from ..drawings import write_some
 
 
@@ -90,10 +92,8 @@ def test_images_that_cannot_be_looked_at_keep_ids(make, images, monkeypatch, inn
     assert make().embed_folder(images).new == 0
 
 
-def test_unreadable_files_are_named_until_they_are_mended(make, images):
+def test_files_that_are_no_images_are_skipped(make, images):
     write_some(images, range(5))
-    broken = images / "class 0" / "broken.jpg"
-    broken.write_bytes(b"no image")
     (images / "gone.png").symlink_to(images / "nowhere.png")
     (images / "elsewhere").symlink_to(images / "class 1")
     with pytest.raises(ConfigError, match="--workers -1: wanted 0 or more"):
@@ -101,15 +101,130 @@ def test_unreadable_files_are_named_until_they_are_mended(make, images):
     for new in (5, 0):
         with pytest.warns(SkippedImage) as heard:
             embedded = make(workers=1).embed_folder(images)
-        assert (embedded.new, sorted(embedded.skipped)) == (new, ["class 0/broken.jpg", "elsewhere", "gone.png"])
-        told = sorted(str(one.message).partition(": ")[2][:39] for one in heard if one.category is SkippedImage)
-        assert told == [
+        assert (embedded.new, sorted(embedded.skipped)) == (new, ["elsewhere", "gone.png"])
+        assert sorted(line.partition(": ")[2][:39] for line in lines_of(heard)) == [
             "a link to a folder, which is not follow",
             "a link to what is not there",
-            "not a readable image (UnidentifiedImage",
         ]
-    broken.write_bytes((images / "class 0" / "0000.png").read_bytes())
-    assert make().embed_folder(images).new == 1
+
+
+DAMAGED = ("cut.jpg", "cut.png", "empty.gif", "flipped.png", "floats.tiff", "text.webp")
+
+
+def write_damaged(images):
+    """Six files that are not readable images, each for a reason of its own."""
+    pixels = Image.effect_noise((64, 64), 50)
+    for name in ("cut.jpg", "cut.png", "flipped.png"):
+        pixels.save(images / name)
+    halve(images / "cut.jpg")
+    halve(images / "cut.png")
+    flip(images / "flipped.png", byte=20)  # in the header, which has a checksum
+    (images / "empty.gif").touch()
+    Image.new("F", (8, 8)).save(images / "floats.tiff")
+    (images / "text.webp").write_text("no image")
+
+
+def lines_of(heard):
+    return [str(one.message) for one in heard if one.category is SkippedImage]
+
+
+def counting(monkeypatch):
+    """The names of the files that are read from now on."""
+    read = []
+    real = reading.read_image
+    monkeypatch.setattr(
+        reading, "read_image", lambda path, *more, **named: read.append(path.name) or real(path, *more, **named)
+    )
+    return read
+
+
+def test_damaged_files_are_named_once_and_not_read_again(make, images, monkeypatch):
+    write_some(images, range(5))
+    write_damaged(images)
+    with pytest.warns(SkippedImage) as heard:
+        first = make().index(images).embedded
+    assert len(lines_of(heard)) == 2  # one for each kind of reason
+    read = counting(monkeypatch)
+    for _ in range(2):
+        with pytest.warns(SkippedImage) as heard:
+            again = make().embed_folder(images)
+        (line,) = lines_of(heard)
+        assert line.startswith(f"6 damaged images of {images} skipped; to name them, type: pml-ext index ")
+        assert (again.new, sorted(again.skipped), read) == (0, sorted(DAMAGED), [])
+        assert again.paths == first.paths
+        assert all(why.startswith(f"{images / name}: ") for name, why in again.skipped.items())
+    with pytest.warns(SkippedImage) as heard:
+        make().index(images)
+    assert len(lines_of(heard)) == 2
+    assert sorted(read) == sorted(DAMAGED)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mended_file_is_read_again(make, images, monkeypatch, workers):
+    write_some(images, range(5))
+    write_damaged(images)
+    with pytest.warns(SkippedImage):
+        make(workers=workers).embed_folder(images)
+    (images / "text.webp").write_bytes(next(images.glob("class 1/*")).read_bytes())
+    (images / "empty.gif").unlink()
+    with pytest.warns(SkippedImage, match="4 damaged images of .* skipped$"):  # no index has names of them
+        embedded = make(workers=workers).embed_folder(images)
+    assert (embedded.new, len(embedded.skipped)) == (1, 4)
+    monkeypatch.setattr("PIL.__version__", "99.0")
+    read = counting(monkeypatch)
+    with pytest.warns(SkippedImage) as heard:
+        make().embed_folder(images)
+    assert (len(read), len(lines_of(heard))) == (4, 2)
+
+
+def test_errors_that_may_pass_are_tried_again(make, images, monkeypatch):
+    write_some(images, range(3))
+    pixels = next(images.glob("class 1/*")).read_bytes()
+    for name in ("locked.png", "large.png", "memory.png"):
+        (images / name).write_bytes(pixels)
+    Image.new("L", (300, 300)).save(images / "large.png")
+    real = Image.open
+
+    def opened(file, **options):
+        if str(file).endswith("locked.png"):
+            raise PermissionError(13, "Permission denied")
+        if str(file).endswith("memory.png"):
+            raise MemoryError
+        return real(file, **options)
+
+    monkeypatch.setattr(Image, "open", opened)
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "80000")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+    with pytest.warns(SkippedImage):
+        assert make().embed_folder(images).new == 3
+    monkeypatch.undo()
+    assert make().embed_folder(images).new == 3
+
+
+def test_a_collection_without_the_table_of_damaged_files_is_read(make, images):
+    write_some(images, range(5))
+    (images / "broken.jpg").write_bytes(b"no image")
+    for _ in range(2):
+        with pytest.warns(SkippedImage, match="not a readable image"):
+            make().embed_folder(images)
+        execute(images, "DROP TABLE damaged")
+    with pytest.warns(SkippedImage, match="not a readable image"):
+        assert make().embed_folder(images).new == 0
+
+
+def test_a_query_of_a_folder_says_little_of_damaged_files(images, command):
+    write_some(images, range(8))
+    write_damaged(images)
+    first = command("query", images, next(images.glob("class 1/*")), "--json")
+    assert first.returncode == 0, first.stderr
+    assert first.stderr.count("not a readable image") >= 1
+    again = command("query", images, next(images.glob("class 1/*")), "--json")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == first.stdout
+    (line,) = [line for line in again.stderr.splitlines() if "damaged" in line or "readable" in line]
+    checked = command(*shlex.split(line.partition("type: pml-ext ")[2]))
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.splitlines()[1] == f"6 damaged and not indexed: {', '.join(DAMAGED)}"
 
 
 def test_a_second_pass_over_a_folder_waits_with_a_word(make, images, monkeypatch):

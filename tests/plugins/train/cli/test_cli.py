@@ -63,7 +63,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
         (["fit", "table:{tmp}/none.csv"], "none.csv: no such folder or file"),
         (["show", "cbmll"], "nearest: cbml"),
         (["data", "--download"], "want the name of a data set"),
-        (["index", "{tmp}", "{tmp}", "--check"], "--check reads the index as it is"),
+        (["index", "{tmp}", "{tmp}", "--check"], "--check changes nothing"),
         (["query", "{tmp}", "--list", "{tmp}/x", "{tmp}/y"], "--list and --workers go with -o FILE"),
         (["compare", "cbml/digits", "--ray-address", "x", "--out", "{tmp}/x"], "--ray-address goes with --on ray"),
         (["bench", "cbml", "--run", "cbml/digits"], "--run measures the steps of a recipe; leave out losses"),

@@ -82,6 +82,6 @@ def test_what_cannot_be_kept(jpegs):
         prepare(numbers, TRAIN, "memory")
     assert prepare(numbers, TRAIN, skip_unreadable=True) == (numbers, {})
     whole, _ = build_transforms(20, 3, crop=True, random_crop=True)
-    with pytest.raises(ConfigError, match="which leaves nothing to keep; data.images.resize"):
+    with pytest.raises(ConfigError, match="so there is nothing to keep; data.images.resize"):
         prepare(labeled(jpegs), whole, "memory")
     assert len(prepare(labeled(jpegs), whole, skip_unreadable=True)[0]) == 9

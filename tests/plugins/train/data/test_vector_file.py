@@ -67,7 +67,7 @@ def test_ids_are_row_numbers_and_labels_optional(tmp_path):
     file = read_vectors(npz(tmp_path, labels=None))
     assert file.ids.tolist() == [str(row) for row in range(8)]
     assert file.labels is None
-    with pytest.raises(DataError, match=r"mine.npz: no labels; training wants the key 'labels'"):
+    with pytest.raises(DataError, match=r"mine.npz: no labels; training needs the key 'labels'"):
         vectors(path=str(tmp_path / "mine.npz"))
 
 

@@ -31,7 +31,7 @@ def test_a_replaced_file_has_its_line_of_sha256sum(tmp_path):
     (tmp_path / "one").write_text("damaged")
     (tmp_path / "below" / "two").unlink()
     assert (changed_files(tmp_path), checksums.missing_files(tmp_path)) == (["one"], ["below/two"])
-    with pytest.raises(DataError, match=r"one: not the file that the run wrote, by .*SHA256SUMS; put it back"):
+    with pytest.raises(DataError, match=r"one: not the file that the run wrote \(see .*SHA256SUMS\); restore it"):
         check_unchanged(tmp_path, "one")
     check_unchanged(tmp_path, "unknown")
 

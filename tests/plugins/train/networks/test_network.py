@@ -30,7 +30,7 @@ def test_a_network_without_embedder_gives_its_features():
     network = Network(preprocessing, trunk, 20, hidden_sizes=None).eval()
     images = torch.rand(3, 1, 8, 8)
     assert torch.equal(network(images), trunk(images))
-    text = "leaves the trunk's 20 features as they are; wanted embedding_size = 20, not 6"
+    text = "leaves the trunk's 20 features unchanged; wanted embedding_size = 20, not 6"
     with pytest.raises(ConfigError, match=text):
         Network(preprocessing, trunk, 6, hidden_sizes=None)
 

@@ -58,7 +58,7 @@ def test_a_folder_that_has_another_pair_now_is_refused(tmp_path):
     saved_pair(tmp_path)
     trunk = hf_trunk(3, 32, str(tmp_path), "DEFAULT", PROJECTED)
     saved_pair(tmp_path, seed=1)
-    with pytest.raises(ConfigError, match="the trunk's weights are not those of hf/"):
+    with pytest.raises(ConfigError, match="the trunk's weights differ from hf/"):
         text_encoder(table_of(tmp_path), trunk, CPU)
 
 

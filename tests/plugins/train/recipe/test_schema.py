@@ -31,7 +31,7 @@ def test_stages():
         ("schedule.epochs=0", r"schedule.epochs: found 0; input should be greater than or equal to 1"),
         ("engine.epochs=3", r"engine: no key 'epochs'; it belongs to \[schedule\]"),
         ("sampler.lr=1", r"sampler.lr: no setting of pml/m-per-class 'lr'; it belongs to \[optimizer\]"),
-        ("sampler={name='shuffle', m=4}", r"sampler.m: no setting of shuffle 'm'; there is none"),
+        ("sampler={name='shuffle', m=4}", r"sampler.m: no setting of shuffle 'm'; known: none"),
         ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
         ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
         ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
@@ -93,7 +93,7 @@ TRANSFORMS = "data.augment.transforms="
         (["data.views=2", "loss.memory.size=100"], "loss.memory.size: found 100; .* at least one batch, here 160"),
         (
             ["data.views=3", "model.freeze=trunk", "model.trunk.weights=random", "model.views=2"],
-            "data.views: found 3, but a frozen trunk or a cut caches only model.views = 2 .*; set model.views = 3 or more",
+            "data.views: found 3, but a frozen trunk or a cut caches only model.views = 2 .*; set model.views = 3",
         ),
         (
             ["data={labels='instance', views=2}", "sampler.m=1", "evaluation={validation=0.2, select='map_at_r'}"],

@@ -135,7 +135,7 @@ def test_an_epoch_broken_off_leaves_nothing_for_the_next(workers):
 @pytest.mark.parametrize(
     ("indices", "text"),
     [
-        (range(9), r"a pass of list gave 2 batches of 4 images, wanted 3"),
+        (range(9), r"one pass of list gave 2 batches of 4 images instead of 3"),
         ([0.5] * 12, "list must give indices of images; 'float' object"),
         ([3, -1] * 6, "list must give indices of images, from 0; it gave -1"),
     ],

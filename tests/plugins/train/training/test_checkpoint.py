@@ -14,7 +14,7 @@ from pml_ext_train.training import checkpoint
 
 ANEW = r"delete the folder .*checkpoints and train with --resume"
 REMEDY = dict.fromkeys(("last", "previous", "best"), ANEW) | {
-    "within": r"the epoch begins again",
+    "within": r"the epoch starts over",
     "model": r"train with --resume to restore it from last.pt",
 }
 

@@ -280,8 +280,8 @@ class Given(nn.Module):
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda x: x.sum(1), r"a tensor of shape \[12\], wanted one value"),
-        (lambda x: {"loss": x.sum()}, "a dict, wanted one value"),
+        (lambda x: x.sum(1), r"a tensor of shape \[12\] instead of one value"),
+        (lambda x: {"loss": x.sum()}, "a dict instead of one value"),
         (lambda x: x.detach().sum(), "does not depend on any trained parameter"),
         (lambda x: x.nan_to_num().square().sum(), "the embeddings became nan"),  # which the loss hides
     ],
@@ -296,7 +296,7 @@ def test_a_loss_that_cannot_be_learned_from_is_told_so(images, batches, function
 def test_a_trunk_that_is_not_trained_is_no_trunk_to_train(images, batches):
     parts = Parts()
     parts.trunk.register_forward_hook(lambda module, inputs, output: output.detach())
-    with pytest.raises(TrainingError, match="no parameter of the trunk, Sequential, gets a gradient; look for detach"):
+    with pytest.raises(TrainingError, match="no parameter of the trunk Sequential has a gradient; look for detach"):
         parts.train(images, batches)
     parts.trunk.requires_grad_(False)
     assert len(parts.train(images, batches)) == sum(map(len, batches))

@@ -57,7 +57,7 @@ def test_a_batch_cut_short_by_a_dead_worker_is_named():
 
 
 def test_images_that_cannot_be_pickled_are_refused():
-    wanted = r"Open: these images .* not picklable \(TypeError: cannot pickle .*\)\. .* data.workers = 0"
+    wanted = r"Open or their transform cannot be pickled .* \(TypeError: cannot pickle .*\)\. .* data.workers = 0"
     reader = BatchReader(Open(), 1, CPU)
     with pytest.raises(DataError, match=wanted):
         next(reader.read(epoch_batches([[1, 2]], 0, 1)))
@@ -71,5 +71,5 @@ def test_images_that_do_not_fit_shared_memory_are_refused(monkeypatch):
 
     reader = BatchReader(Noisy(), 1, CPU)
     monkeypatch.setattr(DataLoader, "__iter__", full)
-    with pytest.raises(DataError, match="images in memory do not fit into /dev/shm .* docker run --shm-size"):
+    with pytest.raises(DataError, match="images in memory do not fit into /dev/shm .*docker run --shm-size"):
         next(reader.read(epoch_batches([[1, 2]], 0, 1)))

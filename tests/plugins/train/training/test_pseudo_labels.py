@@ -97,7 +97,10 @@ def test_each_epoch_has_clusters_and_a_batch_size(looked):
         (("loss.name=pml/proxy-anchor",), "loss: pml/proxy-anchor keeps values for each class"),
         (("loss.regularizer=density",), "loss.regularizer: density keeps values for each class"),
         (("loss.memory.size=200",), "loss.memory: it keeps labels of past batches"),
-        (("evaluation.validation=0.2", "evaluation.select=map_at_r"), "evaluation.validation: it holds out classes"),
+        (
+            ("evaluation.validation=0.2", "evaluation.select=map_at_r"),
+            "evaluation.validation: it holds out the data's classes",
+        ),
         (("data.labels=given", "data.pseudo.clusters=3"), "pseudo goes with labels = 'clusters'"),
         (("stages=[{epochs=1, loss={name='pml/arcface'}}]",), "stages.0.loss: pml/arcface keeps values"),
     ],
@@ -111,7 +114,7 @@ def test_what_does_not_go_with_clusters(overrides, text):
     ("override", "text"),
     [
         ("data.pseudo.clusters=10", "10 classes x m = 3 gives at most 30 images a batch"),
-        ("data.pseudo.clusters=9999", r"data.pseudo.clusters: found 9999, and there are \d+ training images"),
+        ("data.pseudo.clusters=9999", r"data.pseudo.clusters: found 9999, but there are only \d+ training images"),
     ],
 )
 def test_clusters_without_a_batch_are_told_before_training(tmp_path, override, text):

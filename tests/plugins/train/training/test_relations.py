@@ -115,7 +115,7 @@ def test_losses_and_miners_get_the_relation():
             "names of the data's classes, which labels = 'clusters' replaces",
         ),
         (["data.relation={name='hierarchy', graded=true}", "loss={name='n-pair'}"], "has no weights of pairs"),
-        (["data.relation=hierarchy", "loss={name='pml/proxy-anchor'}"], "compares no pairs"),
+        (["data.relation=hierarchy", "loss={name='pml/proxy-anchor'}"], "does not compare pairs"),
     ],
 )
 def test_recipes_that_do_not_fit(settings, text):
