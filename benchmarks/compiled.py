@@ -1,12 +1,7 @@
 """A step of a loss with and without ``torch.compile``, forward and backward, in turns.
 
-<<<<<<< HEAD
-``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; without names, the six losses of
-docs/measurements.md. The time of the compilation has its own column. A loss without a graph for a shape is reported.
-=======
 ``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; the default is the six losses of
-docs/scale.md. Compilation has its own column.
->>>>>>> e770208b91ff12dd09d252e247e737a6008cf953
+docs/measurements.md. Compilation has its own column.
 """
 
 import argparse
