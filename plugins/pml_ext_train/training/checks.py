@@ -12,8 +12,8 @@ from ..recipe.schema import frozen_patterns
 from .run import Run
 from .stages import Stage
 
-# Batches of 16 to 128 images were measured, and their own statistics were worse than ImageNet's; equal
-# numbers of steps did equal harm (python -m benchmarks.batch_norm, docs/measurements.md). Larger ones were not measured.
+# Batches of 16 to 128 images were measured, and their own statistics were worse than ImageNet's; equal numbers
+# of steps did equal harm (python -m benchmarks.batch_norm, docs/measurements.md). Larger ones were not measured.
 LARGEST_MEASURED = 128
 
 
