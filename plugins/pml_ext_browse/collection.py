@@ -242,7 +242,7 @@ class BrowsedRun:
 
     def recall(self, part: Part = ALL) -> list[tuple[str, int, int]]:
         """Name, right answers and queries (quotient: Recall@1) of trained and unseen classes."""
-        names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
+        names = {True: "classes of training", False: "unseen classes", None: "all classes (training classes unknown)"}
         pairs = self.pairs(part)
         rows = []
         for trained, name in names.items():
@@ -342,5 +342,5 @@ def open_collections(
         collections.append(BrowsedRun(title, run, embedded, opened_store))
     folders = sorted({str(collection.folder.resolve()) for collection in collections})
     if len(folders) > 1:
-        raise ConfigError(f"the indexes of the runs are of {' and '.join(folders)}; name one FOLDER for both")
+        raise ConfigError(f"the runs have indexed different folders, {' and '.join(folders)}; name one FOLDER for both")
     return collections

@@ -339,7 +339,7 @@ class TrainedRun:
             find = self._search_of_store(store, options)
         if self.takes_vectors:
             if folder is not None or not isinstance(items, (str, os.PathLike)):
-                raise ConfigError("-o wants one file of vectors; leave out --list")
+                raise ConfigError("-o needs one file of vectors; leave out --list")
             queries = self.vectors.read(Path(items))
             return match_vectors(
                 self.vectors, queries, find, file, names_in_index(self.search_index.kept_gallery(), queries)

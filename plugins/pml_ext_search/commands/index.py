@@ -48,7 +48,7 @@ def index(
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
     if check:
         if folder is not None or factory or parts is not None or to is not None:
-            raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
+            raise ConfigError("--check changes nothing; leave out FOLDER, --index, --from and --to")
         run, _ = run_for_command(run, device)
         _check_index(load_for_command(run, device, store=store, by=by).gallery(), as_json)
         return

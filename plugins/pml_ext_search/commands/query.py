@@ -97,7 +97,7 @@ def query(
             advice = "leave out --picture, --shortlist, --rerank and --metric"
             raise ConfigError(f"-o uses Euclidean distance; {advice}")
         if len(images or []) != 1 and (listing is None or images):
-            raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
+            raise ConfigError(f"-o needs one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
             trained = searched_run(run, device, bar, collection, by, workers)
             about = _match_to_file(trained, images[0] if images else None, listing, out, search)

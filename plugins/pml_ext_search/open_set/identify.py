@@ -160,7 +160,7 @@ class Identifier:
             calibration = self.calibration(far, nearest)
             return calibration.threshold, calibration.nearest
         if far is not None:
-            raise ConfigError("--far calibrates the threshold, and --radius is one; leave out one of them")
+            raise ConfigError("--far calibrates a threshold, and --radius sets one; leave out one of them")
         if nearest is not None and nearest not in NEAREST:
             raise ConfigError(f"--nearest {nearest}: wanted center or image")
         return radius, nearest or "center"
@@ -255,7 +255,7 @@ class Identifier:
         """Open-set metrics of photographs with classes; an indexed one is left out of the index."""
         rows = [row for row, name in enumerate(queries.classes) if name]
         if not rows:
-            raise DataError(f"{queries.place}: no photograph in it has a class; --score wants a sub-folder per class")
+            raise DataError(f"{queries.place}: no photograph in it has a class; --score needs a sub-folder per class")
         labels = [queries.classes[row] for row in rows]
         own = self._own_rows([queries.keys[row] for row in rows])
         distances = self.enrolled.classes(nearest).distances(queries.points[rows], own)

@@ -52,7 +52,7 @@ def test_duplicates_and_images_without_classes(tmp_path):
     pairs, note = collection.leave_one_out()
     assert [each[:2] for each in pairs] == [(0, 1), (1, 0)]
     assert note == "2 of 3 images that have a class"
-    assert collection.recall() == [("all classes (those of training unknown)", 2, 2)]
+    assert collection.recall() == [("all classes (training classes unknown)", 2, 2)]
     with pytest.raises(DataError, match="right and wrong answers need two images with a class, a sub-folder each"):
         made(torch.eye(3), ["1.png", "2.png", "3.png"]).leave_one_out()
 
@@ -63,7 +63,7 @@ def test_unlabeled_copies_are_no_wrong_answers(tmp_path):
     points = torch.cat([torch.tensor([1.0, 0]) + torch.arange(4)[:, None] / 99, torch.tensor([0, 1.0]).expand(4, 2)])
     paths = [f"{'ab'[number // 4]}/{number}.png" for number in range(8)]
     collection = made(torch.cat([points, points]), [*paths, *(f"{number}.png" for number in range(8))], run=tmp_path)
-    assert collection.recall() == [("all classes (those of training unknown)", 8, 8)]
+    assert collection.recall() == [("all classes (training classes unknown)", 8, 8)]
     assert collection.confusions() == []
     assert all(pair.nearest < 8 for pair in collection.pairs())
 
@@ -169,7 +169,7 @@ def test_indexes_of_two_folders_are_not_shown_side_by_side(few, trained, tmp_pat
     other = shutil.copytree(few.run, tmp_path / "other", ignore=shutil.ignore_patterns("collection"))
     images = shutil.copytree(few.photos, tmp_path / "elsewhere")
     load_run(other, "cpu").index(images)
-    with pytest.raises(ConfigError, match=f"the indexes of the runs .*{images.name}.*; name one FOLDER for both"):
+    with pytest.raises(ConfigError, match=f"different folders, .*{images.name}.*; name one FOLDER for both"):
         open_collections([few.run, other], None, "cpu")
 
 

@@ -294,7 +294,7 @@ def test_the_command_line_from_the_file_to_an_answer(pml_ext_command, file, tmp_
     ("line", "message"),
     [
         ("query RUN digits/3 --picture a.png", "which have no pictures; leave it out"),
-        ("cluster RUN FILE --clusters 2", "was trained on vectors, which have no pixels; this wants a run of images"),
+        ("cluster RUN FILE --clusters 2", "was trained on vectors, which have no pixels; name a run of images"),
         ("embed RUN FILE -o out.npz --store X", "--store goes with images"),
         ("embed RUN FILE -o parts --part 1/1", "which have no pixels"),
         ("embed RUN FOLDER -o out.npz", "not a regular file; wanted vectors:FILE"),
