@@ -342,5 +342,5 @@ def open_collections(
         collections.append(BrowsedRun(title, run, embedded, opened_store))
     folders = sorted({str(collection.folder.resolve()) for collection in collections})
     if len(folders) > 1:
-        raise ConfigError(f"the indexes of the runs are of {' and '.join(folders)}; name one FOLDER for both")
+        raise ConfigError(f"the runs have indexed different folders, {' and '.join(folders)}; name one FOLDER for both")
     return collections

@@ -106,7 +106,7 @@ class CopiesSearch:
         start = f"{composed(state.folder)}/" if state.folder else ""
         names = [path for path in collection.there if composed(path).startswith(start)]
         if not names:
-            raise DataError(f"no image file of {collection.folder} is below {state.folder or 'it'}")
+            raise DataError(f"{collection.folder}: no image files below {state.folder or 'it'}")
         self._change(images=len(names))
         found = _service().find(collection.folder, names, state.radius, state.keep, listener=self._listen)
         self._keys = [_key_of(group) for group in found.groups]
@@ -177,7 +177,7 @@ class CopiesSearch:
             chosen.setdefault(place, []).append(images[int(number)].path)
         for key in sorted(seen):
             if key not in self._places:
-                raise ConfigError("these groups are of an earlier search for copies; load the page again")
+                raise ConfigError("these groups belong to an earlier search; load the page again")
             if self._places[key] not in chosen:
                 raise ConfigError(f"group {self._places[key] + 1}: no image is kept; wanted one or more")
         return _service().keep_chosen(found, chosen)

@@ -43,7 +43,7 @@ def embedded_segments(embedder: FileEmbedder, work: Work, numbers: Sequence[int]
                 if isinstance(point, str):
                     skipped[name] = point
                 elif not _is_utf8(name):
-                    skipped[name] = f"{name!a}: its name is no UTF-8"
+                    skipped[name] = f"{name!a}: its name is not valid UTF-8"
                 else:
                     names.append(name)
                     stats.append(stat)

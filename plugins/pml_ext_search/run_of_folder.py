@@ -23,9 +23,7 @@ def run_of(place: Path, device: str, listener: EmbeddingListener) -> tuple[Path,
     if not place.exists():
         raise DataError(f"{place}: no such folder; wanted the folder of a run, or of images")
     if not place.is_dir():
-        raise DataError(
-            f"{place}: a file; wanted the folder of a run or of images. Type: pml-ext fit {place} --out RUN"
-        )
+        raise DataError(f"{place}: a file, not the folder of a run or of images; type: pml-ext fit {place} --out RUN")
     if any((place / name).exists() for name in _OF_RUNS):
         return place, None
     listing = list_folder(place)
@@ -33,7 +31,7 @@ def run_of(place: Path, device: str, listener: EmbeddingListener) -> tuple[Path,
         if any((place / name).exists() for name in _LEFT_OF_RUNS):
             return place, None
         raise DataError(
-            f"{place}: no finished run, and no image by its name; wanted the folder of a run, or of .jpg, .png, ... "
+            f"{place}: neither a finished run nor images; wanted the folder of a run, or of .jpg, .png, ... "
             f"files{found_instead(listing)}"
         )
     fits: FitService = service("fit", f"{place}, a folder of images in place of a run,")

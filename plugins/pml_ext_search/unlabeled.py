@@ -32,14 +32,14 @@ def unlabeled(
         file = read_vectors(place)
         rows = torch.from_numpy(file.embeddings)
         if len(rows) < 2:
-            raise DataError(f"{place}: found {len(rows)} vector; a search needs two or more")
+            raise DataError(f"{place}: {len(rows)} vector; a search needs at least two")
         vectors = LabeledImages(rows, np.zeros(len(rows), dtype=np.int64), [""], ids=file.ids)
         return DataSplits(vectors, labeled=False)
     listing = list_folder(place)
     if not listing.names:
-        raise DataError(f"{place}: no image by its name; wanted .jpg, .png, ... files{found_instead(listing)}")
+        raise DataError(f"{place}: no images; wanted files that end in .jpg, .png, ...{found_instead(listing)}")
     if len(listing.names) < 2:
-        raise DataError(f"{place}: found one image, {listing.names[0]}; a search needs two or more")
+        raise DataError(f"{place}: one image, {listing.names[0]}; a search needs at least two")
     files = [place / name for name in listing.names]
     images = LabeledImages(files, np.zeros(len(files), dtype=np.int64), [""], channels=channels)
     return DataSplits(images, image_size=image_size, channels=channels, crop=True, labeled=False)

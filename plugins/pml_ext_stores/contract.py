@@ -39,7 +39,7 @@ def check_in_folder(named: Named) -> str:
             raise SkipCheck(str(error)) from None
         except AddressError as error:
             reason = shortened(str(error).replace(address, "FOLDER"), 200)
-            text = f"a folder is no address for it ({reason}); in a test with its server, call"
+            text = f"it opens no table in a folder ({reason}); in a test with its server, call"
             raise SkipCheck(f"{text} pml_ext_stores.contract.check_contract(factory, address)") from None
         except PluginError as error:  # about an answer
             raise AssertionError(str(error)) from error

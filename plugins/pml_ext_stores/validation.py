@@ -31,7 +31,7 @@ def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner:
     missing = [method for method in METHODS if not callable(getattr(store, method, None))]
     if missing:
         text = f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}"
-        raise PluginError(f"{text}; it must be as in pml_ext.plugin.Store")
+        raise PluginError(f"{text}; wanted the methods of pml_ext.plugin.Store")
     return CheckedStore(store, owner)
 
 
@@ -111,7 +111,7 @@ class CheckedStore:
         found = self.count()
         if found != wanted:
             text = f"{self._owner} has {counted(found, 'image')} after write and delete, of {wanted} in the index"
-            raise PluginError(f"{text}: its write, delete or count is wrong, or somebody else writes into the table")
+            raise PluginError(f"{text}: its write, delete or count is wrong, or another program writes into the table")
 
     def check_ids(self, found: Iterable[int], known: Container[int]) -> None:
         """Raise PluginError for an id that was never written."""

@@ -44,18 +44,18 @@ CARELESS = {
         package("components", "return [Component(CarelessLoss, 'x', summary=5)]"),
         "summary of the component 'x' is 5",
     ),
-    "paper": (package("components", "return [Component(CarelessLoss, 'x', paper='T')]"), "wanted a Paper"),
-    "number": (package("components", "return [Component(CarelessLoss, 5)]"), "is 5, wanted kebab-case"),
+    "paper": (package("components", "return [Component(CarelessLoss, 'x', paper='T')]"), "expected a Paper"),
+    "number": (package("components", "return [Component(CarelessLoss, 5)]"), "is 5; expected kebab-case"),
     "none": (package("components", "return None"), "pml_ext_components returned None; it must return a list"),
     "one": (package("components", "return Component(CarelessLoss, 'x')"), "must return a list of Component"),
     "halfway": (package("components", "yield Component(CarelessLoss, 'x'); yield 1 / 0"), "ZeroDivisionError"),
     "async": (package("components", "return []").replace("def pml", "async def pml"), "returned <coroutine"),
     "quits": ("import sys; sys.exit(0)", "SystemExit: 0"),
     "endless": ("def f(): f()\nf()", "RecursionError"),
-    "metric": (package("metrics", "return {'m': max}"), r"wanted a function\(\*\*kwargs\)"),
+    "metric": (package("metrics", "return {'m': max}"), r"expected a function\(\*\*kwargs\)"),
     "command": (package("commands", "return {'greet': Command('careless:greet', None)}"), "One line for --help"),
     "gone-command": (package("commands", "return {'greet': Command('careless.t:greet', '')}"), "the command 'greet'"),
-    "factory": (package("trunks", "return {5: int}"), "5 is <class 'int'>, wanted a function"),
+    "factory": (package("trunks", "return {5: int}"), "5 is <class 'int'>; expected a function"),
 }
 COMMANDS = [("--help",), ("list", "--json"), ("show", "cbml"), ("show", "cbml/digits"), ("check", "cbml", "--fast")]
 

@@ -189,7 +189,7 @@ def _sheet_name(number: int) -> str:
 
 
 def _foreign(path: Path) -> ConfigError:
-    return ConfigError(f"{path} was not written by an earlier pml-ext cluster; type -o FOLDER for another folder")
+    return ConfigError(f"{path} was not written by pml-ext cluster; type -o FOLDER to choose another folder")
 
 
 def _earlier_sheets(table: Path) -> set[str]:

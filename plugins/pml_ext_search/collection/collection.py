@@ -252,8 +252,8 @@ class Collection(Database):
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
             if faiss.recall is not None and faiss.recall < _MIN_RECALL:
-                text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
-                warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
+                text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; type another --index"
+                warnings.warn(f"{text} to find more", RetrievalWarning, stacklevel=4)
             path = self._new_file("search", ".faiss")
             write_atomically(path, faiss.write)
             measured = {"factory": chosen, "effort": faiss.effort, "recall": faiss.recall}

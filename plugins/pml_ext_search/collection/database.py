@@ -203,7 +203,7 @@ class Database:
                     return ""
                 if not replace:
                     self.check_identity(current.state)
-                return "of an earlier state of the run (other weights, preprocessing or precision) or of this program"
+                return "from an earlier state of the run (other weights, preprocessing or precision) or of this program"
         except DamagedCollectionError as error:
             if there:
                 return str(error).partition("; type: ")[0]
@@ -212,12 +212,12 @@ class Database:
     def _remove(self, why: str) -> None:
         """Delete the collection's files with a warning; DataError for somebody else's database."""
         self._check_own()
-        text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
+        text = f"{self.place}: the collection is replaced, and its images are embedded again, because it is {why}"
         removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
         names_of_vectors = {path.name for path in vector_files(self.place)}
         left = sorted(names_of_vectors - removed)
         if left:
-            text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
+            text += f"; {left[0]} is kept, because the collection does not list it; delete it if you do not need it"
         warnings.warn(text, StoreWarning, stacklevel=7)
         self._delete(removed)
 
@@ -232,7 +232,7 @@ class Database:
         except (sqlite3.Error, UnicodeDecodeError):  # damaged: then our vectors lie beside it
             own = bool(vector_files(self.place))
         if not own:
-            raise DataError(f"{self.database} is not of a collection; wanted a folder of its own, with --store FOLDER")
+            raise DataError(f"{self.database} belongs to another program; type --store FOLDER to choose another folder")
 
     def _named_files(self) -> set[str]:
         try:

@@ -58,7 +58,7 @@ def cluster(
         "other_numbers": result.grouping.other_numbers,
         "clusters": shown,
     }
-    text = f"{counted(len(result.clusters), 'cluster')} by {result.grouping.method}; each image is in one"
+    text = f"{counted(len(result.clusters), 'cluster')} by {result.grouping.method}"
     if result.grouping.other_numbers:
         others = " or ".join(str(number) for number in result.grouping.other_numbers)
         text += f". For smaller or larger ones: --clusters {others}"

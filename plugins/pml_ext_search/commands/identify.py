@@ -74,7 +74,7 @@ def identify(
 
     check_query(k, radius)
     if radius is not None and (far is not None or on is not None):
-        raise ConfigError("--radius is a threshold, and --far and --on calibrate one; leave out --radius, or both")
+        raise ConfigError("--radius sets the threshold, and --far and --on calibrate it; leave out one of them")
     if score and len(photographs or []) != 1:
         raise ConfigError(f"--score needs one folder; type: pml-ext identify {run} FOLDER --score")
     if radius is not None and not photographs:
@@ -128,4 +128,4 @@ def _print_scored(scored: Scored, as_json: bool) -> None:
     line = f"{scored.known} photographs of enrolled classes, {scored.new} of others, within {scored.threshold:.4g}"
     print_result(as_json, dataclasses.asdict(scored), line, columns=["metric", "%"], rows=rows, right=[1])
     if not as_json and not scored.new:
-        say("all photographs show enrolled classes: false acceptances cannot be measured")
+        say("every photograph belongs to an enrolled class, so false acceptances cannot be measured")

@@ -88,9 +88,9 @@ def _summary(found: Selection, noun: str) -> str:
     of_all = f"{len(found.rows)} of {counted(len(found.embedded.paths), noun)}"
     if found.kind == "distinct":
         copies = found.distances[1:].count(0)
-        text = f"{of_all}, the most distinct: each of all is within {found.covered:.3g} of one of them"
+        text = f"{of_all}, the most distinct: every {noun} is within {found.covered:.3g} of one of them"
         if copies:
-            text += f"; the last {copies}, at a distance of 0, are copies of others"
+            text += f"; the last {copies} are copies, at a distance of 0"
         return text
     if found.kind == "outliers":
         neighbor = f"fifth nearest {noun}"

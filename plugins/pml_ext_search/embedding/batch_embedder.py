@@ -181,5 +181,5 @@ class NetworkEmbedder(BatchEmbedder):
         try:
             yield
         except (DataError, UnwritableError, OSError) as error:
-            warnings.warn(f"features are computed, and not kept: {shortened(error)}", StoreWarning, stacklevel=6)
+            warnings.warn(f"features could not be cached: {shortened(error)}", StoreWarning, stacklevel=6)
             self._features = None

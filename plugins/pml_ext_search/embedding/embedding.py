@@ -172,7 +172,7 @@ class ImageEmbedder:
             vectors = torch.stack([rows[key] for key in new]).cpu().numpy()
             self.collection.append(list(new), list(new.values()), vectors)
         except (UnwritableError, DataError) as error:
-            warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
+            warnings.warn(f"embeddings could not be kept: {error}", StoreWarning, stacklevel=6)
 
     # Files
 

@@ -81,7 +81,7 @@ class Calibration(BaseModel, frozen=True):
             f"{_percent(self.interval[0])} to {_percent(self.interval[1])}."
         )
         if self.far is not None and (self.expected or 0) > self.far:
-            text += f" A promise of {_percent(self.far)} takes {_needed(self.far)} classes."
+            text += f" A promise of {_percent(self.far)} needs {_needed(self.far)} classes."
         return text
 
 
@@ -285,7 +285,7 @@ def _at_rate(far: float, new: _New, other_classes: int, strict: bool) -> float:
     least = new.inflation * expected_rate(0, other_classes)
     if far < least and strict:
         raise DataError(
-            f"--far {far:g}: {_classes(other_classes)} can promise {_percent(least)}, and {_percent(far)} takes "
+            f"--far {far:g}: {_classes(other_classes)} can promise {_percent(least)}, and {_percent(far)} needs "
             f"{_needed(far)}; type --far {_rounded_up(least):g}, --radius DISTANCE, or --on FOLDER of "
             "other individuals"
         )

@@ -58,7 +58,7 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
         class_folders = index.class_folders
     root = Path(index.folder)
     if not root.is_dir():
-        raise DataError(f"{root}: the indexed folder is missing, and enrolled photographs are copied into it")
+        raise DataError(f"{root}: the indexed folder is gone, and enroll copies photographs into it")
     if root == search_index.folder_of_cuts.resolve():
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
     place = root / as_spelled(root, _folder_of(name, class_folders))
@@ -117,7 +117,7 @@ def _folder_of(name: str, class_folders: ClassFolders) -> str:
             "name without /"
         )
     if not class_folders.below_splits and name in SPLIT_FOLDERS:
-        raise ConfigError(f"--as {name}: this folder would be a part of a split; choose another name")
+        raise ConfigError(f"--as {name}: a folder of this name would be part of a split; choose another name")
     return folder
 
 

@@ -160,7 +160,7 @@ class Identifier:
             calibration = self.calibration(far, nearest)
             return calibration.threshold, calibration.nearest
         if far is not None:
-            raise ConfigError("--far calibrates the threshold, and --radius is one; leave out one of them")
+            raise ConfigError("--far calibrates a threshold, and --radius sets one; leave out one of them")
         if nearest is not None and nearest not in NEAREST:
             raise ConfigError(f"--nearest {nearest}: wanted center or image")
         return radius, nearest or "center"

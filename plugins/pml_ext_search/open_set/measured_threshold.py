@@ -40,7 +40,7 @@ def measurement_of(calibration: Calibration) -> Measurement:
         "A photograph is known if its embedding is at most the threshold from the nearest class, and else it is new. "
         f"The distance is Euclidean, between embeddings of length 1, to the class's {place}. "
         f"The threshold was calibrated for {wanted}. It was chosen on {new}, and on "
-        f"{counted(calibration.own, 'enrolled image')}, each left out of its class; a test takes other photographs: "
+        f"{counted(calibration.own, 'enrolled image')}, each left out of its class; to test it on other photographs: "
         "pml-ext identify RUN FOLDER --score. It is calibrated again when the enrolled images change."
     )
     values: dict[str, float | int | str | None] = {
@@ -66,4 +66,4 @@ def record(folder: Path, calibration: Calibration, say: Callable[[str], None]) -
     try:
         add_measurement(folder, NAME, measurement_of(calibration))
     except (ConfigError, DataError, UnwritableError) as error:
-        say(f"the threshold is kept with the collection, and is not in metrics and report: {error}")
+        say(f"the threshold is kept with the collection, but could not be added to metrics and report: {error}")

@@ -329,7 +329,7 @@ class Gallery:
             if not os.path.exists(self.folder / in_shard(path)):
                 gone.append(path)
         if gone:
-            text = f"{len(gone)} of {len(paths)} answers are gone since they were indexed, {gone[0]} first"
+            text = f"{len(gone)} of {len(paths)} answers no longer exist, {gone[0]} first"
             if not self.folder.is_dir():
                 text = f"the indexed folder {self.folder} is gone or moved"
             warnings.warn(f"{text}; type: {self.again}", RetrievalWarning, stacklevel=4)

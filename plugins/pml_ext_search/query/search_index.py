@@ -105,14 +105,14 @@ class SearchIndex:
         if isinstance(self._embedder, ImageEmbedder):
             return self._embedder
         run = self.collection.run
-        raise ConfigError(f"{run} was trained on vectors, which have no pixels; this needs a run of images")
+        raise ConfigError(f"{run} was trained on vectors, which have no pixels; name a run of images")
 
     @property
     def vectors(self) -> VectorEmbedder:
         """The embedder of vectors; ConfigError for a run of images."""
         if isinstance(self._embedder, VectorEmbedder):
             return self._embedder
-        raise ConfigError(f"{self.collection.run or self.place} was trained on images; this needs a run of vectors")
+        raise ConfigError(f"{self.collection.run or self.place} was trained on images; name a run of vectors")
 
     @property
     def place(self) -> Path:
@@ -126,7 +126,7 @@ class SearchIndex:
         if self.takes_vectors:
             return embeddings_of(self.vectors, images)
         if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
-            raise ConfigError("the path '' is empty; wanted an image or a folder")
+            raise ConfigError("an empty path; name an image or a folder")
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             return self.embed_folder(images, batch_size).embeddings
         return self.images.embed(images, batch_size)
@@ -171,7 +171,7 @@ class SearchIndex:
     def _images_of_table(self, table: Path) -> Path:
         """Cut the images of a table, and return their folder."""
         if num_processes() > 1:
-            raise ConfigError(f"{table}: one process cuts the images of a table; leave out torchrun")
+            raise ConfigError(f"{table}: the images of a table are cut by one process; leave out torchrun")
         folder = self.folder_of_cuts
         cut_images(table, folder, self.images.channels, self._columns)
         return folder

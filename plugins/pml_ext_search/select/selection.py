@@ -95,7 +95,7 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
         return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), distances, covered)
     if kind == "outliers":
         if len(points) < 2:
-            raise DataError(f"{embedded.folder}: found one image; outliers need two or more")
+            raise DataError(f"{embedded.folder}: one image; outliers need at least two")
         found = outliers(points, count)
         return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), found.distances.tolist())
     names = np.array(embedded.classes)

@@ -169,7 +169,7 @@ def test_indexes_of_two_folders_are_not_shown_side_by_side(few, trained, tmp_pat
     other = shutil.copytree(few.run, tmp_path / "other", ignore=shutil.ignore_patterns("collection"))
     images = shutil.copytree(few.photos, tmp_path / "elsewhere")
     load_run(other, "cpu").index(images)
-    with pytest.raises(ConfigError, match=f"the indexes of the runs .*{images.name}.*; name one FOLDER for both"):
+    with pytest.raises(ConfigError, match=f"different folders, .*{images.name}.*; name one FOLDER for both"):
         open_collections([few.run, other], None, "cpu")
 
 

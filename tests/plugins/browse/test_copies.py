@@ -122,7 +122,7 @@ def test_choices_that_are_none_are_refused(copies):
             copies.chosen([], [text])
     with pytest.raises(ConfigError, match="group 2: no image is kept"):
         copies.chosen([exact.key, near.key], [f"{exact.key}.0"])
-    with pytest.raises(ConfigError, match="of an earlier search"):
+    with pytest.raises(ConfigError, match="belong to an earlier search"):
         copies.chosen([exact.key, "1234"], [f"{exact.key}.0"])
 
 
@@ -156,7 +156,7 @@ def test_what_fails_is_told(copies, folder, monkeypatch):
     shutil.rmtree(folder)
     found_by(copies)
     assert copies.state.phase == "failed"
-    assert "no image file of" in copies.state.problem
+    assert "no image files below" in copies.state.problem
 
     def broken(self):
         raise RuntimeError("a bug")

@@ -152,7 +152,7 @@ def test_without_a_threshold_the_reason_is_shown(trained, few):
     run = load_run(few.run, "cpu")
     run.index(few.photos)
     text = text_of(server.Page(open_collections([few.run], None, "cpu"), few.place), photograph)
-    assert "Known or new cannot be told, by pml-ext identify: the run was trained on all 2 enrolled classes" in text
+    assert "Known or new cannot be decided by pml-ext identify: the run was trained on all 2 enrolled classes" in text
     assert "0.000" in text  # the nearest are shown
     (few.photos / "2").rename(few.place / "elsewhere")
     other = open_collections([few.run], few.photos, "cpu", lambda _: None)

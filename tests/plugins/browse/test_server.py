@@ -159,7 +159,7 @@ def test_copies_are_looked_for_on_demand_and_what_is_kept_is_a_file(served):
     status, _, content = post(served, "/copies/choice", {"shown": key})
     assert (status, b"no image is kept" in content) == (400, True)
     status, _, content = post(served, "/copies/choice", {"shown": "0123", "keep": boxes[0][0]})
-    assert (status, b"of an earlier search" in content) == (400, True)
+    assert (status, b"belong to an earlier search" in content) == (400, True)
     evil = {"Origin": "http://evil.example"}
     assert post(served, "/copies", {}, **evil)[0] == post(served, "/copies/choice", form, **evil)[0] == 403
     post(served, "/copies", {"folder": "3"})

@@ -50,7 +50,7 @@ def fits(runs, tmp_path, monkeypatch):
 def test_only_a_folder_of_images_gets_a_run(photos, fits):
     assert run_of(photos, "cpu", None) == (fits.run, photos)
     assert run_of(fits.run, "cpu", None) == (fits.run, None)
-    with pytest.raises(DataError, match="0.png: a file; wanted the folder of a run or of images"):
+    with pytest.raises(DataError, match="0.png: a file, not the folder of a run or of images"):
         run_of(photos / "inner" / "0.png", "cpu", None)
     assert fits.asked == [photos]
 
@@ -58,7 +58,7 @@ def test_only_a_folder_of_images_gets_a_run(photos, fits):
 def test_a_folder_without_images_says_what_it_has(tmp_path, command):
     place = tmp_path / "empty"
     place.mkdir()
-    wanted = "no finished run, and no image by its name; wanted the folder of a run, or of .jpg, .png, ... files"
+    wanted = "neither a finished run nor images; wanted the folder of a run, or of .jpg, .png, ... files"
     with pytest.raises(DataError, match=f"empty: {wanted}, and found nothing"):
         run_of(place, "cpu", None)
     (place / "notes.txt").write_text("")

@@ -124,7 +124,7 @@ def test_an_unreadable_file_is_named_as_it_was_given(make, images, tmp_path, mon
     for name in ("linked/nope.png", "x\0/b.png"):
         with pytest.raises(DataError, match=re.escape(f"{name}: no such file")):
             counted.run.query(name, 3)
-    with pytest.raises(ConfigError, match="is empty"):
+    with pytest.raises(ConfigError, match="an empty path"):
         counted.run.embed("")
 
 

@@ -78,7 +78,7 @@ def test_a_store_that_needs_a_server_is_skipped():
     pytest.importorskip("psycopg", reason="needs the extra pgvector")
     result = result_of(registry.factory("store", "pgvector"))
     assert result.status == "skipped"
-    assert "a folder is no address for it" in result.text
+    assert "it opens no table in a folder" in result.text
     assert "contract.check_contract(factory, address)" in result.text
 
 
@@ -96,5 +96,5 @@ def test_a_factory_that_fails_is_no_reason_to_skip():
     assert (result.status, "ZeroDivisionError" in result.text) == ("failed", True)
     result = result_of(lambda address, table, size: None)
     methods = "write and search and delete and count and checksums"
-    text = f"the store is a NoneType without the method {methods}; wanted those of"
+    text = f"the store is a NoneType without the method {methods}; wanted the methods of"
     assert (result.status, text in result.text) == ("failed", True)

@@ -62,7 +62,7 @@ def test_only_sheets_of_an_earlier_table_are_removed(make, few, tmp_path, monkey
     (tmp_path / "out").mkdir()
     for name in ("cluster-000.png", "clusters.csv"):
         (tmp_path / "out" / name).write_bytes(b"mine")
-        with pytest.raises(ConfigError, match=rf"{name} was not written by an earlier pml-ext cluster; type -o FOLDER"):
+        with pytest.raises(ConfigError, match=rf"{name} was not written by pml-ext cluster; type -o FOLDER"):
             run.cluster(few[0], 2, tmp_path / "out")
         assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"mine"]
         (tmp_path / "out" / name).unlink()

@@ -99,7 +99,7 @@ def test_files_of_others_in_the_store_stay(make, images):
     for name in names:
         (store / name).write_bytes(b"mine")
     run = make()
-    with pytest.warns(StoreWarning, match=r"vectors-2.f32 stays, as no table names it"):
+    with pytest.warns(StoreWarning, match=r"vectors-2.f32 is kept, because the collection does not list it"):
         run.index(images, factory="IVF4,Flat")
     for path in sorted(images.glob("*/*"))[:30]:
         path.unlink()

@@ -18,7 +18,7 @@ from ..drawings import write_some
 @pytest.mark.parametrize(
     ("statement", "found"),
     [
-        ("UPDATE collection SET about = CAST(x'80' AS TEXT)", pytest.warns(StoreWarning, match="is removed")),
+        ("UPDATE collection SET about = CAST(x'80' AS TEXT)", pytest.warns(StoreWarning, match="is replaced")),
         ("ALTER TABLE embedded RENAME COLUMN size TO width", pytest.raises(DataError, match="damaged")),
     ],
 )
@@ -42,7 +42,7 @@ def test_a_collection_of_an_earlier_state_is_replaced(runs, tmp_path):
         other.gallery()
     with pytest.warns(StoreWarning, match="was built by the run"):
         other.embed(sorted((tmp_path / "images").glob("*/*")))
-    with pytest.warns(StoreWarning, match=r"collection: the collection is removed, .* of an earlier state of the run"):
+    with pytest.warns(StoreWarning, match=r"the collection is replaced, .* an earlier state of the run"):
         assert other.embed_folder(tmp_path / "images").new == 10
     with pytest.raises(DataError, match="store was built by the run .*run .*, not by .*; type --store FOLDER"):
         load_run(
@@ -88,6 +88,6 @@ def test_a_database_of_others_is_refused(make, images, kind):
     else:
         database.write_text("my list")
     before = database.read_bytes()
-    with pytest.raises(DataError, match=r"images.sqlite is not of a collection; wanted a folder of its own"):
+    with pytest.raises(DataError, match=r"images.sqlite belongs to another program; type --store FOLDER"):
         make().index(images)
     assert database.read_bytes() == before

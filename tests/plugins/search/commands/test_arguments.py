@@ -33,12 +33,12 @@ from pml_ext_search.trained import TrainedRun
         ("query RUN IMAGE --workers 2", "--list and --workers go with -o FILE"),
         ("query RUN", "wanted images or ids to look for; type: pml-ext query"),
         ("query RUN FOLDER -o TMP/answers.txt", "wanted a file that ends in .parquet or .jsonl"),
-        ("query RUN -o TMP/answers.jsonl", "-o wants one folder"),
+        ("query RUN -o TMP/answers.jsonl", "-o needs one folder"),
         ("select RUN -n 0", "-n 0: wanted 1 or more"),
         ("select RUN --sheet TMP", "is a folder; type --sheet FILE"),
         ("select RUN --csv TMP", "is a folder; type --csv FILE"),
         ("identify RUN --radius 0.5", "--radius is for photographs"),
-        ("identify RUN x.png --radius 0.5 --far 0.1", "--radius is a threshold, and --far and --on calibrate one"),
+        ("identify RUN x.png --radius 0.5 --far 0.1", "--radius sets the threshold, and --far and --on calibrate it"),
         ("identify RUN --score", "--score needs one folder"),
         ("identify RUN --far often", "--far often: wanted a rate between 0 and 1"),
         ("identify RUN gone.png --radius -1", "--radius -1: wanted a distance above 0"),
@@ -72,5 +72,5 @@ def test_an_empty_argument_is_not_the_folder_at_hand(command, runs, few, monkeyp
     monkeypatch.chdir(few[0])
     for arguments in (["index", runs[0], ""], ["embed", runs[0], "", "-o", "points.npz"], ["query", "", "a.png"]):
         done = command(*arguments)
-        text = f"pml-ext: argument {arguments.index('') + 1} is empty, perhaps from an unset variable"
+        text = f"pml-ext: argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
         assert (done.returncode, done.stderr) == (2, f"{text}; leave it out, or say what is meant\n")

@@ -50,5 +50,5 @@ def test_other_numbers_of_clusters_are_suggested(command, indexed, folder, tmp_p
     assert told["other_numbers"][0] > len(told["clusters"])
     done = command("cluster", run.folder, folder, "--clusters", "auto", "-o", tmp_path / "clusters")
     text = " ".join(done.stdout.split())
-    found = f"{len(told['clusters'])} clusters by first neighbors; each image is in one. For smaller or larger ones: "
+    found = f"{len(told['clusters'])} clusters by first neighbors. For smaller or larger ones: "
     assert f"{found}--clusters {told['other_numbers'][0]}" in text

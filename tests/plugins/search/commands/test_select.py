@@ -32,7 +32,7 @@ def test_prints_what_was_selected(command, indexed):
     run = indexed[0]
     shown = " ".join(command("select", run.folder, "-n", 201).stdout.split())
     assert "the first 200 of 200" not in shown
-    assert "200 of 200 images, the most distinct: each of all is within 0 of one of them" in shown
+    assert "200 of 200 images, the most distinct: every image is within 0 of one of them" in shown
     shown = " ".join(command("select", run.folder, "-n", 2, "--kind", "central").stdout.split())
     assert "20 of 200 images, the nearest to the centers of 10 classes" in shown
     shown = " ".join(command("select", run.folder, "-n", 2, "--kind", "outliers").stdout.split())
@@ -52,7 +52,7 @@ def test_ids_of_vectors_are_selected(command, tmp_path):
     assert told[4]["distance"] == 0
     shown = " ".join(command("select", run, "-n", 9).stdout.split())
     assert "7 of 7 vectors" in shown
-    assert "the last 3, at a distance of 0, are copies of others" in shown
+    assert "the last 3 are copies, at a distance of 0" in shown
     done = command("select", run, "--sheet", tmp_path / "a.png")
     assert done.returncode == 2
     assert "has vectors, no image files" in done.stderr

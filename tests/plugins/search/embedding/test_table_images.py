@@ -88,5 +88,5 @@ def test_boxes_are_indexed_and_found(runs, table, tmp_path):
 
 def test_several_processes_cut_nothing(runs, table, tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext_search.query.search_index.num_processes", lambda: 2)
-    with pytest.raises(ConfigError, match=r"one process cuts the images of a table; leave out torchrun"):
+    with pytest.raises(ConfigError, match=r"the images of a table are cut by one process; leave out torchrun"):
         load_run(runs[0], device="cpu", store=tmp_path / "collection").index(table)

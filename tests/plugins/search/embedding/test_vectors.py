@@ -205,7 +205,7 @@ def test_the_vectors_of_validation_choose_the_epoch(file, tmp_path, without_repo
     assert "validation" not in last["images"]
     assert any("100 of vectors:" in text and "select_on=split" in text for text in last["warnings"])
     without = [f"data.name=vectors:{file}", "data.split=image", *choose]
-    with pytest.raises(ConfigError, match="evaluation.select_on: found 'split', but vectors:.* has no validation"):
+    with pytest.raises(ConfigError, match="evaluation.select_on: found 'split', and vectors:.* has no validation"):
         train("fit/vectors", out=tmp_path / "none", overrides=typed(without), device="cpu")
 
 
@@ -294,7 +294,7 @@ def test_the_command_line_from_the_file_to_an_answer(pml_ext_command, file, tmp_
     ("line", "message"),
     [
         ("query RUN digits/3 --picture a.png", "which have no pictures; leave it out"),
-        ("cluster RUN FILE --clusters 2", "was trained on vectors, which have no pixels; this needs a run of images"),
+        ("cluster RUN FILE --clusters 2", "was trained on vectors, which have no pixels; name a run of images"),
         ("embed RUN FILE -o out.npz --store X", "--store goes with images"),
         ("embed RUN FILE -o parts --part 1/1", "which have no pixels"),
         ("embed RUN FOLDER -o out.npz", "not a regular file; wanted vectors:FILE"),

@@ -88,11 +88,11 @@ def test_a_few_new_classes_beside_trained_ones(new, made_up, tmp_path):
     found = calibrated(enrolled, "id", "embeddings", Wanted(0.3, "center"), trained, refit=Refitted(features))
     assert found.other_classes == (60 if new < 4 else 4)
     if new == 1:
-        with pytest.raises(DataError, match="1 class can promise 50.8 %, and 10 % takes 11; type --far 0.51"):
+        with pytest.raises(DataError, match="1 class can promise 50.8 %, and 10 % needs 11; type --far 0.51"):
             calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center"), trained)
         least = calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center", strict=False), trained)
         assert (least.far, least.expected) == (0.1, pytest.approx(0.5 * 60 / 59))
-        assert "A promise of 10 % takes 11 classes" in str(least)
+        assert "A promise of 10 % needs 11 classes" in str(least)
 
 
 def test_images_without_a_class_are_not_enrolled(made_up, tmp_path):

@@ -65,5 +65,5 @@ def test_a_run_whose_metrics_cannot_be_written_keeps_its_threshold(runs, tmp_pat
     from pml_ext_search.open_set.identify import Identifier
 
     threshold = Identifier(run.search_index, run.loaded, told.append).calibration(0.6).threshold
-    assert "is not in metrics and report: " in told[-2] + told[-1]
+    assert "could not be added to metrics and report: " in told[-2] + told[-1]
     assert Identifier(run.search_index, run.loaded, told.append).calibration().threshold == threshold

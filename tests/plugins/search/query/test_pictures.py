@@ -41,7 +41,7 @@ def test_answers_whose_photograph_is_gone_are_answers(command, photos, damage, a
     assert "pml-ext: warning: the picture has a placeholder for an image" in done.stderr
     assert str(place / whole["paths"][2]) in done.stderr
     gone = not (place / whole["paths"][2]).exists()
-    assert ("1 of 5 answers are gone since they were indexed" in done.stderr) == gone
+    assert ("1 of 5 answers no longer exist" in done.stderr) == gone
     with Image.open(run / "query.png") as picture:
         assert picture.size[0] > 300
 

@@ -19,6 +19,7 @@ from pml_ext_train.launch.launch import train
 
 from ....overrides import typed
 from ..conftest import made_up
+from ..drawings import write_some
 
 
 def test_queries_find_their_class_and_not_themselves(indexed, folder):
@@ -191,3 +192,15 @@ def test_a_query_is_left_out_by_its_path_and_not_by_its_number():
     results = [SearchResult(9, "a.png", "", 0.0), SearchResult(4, "b.png", "", 0.1)]
     (answer,) = answers_of(["/photos/a.png"], [image], [results], QueryOptions(k=1), "")
     assert answer.paths == ["b.png"]
+
+
+@pytest.mark.parametrize(("made", "asked"), [("Zoe\u0308", "Zo\u00eb"), ("Zo\u00eb", "Zoe\u0308")])
+def test_a_class_is_found_by_either_unicode_form(make, tmp_path, made, asked):
+    write_some(tmp_path / "images", range(14))
+    (tmp_path / "images" / "class 1").rename(tmp_path / "images" / made)
+    run = make()
+    run.index(tmp_path / "images")
+    query = next((tmp_path / "images").glob("class 2/*"))
+    (answer,) = run.query(query, 2, within=asked)
+    assert answer.classes == ["Zo\u00eb"] * 2
+    assert run.match([query], tmp_path / "answers.jsonl", 2, within=asked) == (1, 2)

@@ -133,7 +133,7 @@ def test_outliers_of_two_and_of_one():
     points = torch.eye(2)
     found = outliers(points, 5)
     assert (found.rows.tolist(), found.distances.tolist()) == ([0, 1], [2**0.5, 2**0.5])
-    with pytest.raises(DataError, match="photos: found one image; outliers need two or more"):
+    with pytest.raises(DataError, match="photos: one image; outliers need at least two"):
         select(embedded(points[:1]), 5, "outliers")
 
 

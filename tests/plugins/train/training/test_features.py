@@ -262,7 +262,7 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
         assert sum(passed) == (images == photos)
     (database,) = (tmp_path / "cache").glob("pml_ext/features/*/keys.sqlite")
     database.write_bytes(b"damaged")
-    with pytest.warns(StoreWarning, match="features are computed, and not kept: .*damaged"):
+    with pytest.warns(StoreWarning, match="features could not be cached: .*damaged"):
         found = load_run(tmp_path / "run", store=tmp_path / "last").embed(photos)
     torch.testing.assert_close(found, expected.embeddings, atol=1e-5, rtol=0)
 
