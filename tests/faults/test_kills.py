@@ -68,7 +68,7 @@ def test_a_signal_leaves_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd
     assert kills.execute(scenario, out, at, how=number) == 128 + number
     error = capfd.readouterr().err.splitlines()[-1]
     assert f"stopped by {number.name}" in error
-    assert f"go on with the same command with --out {out}" in error
+    assert f"resume with the same command and --out {out}" in error
     assert error.endswith("--resume")
     kept = {path.name for path in (out / "checkpoints").iterdir()}
     assert ("within.pt" in kept) == (number == signal.SIGINT)  # a validation is finished, and last.pt written

@@ -210,7 +210,7 @@ def test_triplets_that_conflict_need_a_loss_of_triplets(lists, tmp_path):
     listed = tmp_path / "triplets.csv"
     listed.write_text("\n".join([head, *rows, f"{anchor},{other},{positive},train"]))
     settings = [f"data.name=triplets:{listed}", f"data.vectors={lists}/digits.npz", "schedule.epochs=1"]
-    with pytest.raises(ConfigError, match="pml/multi-similarity cannot train on .* take pml/triplet-margin, which"):
+    with pytest.raises(ConfigError, match="pml/multi-similarity cannot train on .* use pml/triplet-margin, which"):
         run(lists, "triplets", tmp_path / "run", *settings, "loss.name=pml/multi-similarity")
     assert run(lists, "triplets", tmp_path / "run", *settings)["after"]
 
