@@ -50,7 +50,7 @@ def test_a_trunk_that_was_trained_further_is_refused(tmp_path):
     trunk = hf_trunk(3, 32, str(tmp_path), "DEFAULT", PROJECTED)
     with torch.no_grad():
         next(trunk.parameters()).add_(1e-6)
-    with pytest.raises(ConfigError, match="it was trained further, or the pair is another one now"):
+    with pytest.raises(ConfigError, match="it was trained further, or the pair has changed"):
         text_encoder(table_of(tmp_path), trunk, CPU)
 
 
