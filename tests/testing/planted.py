@@ -286,7 +286,7 @@ BUGS = [
         pull=lambda self, gap, near: (softplus(-self.alpha * gap) * near).sum(1) / (near.sum(1) + 1),
     ),
     plant("settings", "scale=0 gives what", Scaled),
-    plant("state_dict", "the next loss is", Deviance, values=kept),
+    plant("state_dict", "the next loss differs", Deviance, values=kept),
     plant("eval_keeps_state", "changes steps of its state", Scaled, values=counted),
     plant(
         "tensors_are_registered", "register_buffer", Scaled, register_buffer=lambda self, *named: setattr(self, *named)

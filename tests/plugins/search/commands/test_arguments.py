@@ -72,5 +72,5 @@ def test_an_empty_argument_is_not_the_folder_at_hand(command, runs, few, monkeyp
     monkeypatch.chdir(few[0])
     for arguments in (["index", runs[0], ""], ["embed", runs[0], "", "-o", "points.npz"], ["query", "", "a.png"]):
         done = command(*arguments)
-        text = f"pml-ext: argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
-        assert (done.returncode, done.stderr) == (2, f"{text}; leave it out, or say what is meant\n")
+        text = f"pml-ext: argument {arguments.index('') + 1} is empty, perhaps from an unset variable"
+        assert (done.returncode, done.stderr) == (2, f"{text}; leave it out, or give a value\n")

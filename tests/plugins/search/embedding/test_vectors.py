@@ -203,7 +203,7 @@ def test_the_vectors_of_validation_choose_the_epoch(file, tmp_path, without_repo
     assert chosen["images"]["validation"]["images"] == 100
     (last,) = train("fit/vectors", out=tmp_path / "last", overrides=typed(settings), device="cpu")
     assert "validation" not in last["images"]
-    assert any("100 of vectors:" in text and "select_on=split" in text for text in last["warnings"])
+    assert any("100 validation images of vectors:" in text and "select_on=split" in text for text in last["warnings"])
     without = [f"data.name=vectors:{file}", "data.split=image", *choose]
     with pytest.raises(ConfigError, match="evaluation.select_on: found 'split', and vectors:.* has no validation"):
         train("fit/vectors", out=tmp_path / "none", overrides=typed(without), device="cpu")
@@ -218,7 +218,7 @@ def test_a_run_resumes_with_the_same_vectors_alone(file, tmp_path, without_repor
     columns = dict(np.load(mine))
     columns["embeddings"][0] += 1
     np.savez(mine, **columns)
-    with pytest.raises(DataError, match="the vectors are not those of this run: .* has other vectors or labels"):
+    with pytest.raises(DataError, match="the vectors have changed since the run began: .* has other vectors or labels"):
         train("fit/vectors", overrides=typed([*settings, "schedule.epochs=3"]), **again)
 
 

@@ -136,7 +136,7 @@ BUGS = {
         Command("tests.plugins.train.cli.test_contracts:nothing", "x"),
         "the command 'bug' of the plugin",
     ),
-    "untyped": ("command", Command("tests.plugins.train.cli.test_contracts:untyped", "x"), "its --help stops"),
+    "untyped": ("command", Command("tests.plugins.train.cli.test_contracts:untyped", "x"), "its --help fails"),
 }
 
 

@@ -105,7 +105,7 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
         ),
         (['model.freeze={until="7x"}'], "no block of the trunk '7x'"),
         (['model.freeze={until="4", gigabyte=1}'], "no key 'gigabyte'"),
-        ([cut(), "model.trunk.weights=random", "model.init=other"], "features are kept of pretrained trunks alone"),
+        ([cut(), "model.trunk.weights=random", "model.init=other"], "features are cached for pretrained trunks only"),
         (["model.views=2"], "goes with freeze = 'trunk' or a cut"),
         (
             ['stages=[{epochs=1, loss={name="cbml"}}, {epochs=1, loss={name="cbml"}, freeze={until="4"}}]'],
