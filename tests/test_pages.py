@@ -159,6 +159,7 @@ def test_the_recipe_of_a_section_trains(name, heading, tmp_path, without_report)
 
 @pytest.mark.parametrize("file", CLAIMS, ids=lambda file: file.stem)
 def test_the_recipes_behind_the_measurements_are_valid(file):
+    pytest.importorskip("timm")
     for name in variant_tables(str(file)):
         assert load_recipe(name).description
 

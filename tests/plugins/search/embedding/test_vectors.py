@@ -205,7 +205,7 @@ def test_the_vectors_of_validation_choose_the_epoch(file, tmp_path, without_repo
     assert "validation" not in last["images"]
     assert any("100 validation images of vectors:" in text and "select_on=split" in text for text in last["warnings"])
     without = [f"data.name=vectors:{file}", "data.split=image", *choose]
-    with pytest.raises(ConfigError, match="evaluation.select_on: found 'split', and vectors:.* has no validation"):
+    with pytest.raises(ConfigError, match="evaluation.select_on: found 'split', but vectors:.* has no validation"):
         train("fit/vectors", out=tmp_path / "none", overrides=typed(without), device="cpu")
 
 

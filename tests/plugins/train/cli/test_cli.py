@@ -54,7 +54,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
             ["train"],
             "no recipe given; type pml-ext train cbml/digits, for example, or for data",
         ),
-        (["train", "--images", "my photos", "--seed", "1"], "to have one chosen for your data, type: pml-ext fit 'my photos'"),
+        (["train", "--images", "my photos", "--seed", "1"], "for your data, type: pml-ext fit 'my photos'"),
         (["train", "--vectors=mine.npz"], "--vectors: train needs a recipe; to have one chosen"),
         (["train", "cbml/digits", "--set", "loss=cbml"], "loss=cbml: loss is a table; type --set loss.name=cbml"),
         (["train", "cbml/digits", "--set", "data.name={tmp}"], "type --set data.name=folder:"),
