@@ -212,7 +212,9 @@ def test_a_collection_without_the_table_of_damaged_files_is_read(make, images):
         assert make().embed_folder(images).new == 0
 
 
-def test_a_query_of_a_folder_says_little_of_damaged_files(images, command):
+def test_a_query_of_a_folder_says_little_of_damaged_files(images, command, tmp_path, monkeypatch):
+    pytest.importorskip("timm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_some(images, range(8))
     write_damaged(images)
     first = command("query", images, next(images.glob("class 1/*")), "--json")
