@@ -150,9 +150,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     known = list(dict.fromkeys(known))
     name = shortened(name, 100)
     lowered = {other.lower(): other for other in reversed(known)}
-    near = []
-    for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4):
-        near.append(lowered[match])
+    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
     for other in known:
         if other.rsplit("/", 1)[-1] == name and other not in near:
             near.append(other)
@@ -182,13 +180,7 @@ def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> MissingE
 
 def printable(text: str) -> str:
     """Escape line breaks, control characters, and bytes of file names that are not UTF-8."""
-    letters = []
-    for letter in text:
-        if letter.isprintable():
-            letters.append(letter)
-        else:
-            letters.append(letter.encode("unicode_escape").decode())
-    return "".join(letters)
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 
 def shortened(text: object, most: int = 600) -> str:

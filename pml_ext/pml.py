@@ -222,20 +222,16 @@ def converted_settings(
     ``weights`` of ``ClassWeightedReducer`` become a tensor indexed by label. A list with one weight for each of the
     sorted ``class_labels`` is spread over them; a list of another length is already indexed by label.
     """
-    converted = dict(settings)
     weights = settings.get("weights")
     if not issubclass(cls, reducers.ClassWeightedReducer) or not isinstance(weights, (list, tuple)):
-        return converted
+        return dict(settings)
     if not all(isinstance(weight, (int, float)) for weight in weights):
         raise ValueError(f"weights of pml/class-weighted must be numbers, one for each class; got {weights!r}")
     values = torch.tensor(weights, dtype=torch.float64)
-    if class_labels is None or len(weights) != len(class_labels):
-        converted["weights"] = values
-        return converted
-    by_label = torch.zeros(max(class_labels) + 1, dtype=torch.float64)
-    by_label[class_labels] = values
-    converted["weights"] = by_label
-    return converted
+    if class_labels is not None and len(weights) == len(class_labels):
+        by_label = torch.zeros(max(class_labels) + 1, dtype=torch.float64)
+        values = by_label.index_copy_(0, torch.tensor(class_labels), values)
+    return {**settings, "weights": values}
 
 
 def check_class_weights(loss: nn.Module, accepted: Collection[int], classes: int) -> None:
@@ -271,11 +267,11 @@ def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, class
             "pml/hierarchical needs labels of two levels, and a run's images have one class each; type "
             '--set sampler.name=tree, with [data] relation = "hierarchy"'
         )
-    m = settings.get("m")
-    if not issubclass(cls, samplers.MPerClassSampler) or not isinstance(m, int) or m <= 0:
+    drawn = most_of_batch(cls, settings, classes)
+    if drawn is None or drawn <= 0:
         return
-    available = min(batch_size, classes * m)
-    most = max(m, available // m * m)
+    m = settings["m"]
+    most = max(m, min(batch_size, drawn) // m * m)
     if most != batch_size:
-        limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
+        limit = f"{classes} classes x m = {m} gives at most {drawn} images a batch, in multiples of {m}"
         raise ValueError(f"found batch_size = {batch_size}; {limit}: --set sampler.batch_size={most}")

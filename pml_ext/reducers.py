@@ -27,10 +27,9 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
         """Sum / divisor; for divisor 0, 0 with gradient 0, except that NaN is propagated."""
-        if len(losses):
-            total = losses.sum()
-        else:
-            total = losses.sum() + (embeddings * 0).sum()
+        total = losses.sum()
+        if not len(losses):
+            total = total + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
             return _divide_or_zero(total, divisor)
         if divisor:
@@ -46,13 +45,8 @@ class SumOfReducers(MultipleReducers):  # type: ignore[misc]
     def forward(self, loss_dict: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
         """The sum of the values."""
         self.reset_stats()
-        values: list[Tensor] = []
-        for name, info in loss_dict.items():
-            values.append(reducer_of(self, name)({name: info}, embeddings, labels))
-        total, *others = values
-        for value in others:
-            total = total + value
-        return total
+        first, *others = [reducer_of(self, name)({name: info}, embeddings, labels) for name, info in loss_dict.items()]
+        return sum(others, first)
 
 
 # PML's reducers that can be computed from row sums of a matrix of elements.

@@ -39,10 +39,7 @@ class GroupSampler(Sampler[int]):
 
     def __init__(self, members: Members, batch_size: int, length: int, seed: int) -> None:
         check_count(self, "batch_size", batch_size)
-        if members:
-            images = len(np.unique(np.concatenate(members)))
-        else:
-            images = 0
+        images = len(np.unique(np.concatenate(members))) if members else 0
         if batch_size > images:
             name = type(self).__name__
             raise ValueError(f"batch_size of {name} must be at most the {images} images with labels; got {batch_size}")

@@ -42,10 +42,7 @@ def check_number(
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
     """ValueError unless a setting of an object, or of a class by name, is an integer >= ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        if isinstance(owner, str):
-            who = owner
-        else:
-            who = type(owner).__name__
+        who = owner if isinstance(owner, str) else type(owner).__name__
         raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
 
 
@@ -113,10 +110,7 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
         functions = [vars(base)["__init__"] for base in bases if not base.__module__.startswith("torch.")]
     settings: dict[str, inspect.Parameter] = {}
     for function in functions:
-        if isinstance(function, functools.partial):
-            inner = function.func
-        else:
-            inner = function
+        inner = function.func if isinstance(function, functools.partial) else function
         names = getattr(inspect.unwrap(inner), "__globals__", {})
         parameters = list(inspect.signature(function).parameters.values())
         if isinstance(target, type):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,12 +35,7 @@ class MetricArguments:
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments that are known."""
-        known = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is not None:
-                known[each.name] = value
-        return known
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Clusterings:

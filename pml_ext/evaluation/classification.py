@@ -91,10 +91,7 @@ def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Pa
 
 def _nearest_relatives(name: str, parents: Parents, descendants: Mapping[str, set[str]]) -> set[str]:
     for level in ancestors(name, parents):
-        relatives: set[str] = set()
-        for ancestor in level:
-            relatives |= descendants[ancestor]
-        relatives.discard(name)
+        relatives = set[str]().union(*(descendants[ancestor] for ancestor in level)) - {name}
         if relatives:
             return relatives
     return set()

@@ -59,10 +59,7 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
             f"got {sides[0].dtype} and {sides[1].dtype}"
         )
     keys = np.concatenate(sides)
-    if keys.dtype.kind == "i":
-        has_group = keys >= 0
-    else:
-        has_group = keys != ""
+    has_group = keys >= 0 if keys.dtype.kind == "i" else keys != ""
     if len(keys) and not has_group.any():
         raise ValueError("no item has a group: all are negative or empty; leave the groups out")
     numbers = np.full(len(keys), -1, dtype=np.int64)

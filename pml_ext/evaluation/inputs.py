@@ -12,6 +12,7 @@ from ..pairwise import labels_as_tensor
 from ..pml import EQUALITY
 from ..relations import NegativesOnly, Relation
 from .groups import groups_of
+from .neighbors import check_embeddings
 from .retrieval import Comparison, Sides
 
 
@@ -52,13 +53,7 @@ class Inputs:
         ``axis``: 0 for the rows of a relation's matrix, the queries; 1 for its columns.
         """
         points = torch.as_tensor(points, device=self.device).detach().float()
-        if points.ndim != 2:
-            raise ValueError(f"{name} has the shape {list(points.shape)}; wanted embeddings [N, D]")
-        bad_rows = int((~points.isfinite().all(-1)).sum())
-        if bad_rows:
-            raise ValueError(
-                f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
-            )
+        check_embeddings(name, points)
         if self.relation is not None:
             if self.relation.num_classes is not None or isinstance(self.relation, NegativesOnly):
                 labels = _without_column(labels)

@@ -205,44 +205,33 @@ def metrics_of(
 
     ``levels``: additional levels of a tree for recall. ``verification``: whether to include the metrics of pairs.
     """
-    recall_at = _counts("recall_at", recall_at)
-
-    def recall(k: int) -> Metric:
-        name = f"recall_at_{k}"
-        return Metric(name, title_of(name), lambda right, _: recall_at_k(right, k), k, lone_queries=True)
-
-    def precision(k: int) -> Metric:
-        name = f"precision_at_{k}"
-        return Metric(name, title_of(name), lambda right, _: precision_at_k(right, k), k)
-
-    def graded(k: int) -> Metric:
-        name = f"ndcg_at_{k}"
-        return Metric(name, title_of(name), ndcg, k, graded=True)
-
-    def recall_at_level(k: int, level: int) -> Metric:
-        name = f"recall_at_{k}_level_{level}"
-        return replace(recall(k), name=name, title=title_of(name), level=level)
-
-    def with_clusters(metric: Metric, count: int) -> Metric:
-        name = f"{metric.name}_{count}"
-        return replace(metric, name=name, title=title_of(name), clusters=count, pml_name="")
-
-    cluster_counts = _counts("clusters_per_class", clusters_per_class)
-    ndcg_at = _counts("ndcg_at", ndcg_at)
-    precision_at = _counts("precision_at", precision_at)
-
-    table = [*map(recall, recall_at), *map(precision, precision_at), *map(graded, ndcg_at)]
+    recalls = []
+    for k in _counts("recall_at", recall_at):
+        recalls.append(_at("recall", k, lambda right, _, k=k: recall_at_k(right, k), lone_queries=True))
+    table = list(recalls)
+    for k in _counts("precision_at", precision_at):
+        table.append(_at("precision", k, lambda right, _, k=k: precision_at_k(right, k)))
+    table += [_at("ndcg", k, ndcg, graded=True) for k in _counts("ndcg_at", ndcg_at)]
     for level in levels:
-        for k in recall_at:
-            table.append(recall_at_level(k, level))
+        table += [_variant(metric, f"level_{level}", level=level) for metric in recalls]
     table += _METRICS
-    for count in cluster_counts:
-        for metric in _METRICS:
-            if count > 1 and metric.clusters and metric.in_runs:
-                table.append(with_clusters(metric, count))
+    clustered = [metric for metric in _METRICS if metric.clusters and metric.in_runs]
+    for count in _counts("clusters_per_class", clusters_per_class):
+        if count > 1:
+            table += [_variant(metric, str(count), clusters=count, pml_name="") for metric in clustered]
     if verification:
         table += _OF_PAIRS
     return table
+
+
+def _at(name: str, k: int, function: Callable[..., Any], **more: Any) -> Metric:
+    """Return a metric of the k nearest neighbors."""
+    return Metric(f"{name}_at_{k}", title_of(f"{name}_at_{k}"), function, k, **more)
+
+
+def _variant(metric: Metric, suffix: str, **changes: Any) -> Metric:
+    name = f"{metric.name}_{suffix}"
+    return replace(metric, name=name, title=title_of(name), **changes)
 
 
 def title_of(name: str) -> str:

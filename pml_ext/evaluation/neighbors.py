@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..pairwise.batch import describe
+
 if TYPE_CHECKING:
     from ..pml import BaseDistance
 
@@ -22,6 +24,17 @@ _LISTS_SEARCHED = 16  # of an inverted index, by each vector
 _FAISS_GPU_NEIGHBORS = 2048  # largest k of faiss on a GPU
 
 Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
+
+
+def check_embeddings(name: str, points: Tensor) -> None:
+    """Raise ValueError unless points are finite floating point numbers, ``[N, D]``."""
+    if points.ndim != 2 or not points.is_floating_point():
+        raise ValueError(f"{name} must be floating point numbers of shape [N, D]; got {describe(points)}")
+    bad_rows = int((~points.isfinite().all(-1)).sum())
+    if bad_rows:
+        raise ValueError(
+            f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
+        )
 
 
 def has_faiss() -> bool:
@@ -66,6 +79,10 @@ class NearestNeighbors:
         """
         _, distances, indices = next(self.tiles(query, k, reference, ref_includes_query, max(1, len(query))))
         return distances, indices
+
+    def among(self, query: Tensor, reference: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+        """Return ``find(rows, k)``, which searches the references for some of the queries."""
+        return lambda rows, k: self.search(query[rows], k, reference)
 
     def tiles(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False, rows: int | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, shortened
@@ -40,7 +41,7 @@ def needs_clusters(metric: Callable[..., Any]) -> bool:
 
 def value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
     """Compute a plugin's metric from copies of the arguments; errors name metric and plugin."""
-    given = {key: _copied(value) for key, value in arguments.items()}
+    given = tree_map_only(Tensor, Tensor.clone, arguments)
     try:
         value = function(**given)
         if not _is_number(value):
@@ -49,16 +50,6 @@ def value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -
         plugin, _ = registry.find("metric", name)
         problem = f"the metric {name!r} of the plugin {plugin!r} failed: {one_line(error)}"
         raise PluginError(f"{problem} (its hook is pml_ext_metrics; PML_EXT_BLOCK={plugin} leaves it out)") from error
-    return value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, tuple):
-        return tuple(map(_copied, value))
-    if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
     return value
 
 

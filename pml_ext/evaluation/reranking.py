@@ -63,22 +63,14 @@ class QueryExpansion:
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
         """Return the search of the expanded queries; see :class:`Reranking`."""
-
-        def find_plain(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-            return search.search(query[rows], k, reference)
-
+        find = search.among(query, reference)
         every = torch.arange(len(query), device=query.device)
         columns = min(self.k, len(reference) - int(itself))
         parts = []
         for rows in search.slices(len(query), self.k * reference.shape[1]):
-            _, indices = neighbors_outside(find_plain, groups, every[rows], itself, columns, len(reference))
+            _, indices = neighbors_outside(find, groups, every[rows], itself, columns, len(reference))
             parts.append(self.expanded(query[rows], reference[indices], indices >= 0))
-        expanded = torch.cat(parts)
-
-        def find(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-            return search.search(expanded[rows], k, reference)
-
-        return find
+        return search.among(torch.cat(parts), reference)
 
     def expanded(self, query: Tensor, nearest: Tensor, exists: Tensor) -> Tensor:
         """Return expanded queries ``[Q, D]`` from the nearest items ``[Q, k, D]``; some may be missing."""

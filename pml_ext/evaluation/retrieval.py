@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..pml import EQUALITY
 from ..relations import Hierarchy, Relation
-from .groups import Find, Groups, neighbors_outside, right_in_own_group
+from .groups import Groups, neighbors_outside, right_in_own_group
 from .metrics import Metric, relevant_counts
 from .neighbors import NearestNeighbors
 from .reranking import Reranking
@@ -202,10 +202,7 @@ class MetricSearch:
         """Search, compute each metric's values, and return the neighbors to keep."""
         graded = [metric for metric in self.metrics if metric.metric.graded]
         for metric in graded:
-            if self.sides.groups is None:
-                metric.ideal = self._greatest_gains(metric.columns)[self.classes.class_of_query.cpu()]
-            else:
-                metric.ideal = self._greatest_gains_outside_groups(metric.columns)
+            metric.ideal = self._greatest_gains(metric.columns)
 
         for rows, distances, indices in self._tiles(knn_func):
             tile = TileOfNeighbors(self.sides.query_labels[rows], self.sides.reference_labels, indices, self.compare)
@@ -220,20 +217,15 @@ class MetricSearch:
         return self.neighbors
 
     def _trees(self) -> dict[int, Hierarchy]:
-        trees: dict[int, Hierarchy] = {}
-        if isinstance(self.relation, Hierarchy):
-            for metric in self.metrics:
-                level = metric.metric.level
-                if level:
-                    trees[level] = self.relation.at(level)
-        return trees
+        if not isinstance(self.relation, Hierarchy):
+            return {}
+        levels = {metric.metric.level for metric in self.metrics} - {0}
+        return {level: self.relation.at(level) for level in levels}
 
     def not_lone_at_levels(self) -> dict[int, Tensor]:
         """Which queries have a right item in the gallery, ``[Q]``, by level of the tree."""
-        not_lone = {}
-        for level, tree in self.trees.items():
-            not_lone[level] = ~query_classes(self.sides, tree.positive, tree).lone_query
-        return not_lone
+        classes = {level: query_classes(self.sides, tree.positive, tree) for level, tree in self.trees.items()}
+        return {level: ~each.lone_query for level, each in classes.items()}
 
     def _tiles(self, knn_func: Any) -> Iterator[tuple[slice, Tensor, Tensor]]:
         sides = self.sides
@@ -272,10 +264,7 @@ class MetricSearch:
             yield slice(0, count), distances, indices
             return
 
-        def find_plain(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-            return knn_func.search(sides.query[rows], k, sides.reference)
-
-        find: Find = find_plain
+        find = knn_func.among(sides.query, sides.reference)
         if self.reranking is not None:
             query = torch.nn.functional.normalize(sides.query)
             reference = torch.nn.functional.normalize(sides.reference)
@@ -285,41 +274,28 @@ class MetricSearch:
             distances, indices = neighbors_outside(find, groups, every[rows], itself, columns, len(sides.reference))
             yield rows, distances, indices
 
-    def _greatest_gains_outside_groups(self, k: int) -> Tensor:
+    def _greatest_gains(self, k: int) -> Tensor:
+        """The k greatest gains in each query's gallery, ``[Q, k]``, on the CPU.
+
+        Without groups they are computed once per class.
+        """
         sides = self.sides
-        assert sides.groups is not None
         if self.relation is None:
             return (torch.arange(k) < self.classes.relevant[:, None]).to(torch.float64)
+
+        queries = torch.arange(len(sides.query), device=sides.query.device)
+        if sides.groups is None:  # one query of each class
+            queries = torch.empty_like(self.classes.counts).index_copy_(0, self.classes.class_of_query, queries)
         tops = []
-        for rows in torch.split(torch.arange(len(sides.query), device=sides.query.device), _CLASSES):
+        for rows in torch.split(queries, _CLASSES):
             gains = self.relation.matrix(sides.query_labels[rows], sides.reference_labels).nan_to_num()
-            own = sides.groups.query[rows][:, None]
-            gains = gains.masked_fill((own == sides.groups.reference) & (own >= 0), 0)
+            if sides.groups is not None:
+                own = sides.groups.query[rows][:, None]
+                gains = gains.masked_fill((own == sides.groups.reference) & (own >= 0), 0)
             if sides.ref_includes_query:
                 gains[torch.arange(len(rows)), rows] = 0
             tops.append(gains.topk(k, dim=1).values.to("cpu", torch.float64))
-        return torch.cat(tops)
-
-    def _greatest_gains(self, k: int) -> Tensor:
-        """The k greatest gains in the gallery for each class, without the query, ``[C, k]``, on the CPU."""
-        itself = int(self.sides.ref_includes_query)
-        if self.relation is None:
-            found = (self.classes.counts - itself).clamp(min=0).cpu()
-            return (torch.arange(k) < found[:, None]).to(torch.float64)
-
-        tops = []
-        for part in torch.split(self.classes.classes, _CLASSES):
-            weights = self.relation.matrix(part, self.sides.reference_labels).nan_to_num()
-            top = weights.topk(min(k + itself, weights.shape[1]), dim=1).values
-            if itself:
-                weight_of_itself = self.relation.weights(part, part).nan_to_num()
-                top = _without_first(top, weight_of_itself)
-            tops.append(top.to("cpu", torch.float64))
-        return torch.cat(tops)
-
-
-def _without_first(top: Tensor, value: Tensor) -> Tensor:
-    removed = top == value[:, None]
-    removed &= removed.cumsum(1) == 1
-    removed[:, -1] |= ~removed.any(1)
-    return top[~removed].view(len(top), -1)
+        greatest = torch.cat(tops)
+        if sides.groups is None:
+            return greatest[self.classes.class_of_query.cpu()]
+        return greatest

@@ -22,8 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..pairwise.batch import describe
-from .neighbors import evaluating
+from .neighbors import check_embeddings, evaluating
 from .pairs import VerificationPairs, answers
 
 if TYPE_CHECKING:
@@ -45,8 +44,10 @@ def pair_scores(
         references: ``[R, D]``, the rows of the second items; by default the embeddings.
         distance: a distance of PML or of ours; the score is the negative distance, or the similarity.
     """
-    x = _finite("embeddings", embeddings)
-    y = x if references is None else _finite("references", references)
+    x: Tensor = torch.as_tensor(embeddings).detach()
+    y: Tensor = x if references is None else torch.as_tensor(references).detach()
+    check_embeddings("embeddings", x)
+    check_embeddings("references", y)
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"references must have the size of embeddings, {x.shape[1]}; got {y.shape[1]}")
     scores = torch.empty(len(pairs), dtype=torch.float64)
@@ -96,13 +97,12 @@ def verification_metrics(
         ValueError: different lengths, NaN among the scores, pairs of one kind alone, or too few for the folds.
     """
     scores, same = _checked(scores, same)
-    metrics = {**curve_metrics(scores, same, far)}
-    if threshold is not None:
-        metrics["accuracy"] = accuracy_at(scores, same, threshold)
-        if folds is not None:
-            raise ValueError("threshold and folds both say where pairs are accepted; leave out one")
-        return metrics
-    return metrics | fold_metrics(scores, same, folds)
+    if threshold is not None and folds is not None:
+        raise ValueError("threshold and folds both say where pairs are accepted; leave out one")
+    metrics = curve_metrics(scores, same, far)
+    if threshold is None:
+        return metrics | fold_metrics(scores, same, folds)
+    return metrics | {"accuracy": accuracy_at(scores, same, threshold)}
 
 
 def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[str, float]:
@@ -227,15 +227,3 @@ def _scores(x: Tensor, y: Tensor, distance: BaseDistance | None) -> Tensor:
     with evaluating(distance):
         values: Tensor = distance.pairwise_distance(distance.maybe_normalize(x), distance.maybe_normalize(y))
     return (values if distance.is_inverted else -values).cpu().double()
-
-
-def _finite(name: str, values: Any) -> Tensor:
-    points: Tensor = torch.as_tensor(values).detach()
-    if points.ndim != 2 or not points.is_floating_point():
-        raise ValueError(f"{name} must be floating point numbers of shape (rows, size); got {describe(points)}")
-    bad_rows = int((~points.isfinite().all(-1)).sum())
-    if bad_rows:
-        raise ValueError(
-            f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
-        )
-    return points

@@ -30,16 +30,13 @@ class FromMatrix(Relation):
         values = torch.as_tensor(matrix).detach().float()
         if graded:
             is_weight = (values >= 0) & (values <= 1)
+            wanted = "from 0 to 1, and NaN"
         else:
             is_weight = (values == 0) | (values == 1)
-        allowed = values.isnan() | is_weight
-        if not bool(allowed.all()):
-            found = float(values[~allowed][0])
-            if graded:
-                more = "from 0 to 1, and NaN"
-            else:
-                more = "1, 0 and NaN; graded=True allows weights between"
-            raise ValueError(f"matrix of FromMatrix has the value {found:g}; wanted {more}")
+            wanted = "1, 0 and NaN; graded=True allows weights between"
+        wrong = values[~(values.isnan() | is_weight)]
+        if len(wrong):
+            raise ValueError(f"matrix of FromMatrix has the value {float(wrong[0]):g}; wanted {wanted}")
         self.by_label = by_label
         self.graded = graded
         self.needs_labels = by_label

@@ -92,11 +92,7 @@ def _numbers_of_ancestors(paths: Sequence[tuple[str, ...]], depth: int) -> Tenso
     for path in paths:
         missing_levels = depth - len(path)
         filled = path + ("",) * missing_levels
-        row = []
-        for level in range(1, depth + 1):
-            ancestor = filled[:level]
-            row.append(numbers.setdefault(ancestor, len(numbers)))
-        rows.append(row)
+        rows.append([numbers.setdefault(filled[:level], len(numbers)) for level in range(1, depth + 1)])
     return torch.tensor(rows)
 
 

@@ -78,25 +78,23 @@ class Subject:
         return registry.capabilities(self.make())
 
     @functools.cached_property
+    def accepted(self) -> dict[str, inspect.Parameter]:
+        """The settings that the class accepts; empty for an instance."""
+        return {} if self.cls is None else registry.settings_of(self.cls)
+
+    @functools.cached_property
     def has_class_rows(self) -> bool:
         """Whether labels index a tensor: it has a row per class, or several if the component names num_classes."""
-        return _has_class_rows(self.make(), self.classes)
-
-
-def names_classes(component: Any) -> bool:
-    """Return whether a component has a setting or an attribute ``num_classes``."""
-    return hasattr(component, "num_classes") or "num_classes" in registry.settings_of(type(component))
-
-
-def _has_class_rows(component: Any, classes: int) -> bool:
-    if not isinstance(component, torch.nn.Module):
-        return False
-    several = names_classes(component)  # whether there may be several rows per class
-    for tensor in (*component.parameters(), *component.buffers()):
-        if any(length == classes or (several and length and length % classes == 0) for length in tensor.shape):
-            return True
-    attributes = [value for value in vars(component).values() if isinstance(value, torch.Tensor)]
-    return any(value.ndim > 0 and len(value) == classes for value in attributes)  # such as a weight per class
+        component = self.make()
+        if not isinstance(component, torch.nn.Module):
+            return False
+        several = hasattr(component, "num_classes") or "num_classes" in registry.settings_of(type(component))
+        for tensor in (*component.parameters(), *component.buffers()):
+            for length in tensor.shape:
+                if length == self.classes or (several and length and length % self.classes == 0):
+                    return True
+        attributes = [value for value in vars(component).values() if isinstance(value, torch.Tensor)]
+        return any(value.ndim > 0 and len(value) == self.classes for value in attributes)  # such as a weight per class
 
 
 Check = Callable[[Subject], str | None]

@@ -198,7 +198,7 @@ def test_the_calculator_takes_its_searchs_distance():
             lambda: verify(torch.full((2, 2), math.nan), pairs_of_classes([0, 0])),
             "2 of 2 rows of embeddings have NaN",
         ),
-        (lambda: verify(torch.ones(3), pairs_of_classes([0, 0])), r"embeddings must be .* \(rows, size\)"),
+        (lambda: verify(torch.ones(3), pairs_of_classes([0, 0])), r"embeddings must be .* \[N, D\]"),
         (lambda: verify(torch.ones(2, 3), pairs_of_classes([0], [0]), torch.ones(1, 2)), "the size of embeddings, 3"),
         (
             lambda: RetrievalAccuracyCalculator(verification="all", relation=SharedLabel()),

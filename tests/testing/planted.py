@@ -281,7 +281,7 @@ BUGS = [
     plant("capabilities", r"unknown capabilities \['refs'\]", ByHand, capabilities=ByHand.capabilities | {"refs"}),
     plant(
         "reference",
-        "the value is",
+        "the value differs",
         ByHand,
         pull=lambda self, gap, near: (softplus(-self.alpha * gap) * near).sum(1) / (near.sum(1) + 1),
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ... import pml
+from ...pairwise.batch import describe
 from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call, call_forms, compute, error_summary, is_random, needs, outcome, seeded, used
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients, weighted
@@ -75,11 +75,7 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
     except Exception:
         return
     if not isinstance(terms, dict) or not all(isinstance(info, dict) for info in terms.values()):
-        if isinstance(terms, Tensor):
-            shown = f"a tensor of shape {tuple(terms.shape)}"
-        else:
-            shown = repr(terms)[:80]
-        raise AssertionError(f"compute_loss returns {shown}; {_WANTED}")
+        raise AssertionError(f"compute_loss returns {describe(terms)}; {_WANTED}")
     for name, info in terms.items():
         if not {"losses", "indices"} <= {*info} or info.get("reduction_type") not in _TYPES:
             kind = info.get("reduction_type")
@@ -346,21 +342,19 @@ def check_gradients(subject: Subject) -> None:
     _compare_with_differences("the embeddings", lambda x: call(component, Batch(x, batch.labels)), batch.embeddings)
     for named in call_forms(subject, batch, other).values():
         if "ref_emb" in named:
-            by_references = functools.partial(_with_references, component, batch, named)
+
+            def by_references(references: Tensor, named: dict[str, Any] = named) -> Any:
+                return call(component, batch, **{**named, "ref_emb": references})
+
             _compare_with_differences("ref_emb", by_references, other.embeddings)
     arguments = (batch.embeddings.detach(), *label_arguments(component, batch.labels))
     for name, parameter in with_noise(subject.make()).named_parameters():  # a metric may begin as the identity
         if parameter.requires_grad:
-            by_parameter = functools.partial(_with_parameter, component, arguments, name)
+
+            def by_parameter(value: Tensor, name: str = name) -> Any:
+                return functional_call(component, {name: value}, arguments)
+
             _compare_with_differences(name, by_parameter, new_leaf(parameter))
-
-
-def _with_references(component: Any, batch: Batch, named: dict[str, Any], references: Tensor) -> Any:
-    return call(component, batch, **{**named, "ref_emb": references})
-
-
-def _with_parameter(component: Any, arguments: tuple[Tensor, ...], name: str, parameter: Tensor) -> Any:
-    return functional_call(component, {name: parameter}, arguments)
 
 
 def _compare_with_differences(name: str, function: Callable[[Tensor], Any], leaf: Tensor) -> None:

@@ -17,7 +17,7 @@ from ... import pml, registry
 from ...errors import ConfigError
 from ..batches import Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call_forms, is_random, outcome, seeded, takes_references
-from ..comparing import all_close, difference, difference_of_rows, gradients, sorted_rows, weighted
+from ..comparing import all_close, close, difference_of_rows, gradients, sorted_rows, weighted
 from ..subject import (
     INHERITED,
     SkipCheck,
@@ -219,9 +219,7 @@ def declared(subject: Subject) -> dict[str, Any]:
     A setting of a base class that the class itself passes on, as in ``super().__init__(alpha=3.0)``, is not its own.
     """
     defaults: dict[str, Any] = {}
-    if subject.cls is None:
-        return defaults
-    for name, parameter in registry.settings_of(subject.cls).items():
+    for name, parameter in subject.accepted.items():
         is_own = parameter.default is not parameter.empty and name not in INHERITED
         if is_own and not _is_passed_on(subject, name, parameter.default):
             defaults[name] = parameter.default
@@ -265,9 +263,7 @@ def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any
 
 def _choices(subject: Subject, name: str) -> list[Any]:
     """Return the values that the annotation of a class's setting lists, ``Literal["mean", "sum"] | None``."""
-    if subject.cls is None:
-        return []
-    annotation = registry.settings_of(subject.cls)[name].annotation
+    annotation = subject.accepted[name].annotation
     parts = [annotation]
     if typing.get_origin(annotation) is not typing.Literal:
         parts = list(typing.get_args(annotation))
@@ -377,21 +373,12 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
     slow = _slow_result(subject, component, settings, case, wants)
     wanted = torch.as_tensor(slow, dtype=torch.float64)
     actual = seeded(component, case.batch, **case.named)
-    if actual.shape != wanted.shape:
-        raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
-    if not all_close([actual], [wanted], _VALUES):
-        place = int((actual - wanted).abs().argmax())
-        mine = actual.flatten()[place].item()
-        theirs = wanted.flatten()[place].item()
-        raise AssertionError(f"{where}: the value is {mine:.10g}, the reference's {theirs:.10g}")
+    close(actual, wanted, f"{where}: the value differs from the reference's", _VALUES, _VALUES)
     if not case.smooth or not wanted.requires_grad:
         return
     slopes = [gradients(weighted(value), list(leaves.values())) for value in (actual, wanted)]
     for name, one, other in zip(leaves, *slopes, strict=True):
-        if not all_close([one], [other], _GRADIENTS):
-            largest = f"{(one - other).abs().max().item():.3g}"
-            text = f"{where}: the gradient of {name} differs from the reference's by up to {largest}"
-            raise AssertionError(f"{text}: {difference(one, other)}")
+        close(one, other, f"{where}: the gradient of {name} differs from the reference's", _GRADIENTS, _GRADIENTS)
 
 
 def _shown(settings: Values) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ...registry import settings_of
 from ...serialization import sampler_state, set_sampler_state
 from ..batches import shuffle
 from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed
@@ -62,8 +61,7 @@ def check_sampler(subject: Subject) -> None:
     if iter(sampler) is sampler:
         raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
     _check_passes(subject, sampler, _labels_of(subject, sampler))
-    takes_labels = subject.cls is not None and "labels" in settings_of(subject.cls)
-    if takes_labels and "labels" not in subject.settings:
+    if "labels" in subject.accepted and "labels" not in subject.settings:
         samplers = _Samplers(subject)
         for in_order in (False, True):
             sampler, labels = samplers.renamed(_NAMES, in_order)
@@ -71,7 +69,7 @@ def check_sampler(subject: Subject) -> None:
             _check_passes(subject, sampler, labels, ", where some classes are small")
             if not (labels == before).all():
                 raise AssertionError("it changes the labels that it is given in place; copy them first")
-    if subject.cls is None or "length_before_new_iter" not in settings_of(subject.cls):
+    if "length_before_new_iter" not in subject.accepted:
         return
     length = max(24, 2 * _batch_size(subject))
     short = len(_pass(subject.make({**subject.settings, "length_before_new_iter": length})))
@@ -136,7 +134,7 @@ def _labels_of(subject: Subject, sampler: Any) -> Any:
         labels = np.asarray(labels)
         lists_classes = len(np.unique(labels)) == len(labels)  # as PML's MPerClassSampler does
         return None if lists_classes else labels
-    if "labels" not in settings_of(subject.cls):
+    if "labels" not in subject.accepted:
         return None
     default = np.arange(CLASSES).repeat(4)
     return np.asarray(subject.settings.get("labels", default))
@@ -144,7 +142,7 @@ def _labels_of(subject: Subject, sampler: Any) -> Any:
 
 def _batch_size(subject: Subject) -> int:
     """Return the batch size that a sampler has got as a setting; 0 if it takes none."""
-    if subject.cls is None or "batch_size" not in settings_of(subject.cls):
+    if "batch_size" not in subject.accepted:
         return 0
     return int(subject.settings.get("batch_size") or BATCH_SIZE)
 
@@ -156,8 +154,7 @@ class _Samplers:
     """
 
     def __init__(self, subject: Subject) -> None:
-        self.settings = {} if subject.cls is None else settings_of(subject.cls)
-        if "labels" not in self.settings or "labels" in subject.settings:
+        if "labels" not in subject.accepted or "labels" in subject.settings:
             raise SkipCheck("it is given its labels")
         self._subject = subject
         self.classes = np.array([100, -7, 10**6, 3, 41, 2])
@@ -212,7 +209,7 @@ class _Shared(np.ndarray):  # type: ignore[type-arg]
 def check_sampler_state(subject: Subject) -> None:
     """A resumed run must draw the same indices as an uninterrupted run, also where a pass takes few of many classes."""
     _check_state(subject, subject.settings)
-    if subject.cls is None or "labels" not in settings_of(subject.cls) or "labels" in subject.settings:
+    if "labels" not in subject.accepted or "labels" in subject.settings:
         return
     if _Samplers(subject).takes(_MANY):
         _check_state(subject, {**subject.settings, "labels": _MANY})
@@ -307,7 +304,7 @@ def check_sampler_settings(subject: Subject) -> None:
 def check_sampler_seed(subject: Subject) -> str | None:
     """One ``seed`` gives the same indices whatever else the process draws, and another seed gives others."""
     samplers = _Samplers(subject)
-    if "seed" not in samplers.settings:
+    if "seed" not in subject.accepted:
         return "it takes no seed: a run's seed reaches it by the global generators alone"
     for labels in (samplers.labels, _MANY):
         if not samplers.takes(labels):

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ... import pml
-from ...registry import settings_of
 from ..batches import CLOSE, Batch, batch_of, new_leaf, shuffle
 from ..calling import (
     CountedOperations,
@@ -352,11 +351,10 @@ def check_arguments(subject: Subject) -> None:
     if subject.cls is None:
         raise SkipCheck("it is an instance; arguments are given to a class")
     batch = batch_of(subject)
-    known = {*settings_of(subject.cls)}
 
     def with_(**more: Any) -> Any:
         """Return an object with further arguments, or None where they are refused."""
-        if not {*more} <= known:
+        if not {*more} <= {*subject.accepted}:
             return None
         with contextlib.suppress(TypeError, ValueError, AssertionError):
             return subject.make({**subject.settings, **more})
