@@ -12,6 +12,8 @@ from typing import Any
 
 import lazy_loader
 
+from . import errors, registry
+
 try:
     __version__ = _version("pml-ext")
 except PackageNotFoundError:  # the sources are on the path but not installed, so there are no entry points
@@ -75,27 +77,23 @@ _OF_PLUGINS = {
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":  # without modules, and without what cannot be imported
-        return sorted({*_NAMES} - {*_MODULES} | {*filter(_is_importable, {*_allowed(), *_registered()})})
+        names = {*_allowed(), *registry.registered("class")}
+        return sorted({*_NAMES} - {*_MODULES} | {*filter(_is_importable, names)})
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
     if name in _NAMES:
         return _get(name)
-    from . import registry
-    from .errors import UnknownNameError, needs_extra
-
     if name in _allowed():
-        with needs_extra("train", f"pml_ext.{name}"):
+        with errors.needs_extra("train", f"pml_ext.{name}"):
             return getattr(importlib.import_module(_OF_PLUGINS[name]), name)
     try:
         return registry.find("class", name)[1].cls
-    except UnknownNameError as error:
+    except errors.UnknownNameError as error:
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
 
 
 def _allowed() -> set[str]:
     """Names of shipped plugins that are not blocked."""
-    from . import registry
-
     return {name for name, module in _OF_PLUGINS.items() if registry.is_allowed(_entry_point_of(module))}
 
 
@@ -106,20 +104,12 @@ def _entry_point_of(module: str) -> str:
 
 def _is_importable(name: str) -> bool:
     """Whether a name can be imported; ``pml-ext plugins`` shows why not."""
-    from .errors import PmlExtError
-
     try:
         __getattr__(name)
-    except PmlExtError:
+    except errors.PmlExtError:
         return False
     return True
 
 
-def _registered() -> list[str]:
-    from . import registry
-
-    return [*registry.registered("class")]
-
-
 def __dir__() -> list[str]:
-    return sorted({"__version__", *_NAMES, *_allowed(), *_registered()})
+    return sorted({"__version__", *_NAMES, *_allowed(), *registry.registered("class")})

@@ -18,14 +18,8 @@ def pml_components() -> list[Component]:
         for class_name, module in _classes_of_pml(plural).items():
             if re.match("Base|Generic|BatchedDistance|.*Mixin$", class_name):
                 continue
-            component = Component(
-                source=f"{module}:{class_name}",
-                name=f"pml/{kebab(class_name)}",
-                paper=paper,
-                plugin=PML,
-                named_kind=kind,
-            )
-            found.append(component)
+            name = f"pml/{kebab(class_name)}"
+            found.append(Component(f"{module}:{class_name}", name, paper, plugin=PML, named_kind=kind))
     return found
 
 

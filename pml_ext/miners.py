@@ -90,8 +90,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     ) -> Any:
         """Indices of pairs or triplets in row-major order, restricted to an ``indices_tuple`` if given."""
         indices_tuple = check_indices_tuple(indices_tuple)
-        if relation is None:
-            relation = self.relation
+        relation = self.relation if relation is None else relation
         related_labels = None
         if relation is not None:
             labels, found, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
@@ -102,10 +101,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         listed = indices_tuple is not None and not isinstance(indices_tuple, AllPairsExceptSelf)
         if not has_classes and (listed or related_labels is not None):
             labels = torch.arange(len(embeddings), device=embeddings.device)
-            if ref_emb is None:
-                ref_labels = None
-            else:
-                ref_labels = torch.arange(len(ref_emb), device=ref_emb.device)
+            ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
         self._call = _Call(indices_tuple, related_labels, has_classes)
         try:
             return super().forward(embeddings, labels, ref_emb, ref_labels)
@@ -129,9 +125,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         if isinstance(indices_tuple, AllPairsExceptSelf):
             self_column = indices_tuple.columns
             indices_tuple = None
-        weights = None
-        if self._call.related is not None:
-            weights = self._call.related.weights()
+        weights = None if self._call.related is None else self._call.related.weights()
         return PairsOfRows(
             embeddings.device,
             labels,

@@ -136,12 +136,10 @@ per_anchor_mean = reducers.PerAnchorReducer().aggregation_func  # its default, w
 EQUALITY = torch.eq  # how PML's calculator compares labels by default
 
 
-def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, ...]:
     """All positive and negative pairs of a batch, or of a batch and references; no row is its own positive."""
     positives, negatives = _pairs_of(labels, ref_labels)
-    anchors, near = torch.where(positives)
-    other_anchors, far = torch.where(negatives)
-    return anchors, near, other_anchors, far
+    return (*torch.where(positives), *torch.where(negatives))
 
 
 def get_all_triplets_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,10 +59,8 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
 def _described(kind: _Kind) -> str:
     if kind is None:
         return "none"
-    text, columns_by_axis = kind
-    for columns in columns_by_axis:
-        text += f" of {columns} columns"
-    return text
+    dtype, shape = kind
+    return dtype + "".join(f" of {columns} columns" for columns in shape)
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:

@@ -100,10 +100,17 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
             return self.loss(first, others)
 
     def _copy_from_rank_0(self) -> None:
-        """Copy the loss's parameters and buffers from rank 0 in the first call."""
-        if not self._alike:
-            _take_state_of_rank_0(self.loss)
-            self._alike = True
+        """In the first call, load rank 0's parameters and buffers, as DistributedDataParallel does when constructed."""
+        if self._alike:
+            return
+        state = None
+        if rank() == 0:
+            state = {name: _on_cpu(value) for name, value in self.loss.state_dict().items()}
+        state = from_rank_0(state)
+        if rank() != 0:
+            with torch.no_grad():
+                self.loss.load_state_dict(state)
+        self._alike = True
 
 
 class DistributedMiner(BaseMiner):  # type: ignore[misc]
@@ -152,17 +159,6 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         if len(mined) in (3, 4):
             self.output_assertion(mined)  # also records how many were mined
         return mined
-
-
-@torch.no_grad()
-def _take_state_of_rank_0(module: nn.Module) -> None:
-    """Load parameters and buffers of rank 0, as DistributedDataParallel does when constructed."""
-    state = None
-    if rank() == 0:
-        state = {name: _on_cpu(value) for name, value in module.state_dict().items()}
-    state = from_rank_0(state)
-    if rank() != 0:
-        module.load_state_dict(state)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -49,10 +49,7 @@ def process_group(device: str) -> Iterator[None]:
             f"torch {torch.__version__} has no way for several processes to work together on {device}; "
             f"wanted --device {' or '.join(backends)}, or one process"
         )
-    if device == "cpu":
-        backend = "gloo"
-    else:
-        backend = f"cpu:gloo,{device}:{backends[device]}"
+    backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:{backends[device]}"
     # A long timeout, because other ranks wait while rank 0 tests. If rank 0 fails, torchrun ends the others.
     dist.init_process_group(backend, timeout=datetime.timedelta(days=2), **_meeting_place())
     yield
@@ -83,9 +80,7 @@ def from_ranks(value: Any) -> list[Any]:
     """Picklable values of all processes, by rank, in rank 0; an empty list elsewhere."""
     if num_processes() == 1:
         return [value]
-    gathered: list[Any] | None = None
-    if rank() == 0:
-        gathered = [None for _ in range(num_processes())]
+    gathered: list[Any] | None = [None] * num_processes() if rank() == 0 else None
     dist.gather_object(value, gathered, dst=0)
     return gathered or []
 

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blank import reason_of_clusters
 from .retrieval import Comparison, Sides
 
 
 @dataclass
 class MetricArguments:
-    """Arguments of a metric, named as in PML; neighbors and clusters only if a metric needs them."""
+    """Arguments of a metric, named as in PML; None for what was not needed."""
 
     query: Tensor
     query_labels: Tensor
@@ -39,7 +38,7 @@ class MetricArguments:
 
 
 class Clusterings:
-    """Clusters of the queries by number of clusters per class, each computed once."""
+    """Clusters of the queries, each number of clusters per class computed once."""
 
     def __init__(self, sides: Sides, kmeans_func: Any) -> None:
         self._query = sides.query
@@ -49,7 +48,13 @@ class Clusterings:
 
     def reason(self, per_class: int) -> str:
         """Why the clusters are meaningless, or an empty string."""
-        return reason_of_clusters(len(self._query), self._classes, per_class * self._classes)
+        queries = len(self._query)
+        clusters = per_class * self._classes
+        if self._classes == 1:
+            return f"all {queries} queries are of one class, so that no cluster can be wrong"
+        if clusters >= queries:
+            return f"{clusters} clusters of {queries} queries have one each, whatever the embeddings"
+        return ""
 
     def of(self, per_class: int) -> Tensor:
         """Return the cluster of each query, ``[Q]``."""

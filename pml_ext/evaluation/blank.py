@@ -8,7 +8,7 @@ from .retrieval import QueryClasses, Sides
 
 
 def reason_of_neighbors(sides: Sides, classes: QueryClasses) -> str:
-    """Why no metric of neighbors can be given, or an empty string."""
+    """Why no metric of neighbors is meaningful, or an empty string."""
     queries = len(sides.query)
     if queries == 0:
         return ""
@@ -20,17 +20,8 @@ def reason_of_neighbors(sides: Sides, classes: QueryClasses) -> str:
     return ""
 
 
-def reason_of_clusters(queries: int, classes: int, clusters: int) -> str:
-    """Why a number of clusters is meaningless for a number of classes, or an empty string."""
-    if classes == 1:
-        return f"all {queries} queries are of one class, so that no cluster can be wrong"
-    if clusters >= queries:
-        return f"{clusters} clusters of {queries} queries have one each, whatever the embeddings"
-    return ""
-
-
 def explained(blank: Mapping[str, str]) -> Iterable[str]:
-    """One sentence for each reason, from the reasons by title of the blank metric."""
+    """Yield one sentence per reason, given the reasons by title of the metric."""
     titles: dict[str, list[str]] = {}
     for title, reason in blank.items():
         titles.setdefault(reason, []).append(title)

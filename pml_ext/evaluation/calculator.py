@@ -1,4 +1,4 @@
-"""PML's accuracy calculator with additional metrics of this package and of plugins."""
+"""PML's accuracy calculator with more metrics, of this package and of plugins."""
 
 from __future__ import annotations
 
@@ -44,50 +44,51 @@ class Evaluation:
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
-    r"""PML's calculator with Recall@K and precision@K for any K, and pairwise F1 and purity of k-means clusters.
+    """PML's calculator with Recall@K and precision@K for any K, and more cluster metrics.
 
-    ``recall_at_K`` is the share of queries with an image of their class among the K nearest. ``precision_at_K`` is the
-    mean share of such images among the K nearest (:mod:`pml_ext.evaluation.metrics`). ``f1`` and ``purity`` evaluate
-    k-means clusters (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
-    (:func:`pml_ext.registry.hooks.pml_ext_metrics`) are available by name.
-
-    PML's metrics keep their names and meaning and use ``k`` neighbors. The new metrics use K neighbors; neighbors
-    missing from a small gallery count as wrong. Labels are compared as integers (PML's float32 merges 16777216 and
-    16777217). One search serves all metrics.
+    PML's metrics keep their names and meaning and use ``k`` neighbors. ``recall_at_K`` and ``precision_at_K``
+    (:mod:`pml_ext.evaluation.metrics`) use K neighbors; neighbors missing from a small gallery count as wrong. ``f1``
+    and
+    ``purity`` evaluate k-means clusters (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
+    (:func:`pml_ext.registry.hooks.pml_ext_metrics`) are available by name. One search serves all metrics. Labels are
+    compared as integers; PML's float32 merges 16777216 and 16777217.
 
     A metric is NaN, with a reason, if no query has a right answer, if no answer can be wrong, or if k-means would have
-    as many clusters as queries.
-
-    ``exclude=("NMI", "AMI")`` turns clustering off, as in PML: it also excludes ``f1`` and ``purity``, unless
-    ``include`` names them. A subclass adds metrics as PML documents.
+    as many clusters as queries. As in PML, ``exclude=("NMI", "AMI")`` turns clustering off, except for metrics that
+    ``include`` names. A subclass adds metrics as PML documents.
 
     Args:
         include: names of the metrics to compute; empty for all.
         exclude: names of metrics to leave out.
         avg_of_avgs: average per class first, then over classes.
         return_per_class: return a list with one mean per class.
-        k: number of neighbors that PML's metrics use: None for the whole gallery, a number, or ``"max_bin_count"``
-            for the size of the largest class.
+        k: number of neighbors of PML's metrics: None for the whole gallery, a number, or ``"max_bin_count"`` for the
+            size
+            of the largest class.
         label_comparison_fn: as in PML. Clustering metrics support only equality.
-        device: device for computation; by default a GPU if available.
+        device: for the computation; by default a GPU if available.
         knn_func: a neighbor search as in PML; by default exact and Euclidean, with faiss or else torch. A
-            :class:`NearestNeighbors` searches in tiles of queries.
+            :class:`NearestNeighbors` bounds memory by tiles.
         kmeans_func: a clustering as in PML; by default k-means with a fixed seed.
         recall_at: values of K for ``recall_at_K``.
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
-        clusters_per_class: numbers of k-means clusters per class of the queries; 1 gives ``NMI``, ``f1`` and
-            ``purity``, any other c gives ``nmi_c``, ``f1_c`` and ``purity_c``.
-        relation: replaces equality of labels: a neighbor is right if it is positive to the query. Labels may have any
-            form that the relation accepts. A :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L
-            other than its own.
+        clusters_per_class: numbers of k-means clusters per class; 1 gives ``NMI``, ``f1`` and ``purity``, any other c
+            gives
+            ``nmi_c``, ``f1_c`` and ``purity_c``.
+        relation: replaces equality of labels: a neighbor is right if it is positive to the query. A
+            :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
-        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`), such as
-            ``verification_eer``. A number draws that many pairs of each kind, with a fixed seed; ``"all"`` uses all.
-            Pairs within a group are left out. Scores use the distance of the neighbor search.
+        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`), such as ``verification_eer``.
+            A
+            number draws that many pairs of each kind, with a fixed seed; ``"all"`` uses all. Pairs within a group are
+            left
+            out. Scores use the distance of the neighbor search.
         reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, for
-            normalized embeddings.
+            normalized
+            embeddings.
         lone_queries: queries without another item of their class. ``"drop"`` leaves them out of every metric of
-            neighbors, as PML does; ``"miss"`` counts them as misses in ``recall_at_K``.
+            neighbors,
+            as PML does; ``"miss"`` counts them as misses in ``recall_at_K``.
 
     Raises:
         ValueError: a K below 1, an unknown metric or unknown ``lone_queries``.
@@ -178,21 +179,18 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         )
 
     def requires_knn(self) -> list[str]:
-        """Names of the metrics that need neighbors, with the mean_reciprocal_rank that PML's list lacks."""
+        """Names of the metrics that need neighbors, with one that PML's list lacks."""
         ours = [name for name, metric in self._metrics.items() if not metric.clusters and not metric.of_pairs]
         return [*super().requires_knn(), "mean_reciprocal_rank", *ours, *self._of_plugins]
 
     def requires_clustering(self) -> list[str]:
-        """Return the names of the metrics that need clusters."""
+        """Names of the metrics that need clusters."""
         ours = [name for name, metric in self._metrics.items() if metric.clusters]
         of_plugins = [name for name, function in self._of_plugins.items() if needs_clusters(function)]
         return [*super().requires_clustering(), *ours, *of_plugins]
 
     def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the functions of all metrics to compute, by name.
-
-        Excluding all of PML's clustering metrics excludes ours as well.
-        """
+        """Return the functions of all metrics to compute, by name."""
         chosen: dict[str, Any] = super().get_function_dict(include, exclude)
         for name in chosen:
             if name in self._metrics:
@@ -214,9 +212,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return ``{name: value}``, a fraction or a list per class; arguments as in :meth:`evaluate`.
+        """Return ``{name: value}``, each a fraction or a list per class; see :meth:`evaluate`.
 
-        A metric that the test cannot give is NaN, with a warning.
+        A meaningless metric is NaN, with a warning.
         """
         result = self.evaluate(*args, **kwargs)
         for text in explained(result.blank):
@@ -237,7 +235,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         query_groups: Any = None,
         reference_groups: Any = None,
     ) -> Evaluation:
-        """Return accuracies and nearest neighbors of queries, searched in tiles of about 8 million neighbors.
+        """Return accuracies and nearest neighbors, searched in tiles of 8 million neighbors.
 
         Args:
             query: embeddings of the queries, ``[N, D]``, tensor or array.
@@ -250,14 +248,17 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             keep: number of nearest neighbors to return for each query.
             on_failure: called with a message if a plugin's metric fails; the metric is then left out.
             query_groups: group of each query, integers or texts, ``[N]``. A query's own group is left out of its
-                gallery. Negative integers and "" mean no group.
-            reference_groups: groups of the gallery, ``[R]``, together with ``reference``. A query whose right items
-                are all in its own group is lone.
+                gallery.
+                Negative integers and "" mean no group.
+            reference_groups: groups of the gallery, ``[R]``. A query whose right items are all in its own group is
+                lone.
 
         Raises:
             ValueError: an unknown metric; wrong shapes; NaN or infinite embeddings; ``ref_includes_query`` with a
-                gallery that does not begin with the queries; groups that leave no query a gallery, or groups with a
-                metric that needs ``label_counts``.
+                gallery that
+                does not begin with the queries; groups that leave no query a gallery, or groups with a metric that
+                needs
+                ``label_counts``.
             PluginError: a plugin's metric failed, and there is no ``on_failure``.
         """
         self.check_primary_metrics(include, exclude)
@@ -304,7 +305,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                     arguments.cluster_labels = clusterings.of(per_class)
                     counted[name] = len(sides.query)
             elif metric is not None and not metric.of_pairs:
-                if self._may_be_blank(metric):
+                if self.relation is None or not (metric.graded or metric.level):
                     reason = no_neighbors
                 if not reason:
                     counted[name] = self._number_of_queries(metric, arguments)
@@ -341,12 +342,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         pairs = pairs_of_sides(sides, most)  # type: ignore[arg-type]
         references = None if sides.reference is sides.query else sides.reference
         return verify(sides.query, pairs, references, distance=distance)
-
-    def _may_be_blank(self, metric: Metric) -> bool:
-        """Whether a metric is blank if the relation makes all answers right, or all wrong."""
-        if self.relation is None:
-            return True
-        return not metric.graded and metric.level == 0
 
     def _number_of_queries(self, metric: Metric, arguments: MetricArguments) -> int:
         counts = self._counted(metric, arguments.not_lone_query_mask, arguments.not_lone_at_level or {})

@@ -1,7 +1,7 @@
-"""Classification by class means: few-shot, and zero-shot with means estimated from related classes.
+"""Classification by class means: few-shot, and zero-shot with means of related classes.
 
-*Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, Sec. 4 (transfer and zero-shot learning,
-Table 2), https://arxiv.org/abs/1610.08904.
+*Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, Sec. 4 and Table 2,
+https://arxiv.org/abs/1610.08904.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Parents = Mapping[str, Sequence[str]]
 def nearest_class_mean(
     points: Tensor, labels: Tensor, classes: Tensor, means: Tensor, top: Iterable[int] = (1, 5)
 ) -> dict[str, float]:
-    r"""Return the flat top-k accuracies of the nearest-class-mean classifier (Euclidean distance).
+    r"""Return the flat top-k accuracies of the nearest class mean (Euclidean distance).
 
     A point counts if fewer than k classes have a nearer mean than its own class. Ties are broken at random: in
-    expectation, a point with c nearer means and t equally near ones, including its own, counts
-    :math:`\min(1, (k - c) / t)`.
+    expectation,
+    a point with c nearer means and t equally near ones, including its own, counts :math:`\min(1, (k - c) / t)`.
 
     Points are ``[N, D]`` (normalize embeddings first) with classes ``[N]``; means are ``[C, D]`` with distinct classes
     ``[C]``. The result is ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
@@ -67,13 +67,14 @@ def _rows_of(classes: Tensor, labels: Tensor) -> Tensor:
 
 
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
-    """Estimate the means of new classes: the average of related known classes in a hierarchy (zero-shot).
+    """Estimate the means of new classes as averages of related known classes (zero-shot).
 
     The paper does not define related classes. Here they are the known descendants of the nearest ancestors that have
-    any, or else all known classes.
+    any,
+    or else all known classes.
 
     ``known`` maps names to means, ``[D]``; ``parents`` maps classes and ancestors to their parents. The result is
-    ``[C, D]``, in the order of the names. A class that is its own ancestor raises :class:`DataError`.
+    ``[C, D]``. A class that is its own ancestor raises :class:`DataError`.
     """
     descendants = defaultdict[str, set[str]](set)  # known descendants of each ancestor
     for name in known:
@@ -98,7 +99,7 @@ def _nearest_relatives(name: str, parents: Parents, descendants: Mapping[str, se
 
 
 def ancestors(name: str, parents: Parents) -> list[list[str]]:
-    """Return the ancestors of a class by level (parents, grandparents, ...), each at its lowest level."""
+    """Return the ancestors of a class by level, parents first, each at its lowest level."""
     levels: list[list[str]] = []
     met: set[str] = set()
     level = list(dict.fromkeys(parents.get(name, ())))

@@ -1,6 +1,6 @@
 """K-means, and metrics of the agreement of clusters with classes.
 
-Each metric is a pure function of the classes and the clusters of N points, ``[N]`` each. Memory grows with N.
+Each metric compares the classes and the clusters of N points, ``[N]`` each. Memory grows with N.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ MAX_MULTIPLICATIONS = 70_000_000_000  # per k-means iteration, summed over all s
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
-    """Return the cluster of every point, ``[N]``, by k-means with a fixed seed: with faiss, or else scikit-learn.
+    """Return the cluster of every point, ``[N]``, by k-means with a fixed seed.
 
-    Keeps the best of ten random starts (faiss) or of three k-means++ starts (scikit-learn); fewer if starts x points x
-    clusters x dimensions exceeds 70 billion. *Cost:* with faiss, 20 iterations per start.
+    Keeps the best of ten random starts of 20 iterations (faiss) or of three k-means++ starts (scikit-learn, without
+    faiss);
+    fewer if starts x points x clusters x dimensions exceeds 70 billion.
 
     Raises:
         ValueError: fewer than 1 cluster, or more clusters than points.
@@ -55,7 +56,7 @@ def purity(labels: Any, clusters: Any) -> float:
 
 
 def nmi(labels: Any, clusters: Any) -> float:
-    r"""Return the normalized mutual information of classes and clusters, by the arithmetic mean of their entropies.
+    r"""Return the normalized mutual information of classes and clusters.
 
     .. math:: \frac{2 I(\omega; c)}{H(\omega) + H(c)}
     """
@@ -84,8 +85,8 @@ def ami(labels: Any, clusters: Any) -> float:
 
     .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
 
-    where :math:`E[I]` is the expectation over random permutations of the labels: 1 for equal partitions, about 0 for
-    random ones. *Cost:* time grows with classes x clusters.
+    :math:`E[I]` is the expectation over random permutations of the labels: 1 for equal partitions, about 0 for random
+    ones. *Cost:* time grows with classes x clusters.
     """
     from sklearn.metrics import adjusted_mutual_info_score
 
@@ -93,12 +94,13 @@ def ami(labels: Any, clusters: Any) -> float:
 
 
 def pairwise_f1(labels: Any, clusters: Any) -> float:
-    r"""Return F1 over pairs of points (Manning et al., Introduction to Information Retrieval, Sec. 16.3).
+    r"""Return F1 over pairs (Manning et al., Introduction to Information Retrieval, 16.3).
 
     .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
 
     A pair is true positive if it shares class and cluster, false positive if it shares the cluster alone, false
-    negative if it shares the class alone. The value is 0 where no pair shares anything.
+    negative if
+    it shares the class alone. The value is 0 if no pair shares anything.
     """
     from sklearn.metrics.cluster import pair_confusion_matrix
 

@@ -1,4 +1,4 @@
-"""Groups of items, such as a burst of images: a query's own group is left out of its gallery."""
+"""Groups of items, such as bursts of images: a query's own group leaves its gallery."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Find = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of queries and of gallery items, as numbers from 0; -1 for an item without group."""
+    """Groups of queries and of gallery items, numbered from 0; -1 means no group."""
 
     query: Tensor  # [Q], int64
     reference: Tensor  # [R], int64
 
     def sizes(self) -> Tensor:
-        """Return the number of gallery items in each query's own group, ``[Q]``."""
+        """Number of gallery items in each query's own group, ``[Q]``."""
         return relevant_counts(self.query, self.reference) * (self.query >= 0)
 
 
@@ -97,12 +97,12 @@ def _is_missing(group: Any) -> bool:
 def neighbors_outside(
     find: Find, groups: Groups | None, rows: Tensor, itself: bool, columns: int, total: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the nearest gallery items outside each query's group, ``[n, columns]``: distances and indices.
+    """Return distances and indices of the nearest items outside each query's group.
 
-    Missing items have index -1 and infinite distance.
+    Both are ``[n, columns]``. Missing items have index -1 and infinite distance.
 
     Args:
-        find: finds the k nearest of some queries, ``find(rows, k)``, nearest first; may include the query itself.
+        find: returns the k nearest of some queries, ``find(rows, k)``, perhaps with the query itself.
         groups: of queries and gallery, or None.
         rows: the queries, ``[n]``.
         itself: whether gallery item i is query i, which is left out too.
@@ -139,7 +139,7 @@ def neighbors_outside(
 
 
 def _compacted(values: Tensor, keep: Tensor, columns: int, missing: float) -> Tensor:
-    """Return the values ``[n, K]`` that are kept, in their order, ``[n, columns]``."""
+    """Move the values ``[n, K]`` that are kept to the front, ``[n, columns]``."""
     rank = keep.cumsum(1) - 1
     target = torch.where(keep & (rank < columns), rank, columns)
     result = torch.full((len(values), columns + 1), missing, dtype=values.dtype, device=values.device)
@@ -154,7 +154,7 @@ def right_in_own_group(
     by_equality: bool,
     itself: bool,
 ) -> Tensor:
-    """Return how many gallery items of each query's group would be right, without the query itself, ``[Q]``."""
+    """Return the number of right items in each query's own group, without itself, ``[Q]``."""
     if by_equality:
         labels = torch.cat([query_labels, reference_labels])
         classes = torch.unique(labels, return_inverse=True)[1]

@@ -48,10 +48,7 @@ class Inputs:
         return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
 
     def _points(self, name: str, points: Any, labels: Any, axis: int) -> tuple[Tensor, Tensor]:
-        """Return checked embeddings ``[N, D]`` in float32, and their labels.
-
-        ``axis``: 0 for the rows of a relation's matrix, the queries; 1 for its columns.
-        """
+        """Return embeddings ``[N, D]`` in float32, and labels; ``axis`` 1 is the gallery."""
         points = torch.as_tensor(points, device=self.device).detach().float()
         check_embeddings(name, points)
         if self.relation is not None:
@@ -73,7 +70,8 @@ class Inputs:
             return labels
 
         labels = labels.float()  # PML passes float labels to a label_comparison_fn
-        if self._gives_one_value(labels):
+        first = labels[:1]
+        if self.compare(first, first).ndim <= 1:  # one value per pair, not one per column
             return labels
         single_labels: Tensor = _without_column(labels)
         if single_labels.ndim > 1:
@@ -83,14 +81,9 @@ class Inputs:
             )
         return single_labels
 
-    def _gives_one_value(self, labels: Tensor) -> bool:
-        """Whether ``label_comparison_fn`` gives one value per pair, not one per column."""
-        first = labels[:1]
-        return bool(self.compare(first, first).ndim <= 1)
-
 
 def with_groups(sides: Sides, query_groups: Any, reference_groups: Any) -> Sides:
-    """Add checked groups; ValueError if they leave no query a gallery."""
+    """Add checked groups; ValueError if no query has a gallery left."""
     if query_groups is None:
         raise ValueError("reference_groups are given without query_groups; queries and gallery both have groups")
     gallery_size = None if sides.reference is sides.query else len(sides.reference)

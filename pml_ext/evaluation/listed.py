@@ -1,4 +1,4 @@
-"""Metrics of listed pairs and triplets: whether embeddings agree with the list."""
+"""Metrics of listed pairs and triplets."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def scores_of_triplets(
 
 
 def triplet_accuracy(embeddings: Any, triplets: ListedTuples, distance: BaseDistance | None = None) -> float:
-    r"""Return the share of triplets whose anchor is nearer to the positive than to the negative.
+    r"""Return the share of triplets whose positive is nearer to the anchor than the negative.
 
     .. math:: \frac{1}{T} \sum_{a, p, n} [d_{ap} < d_{an}] + \frac{1}{2} [d_{ap} = d_{an}]
 
-    A tie counts half, so equal embeddings score 0.5.
+    A tie counts half.
     """
     known, others = scores_of_triplets(embeddings, triplets, distance)
     return float(((known > others) + 0.5 * (known == others)).mean())

@@ -1,16 +1,14 @@
-"""Metrics as pure functions, and the table of metrics that the calculator, runs and reports use.
+"""Metrics as pure functions, and the table of metrics for calculator, runs and reports.
 
 A neighbor metric has two arguments, from a search for the K nearest gallery items of each query:
 
-- ``right``, ``[Q, K]``, booleans: whether neighbor j of query i, nearest first, has the query's class, written
-  :math:`r_{ij}` below. Missing columns of a small gallery count as wrong.
-- ``relevant``, ``[Q]``, integers: the number of gallery items of the query's class, without the query itself, written
-  :math:`R_i`. A query is *lone* if :math:`R_i = 0`.
+- ``right``, ``[Q, K]``, booleans :math:`r_{ij}`: whether neighbor j of query i, nearest first, has the query's class.
+  Missing columns of a small gallery count as wrong.
+- ``relevant``, ``[Q]``, integers :math:`R_i`: the number of gallery items of the query's class, without the query
+  itself. A query is *lone* if :math:`R_i = 0`.
 
-It returns one value per query, ``[Q]``, float64 from 0 to 1. Cluster metrics are in
-:mod:`pml_ext.evaluation.clustering`.
-
-To add a metric, write its function and add a row to ``_METRICS``.
+It returns one value per query, ``[Q]``, float64 from 0 to 1. To add a metric, write its function and a row of
+``_METRICS``.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij}
 
-    If K is smaller than :math:`R_i`, K replaces :math:`R_i`, as in PML. The value is NaN for a lone query.
+    If K is smaller than :math:`R_i`, K replaces it, as in PML. The value is NaN for a lone query.
     """
     right = right & _within(right, relevant)
     return right.sum(dim=1).to(torch.float64) / relevant.clamp(max=right.shape[1])
@@ -78,11 +76,11 @@ def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def reciprocal_rank(right: Tensor) -> Tensor:
-    r"""Return the reciprocal rank of the first right neighbor; its mean over queries is MRR.
+    r"""Return the reciprocal rank of the first right neighbor; its mean is MRR.
 
     .. math:: \max_{j \le K} \frac{r_{ij}}{j}
 
-    For the usual MRR, K is the size of the gallery. The value is 0 if none of the K neighbors is right.
+    For the usual MRR, K is the size of the gallery. The value is 0 without a right neighbor.
     """
     first = right & (right.cumsum(dim=1) == 1)
     return (first.to(torch.float64) / _ranks(right)).sum(dim=1)
@@ -94,7 +92,8 @@ def ndcg(gains: Tensor, ideal: Tensor) -> Tensor:
     .. math:: \frac{\sum_{j \le K} g_{ij} / \log_2(j + 1)}{\sum_{j \le K} g^*_{ij} / \log_2(j + 1)}
 
     ``gains``, ``[Q, K]``, are the neighbors' weights; ``ideal``, ``[Q, K]``, the K greatest gains in the gallery. The
-    value is NaN if all ideal gains are 0.
+    value
+    is NaN if all ideal gains are 0.
     """
     discounts = 1 / torch.log2(1 + _ranks(ideal).to(torch.float64))
     return (gains * discounts[: gains.shape[1]]).sum(dim=1) / (ideal * discounts).sum(dim=1)
@@ -201,7 +200,7 @@ def metrics_of(
     levels: Iterable[int] = (),
     verification: bool = False,
 ) -> list[Metric]:
-    """Return the table of metrics in the order of ``metrics.json``; arguments as in the calculator.
+    """Return the metrics in the order of ``metrics.json``; arguments as in the calculator.
 
     ``levels``: additional levels of a tree for recall. ``verification``: whether to include the metrics of pairs.
     """
@@ -225,7 +224,6 @@ def metrics_of(
 
 
 def _at(name: str, k: int, function: Callable[..., Any], **more: Any) -> Metric:
-    """Return a metric of the k nearest neighbors."""
     return Metric(f"{name}_at_{k}", title_of(f"{name}_at_{k}"), function, k, **more)
 
 
@@ -235,18 +233,17 @@ def _variant(metric: Metric, suffix: str, **changes: Any) -> Metric:
 
 
 def title_of(name: str) -> str:
-    """Return the heading of a metric, ``"Recall@1"`` for ``"recall_at_1"``; unknown names stay unchanged."""
-    title = _known_title(name)
-    return name if title is None else title
+    """Return a metric's heading, ``"Recall@1"`` for ``"recall_at_1"``, or the name itself."""
+    return _known_title(name) or name
 
 
 def is_known_metric(name: str) -> bool:
-    """Whether a key in ``metrics.json`` is a metric of this package, a share from 0 to 1."""
+    """Whether a key in ``metrics.json`` is a metric of this package, from 0 to 1."""
     return _known_title(name) is not None
 
 
 def is_of_clusters(name: str) -> bool:
-    """Whether a metric needs clusters; tests of training images and learned metrics omit them."""
+    """Whether a metric needs clusters."""
     without_count = re.sub(r"_\d+$", "", name)
     return any(metric.clusters > 0 and metric.name == without_count for metric in _METRICS)
 
@@ -267,11 +264,8 @@ def _known_title(name: str) -> str | None:
 
 
 def headline_metric(metrics: Mapping[str, Any]) -> str:
-    """Return the metric that summarizes a test: Recall@1 or that of listed tuples, or ""."""
-    for name in ("recall_at_1", "verification_roc_auc", "triplet_accuracy"):
-        if name in metrics:
-            return name
-    return ""
+    """Return the name of the metric that summarizes a test, or an empty string."""
+    return next((name for name in ("recall_at_1", "verification_roc_auc", "triplet_accuracy") if name in metrics), "")
 
 
 def _counts(name: str, values: Iterable[int]) -> list[int]:
@@ -290,12 +284,12 @@ def relevant_counts(query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
 
 
 def mean(values: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of ``[Q]`` values over the ``counted`` queries, by default all; NaN without queries."""
+    """Return the mean of ``[Q]`` values over the ``counted`` queries; NaN without any."""
     return float((values if counted is None else values[counted]).mean())
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the classes, ascending, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
+    """Return the classes, ascending, ``[C]`` or ``[C, L]``, and their means.
 
     Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count.
     """

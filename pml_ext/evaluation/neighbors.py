@@ -47,7 +47,7 @@ def has_faiss() -> bool:
 
 
 def faiss_sees_a_gpu() -> bool:
-    """Return whether faiss is installed with GPU support and finds a GPU."""
+    """Return whether faiss is installed and finds a GPU."""
     if has_faiss():
         import faiss
 
@@ -58,7 +58,7 @@ def faiss_sees_a_gpu() -> bool:
 class NearestNeighbors:
     """A ``knn_func`` for PML that excludes the query itself by its index.
 
-    Unlike PML's, it returns fewer than ``k`` columns if the gallery has fewer (other) items.
+    Unlike PML's, it returns fewer than ``k`` columns if the gallery has fewer items.
 
     Args:
         search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.
@@ -72,10 +72,9 @@ class NearestNeighbors:
     def __call__(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the distances and indices of the nearest references ``[R, D]`` of queries ``[N, D]``.
+        """Return distances and indices of the nearest references, ``[N, min(k, R)]``.
 
-        Both are ``[N, min(k, R - ref_includes_query)]``. With ``ref_includes_query``, reference i is query i itself and
-        is excluded.
+        With ``ref_includes_query``, reference i is query i and is excluded.
         """
         _, distances, indices = next(self.tiles(query, k, reference, ref_includes_query, max(1, len(query))))
         return distances, indices
@@ -87,10 +86,10 @@ class NearestNeighbors:
     def tiles(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False, rows: int | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield slices of the queries with their distances and indices, so that memory is bounded.
+        """Yield slices of the queries with their distances and indices, in bounded memory.
 
         ``rows`` is the number of queries per tile, by default for 8 million neighbors; the last tile includes the
-        remainder. Values above 4,096 are rounded down to multiples of faiss's own tiles.
+        remainder.
         """
         k = min(k + ref_includes_query, len(reference))
         for part in self.slices(len(query), k, rows):
@@ -101,7 +100,7 @@ class NearestNeighbors:
             yield part, distances, indices
 
     def slices(self, queries: int, k: int, rows: int | None = None) -> Iterator[slice]:
-        """Yield slices of queries, each the queries of one tile; ``rows`` as in :meth:`tiles`."""
+        """Yield the slices of :meth:`tiles`; default tiles are multiples of faiss's 4,096 rows."""
         if rows is None:
             rows = max(1, _NEIGHBORS // max(1, k))
             if rows > 4096:
@@ -112,9 +111,9 @@ class NearestNeighbors:
 
 
 def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances and indices ``[N, K - 1]`` without the query itself, whose index in the gallery is ``[N]``.
+    """Remove the query itself, whose gallery index is ``[N]``: ``[N, K]`` to ``[N, K - 1]``.
 
-    If the query is not among its K neighbors (it has K exact duplicates), the last column is dropped.
+    A query with K exact duplicates may be missing; the last column is then dropped.
     """
     if (indices[:, 0] == itself).all():
         return distances[:, 1:], indices[:, 1:]
@@ -125,9 +124,9 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
 
 
 def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Euclidean distances and indices of the nearest references, ``[N, k]``, nearest first.
+    """Return Euclidean distances and indices of the nearest references, ``[N, k]``.
 
-    The search uses faiss if it supports the device, else torch in tiles.
+    Uses faiss if it supports the device, else torch in tiles.
     """
     if query.device.type == "cpu" and has_faiss():
         import faiss
@@ -146,9 +145,9 @@ def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor
 
 
 def inverted_lists(vectors: NDArray[np.float32]) -> Any | None:
-    """Return a faiss index of more than 20,000 vectors ``[N, D]`` that is searched in part; else None.
+    """Return a faiss index of vectors ``[N, D]`` that searches only near lists, or None.
 
-    It has sqrt(N) lists, and a search visits the 16 nearest. Without faiss, the result is None.
+    It has sqrt(N) lists and searches 16 of them. None up to 20,000 vectors, or without faiss.
     """
     if len(vectors) <= _MOST_EXACT or not has_faiss():
         return None
@@ -164,12 +163,12 @@ def inverted_lists(vectors: NDArray[np.float32]) -> Any | None:
 
 
 def default_neighbors() -> NearestNeighbors:
-    """Return the exact search by Euclidean distance, :func:`nearest_of`."""
+    """Return the exact search by Euclidean distance."""
     return NearestNeighbors(nearest_of)
 
 
 def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors:
-    """Return a search by any PML distance, in tiles of ``tile`` queries; memory grows with tile x gallery."""
+    """Return a search by any PML distance; memory grows with ``tile`` x gallery."""
     from ..pml import CustomKNN
 
     knn = CustomKNN(distance, batch_size=tile)
@@ -182,14 +181,14 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
 
 
 def distance_matrix(distance: BaseDistance, points: Tensor) -> Tensor:
-    """Return ``[N, N]`` values of a PML distance between ``[N, D]`` points, without gradients or dropout."""
+    """Return the ``[N, N]`` values of a PML distance, without gradients or dropout."""
     with evaluating(distance):
         return distance(points)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def evaluating(distance: BaseDistance) -> Iterator[None]:
-    """Let a PML distance compute without gradients or dropout inside the block."""
+    """Switch off gradients and dropout of a PML distance inside the block."""
     training: Any = distance.training
     distance.eval()
     try:
@@ -204,8 +203,8 @@ def reranked_under(
 ) -> NearestNeighbors:
     """Return a search that re-ranks a Euclidean shortlist by a PML distance.
 
-    The shortlist has max(k, ``shortlist``) candidates per query. ``nearest``, by default exact, finds them; -1 marks a
-    missing one. ``normalized``: embeddings already have length 1.
+    ``nearest``, by default exact, finds max(k, ``shortlist``) candidates per query; -1 marks a missing one.
+    ``normalized``: embeddings already have length 1.
     """
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,8 +237,5 @@ def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
     """Return the first attribute ``metric`` that is a PML distance, or None."""
     from ..pml import BaseDistance
 
-    for part in parts:
-        metric = getattr(part, "metric", None)
-        if isinstance(metric, BaseDistance):
-            return metric
-    return None
+    metrics = (getattr(part, "metric", None) for part in parts)
+    return next((metric for metric in metrics if isinstance(metric, BaseDistance)), None)

@@ -19,7 +19,7 @@ PREFIX = "calculate_"  # of a metric's method in PML's calculator
 
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
-    """Return the metrics of plugins by name; names already in use are skipped with a warning."""
+    """Return the metrics of plugins by name; a warning reports names already in use."""
     if calculator is None:
         calculator = AccuracyCalculator
     taken = {metric.name for metric in metrics_of()}

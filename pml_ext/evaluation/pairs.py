@@ -30,7 +30,7 @@ class VerificationPairs:
         return len(self.same)
 
     def where(self, chosen: Tensor) -> VerificationPairs:
-        """Return some of the pairs, by a mask ``[P]``."""
+        """Select pairs by a mask ``[P]``."""
         return VerificationPairs(self.first[chosen], self.second[chosen], self.same[chosen])
 
 
@@ -76,8 +76,7 @@ def pairs_of_classes(
 
     Args:
         labels: classes of the embeddings, integers ``[N]``.
-        reference_labels: classes of references, ``[R]``, which are the second items; None for pairs of two embeddings,
-            ``first < second``.
+        reference_labels: classes of the second items, ``[R]``; None for pairs of two embeddings, ``first < second``.
         most: number of pairs of each kind, drawn without replacement; None for all pairs.
         seed: of the draw.
 
@@ -126,7 +125,7 @@ def pairs_of_sides(sides: Sides, most: int | None = None) -> VerificationPairs:
 
 
 def answers(same: Any) -> Tensor:
-    """Return whether pairs are the same, as booleans; ValueError for values other than 0 and 1."""
+    """Return whether pairs are the same, as booleans; ValueError unless values are 0 and 1."""
     tensor = _numbers("same", same)
     known = (tensor == 0) | (tensor == 1)
     if not known.all():

@@ -1,4 +1,4 @@
-"""Re-ranking without training: query expansion and k-reciprocal encoding, for normalized embeddings."""
+"""Re-ranking by query expansion and k-reciprocal encoding, for normalized embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reranking(Protocol):
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """Return ``find(rows, k)``: distances and indices of the k nearest gallery items of some queries.
+        """Return ``find(rows, k)``: distances and indices of some queries' k nearest items.
 
         Args:
             query: normalized embeddings, ``[Q, D]``.
@@ -35,17 +35,16 @@ class Reranking(Protocol):
 
 
 class QueryExpansion:
-    r"""Query expansion: each query is replaced by a mean of itself and its nearest gallery items, and searched again.
+    r"""Query expansion: each query becomes the mean of itself and its nearest items.
 
     .. math:: q' = q + \sum_{i \le k} w_i \, x_i, \qquad w_i = 1 \;\text{ or }\; \max(0, q \cdot x_i)^\alpha
 
-    divided by its length; :math:`x_i` are the k nearest, without the query itself and its group.
+    divided by its length; :math:`x_i` are the k nearest, without the query itself and its group. *Cost:* one more
+    search.
 
     Args:
         k: number of nearest items, at least 1.
         alpha: exponent of the similarity, at least 0, which gives farther items less weight; None for equal weights.
-
-    *Cost:* one more search.
 
     *Source:* Chum et al., Total Recall: Automatic Query Expansion with a Generative Feature Model for Object Retrieval,
     2007; :math:`\alpha`: Radenović et al., Fine-tuning CNN Image Retrieval with No Human Annotation, 2018,
@@ -73,7 +72,7 @@ class QueryExpansion:
         return search.among(torch.cat(parts), reference)
 
     def expanded(self, query: Tensor, nearest: Tensor, exists: Tensor) -> Tensor:
-        """Return expanded queries ``[Q, D]`` from the nearest items ``[Q, k, D]``; some may be missing."""
+        """Return expanded queries ``[Q, D]`` from nearest items ``[Q, k, D]``, if they exist."""
         weights = exists.to(query.dtype)
         if self.alpha is not None:
             similarity = torch.einsum("qd,qkd->qk", query, nearest).clamp(min=0)
@@ -84,8 +83,8 @@ class QueryExpansion:
 class KReciprocal:
     r"""k-reciprocal re-ranking: items whose neighborhoods overlap are near.
 
-    Among queries and gallery, :math:`N(p, k)` are p and its k nearest. Neighbors that name each other,
-    :math:`R(p, k) = \{g \in N(p, k) : p \in N(g, k)\}`, are extended to :math:`R^*(p, k_1)` by the sets
+    Among queries and gallery, :math:`N(p, k)` are p and its k nearest. Mutual neighbors
+    :math:`R(p, k) = \{g \in N(p, k) : p \in N(g, k)\}` are extended to :math:`R^*(p, k_1)` by the sets
     :math:`R(g, k_1 / 2)` of those :math:`g \in R(p, k_1)` for which
     :math:`|R(p, k_1) \cap R(g, k_1 / 2)| \ge \tfrac{2}{3} |R(g, k_1 / 2)|`. Then
 
@@ -95,11 +94,12 @@ class KReciprocal:
         d_J(p, g) = 1 - \frac{\sum_j \min(V'_{pj}, V'_{gj})}{\sum_j \max(V'_{pj}, V'_{gj})}, \qquad
         d^* = (1 - \lambda) \, d_J + \lambda \, d
 
-    with rows of V that sum to 1, and the mean over the :math:`k_2` nearest of p, itself the first. The distance
-    :math:`d_{pg}` is the squared Euclidean one of normalized embeddings, divided by the greatest of p, as in the
-    authors' program. Groups are left out of the ranking, not of the neighborhoods.
+    Rows of V sum to 1; the mean is over the :math:`k_2` nearest of p, itself included. :math:`d_{pg}` is the squared
+    Euclidean distance of normalized embeddings, divided by the greatest of p, as in the authors' program. Groups are
+    left
+    out of the ranking, not of the neighborhoods.
 
-    *Cost:* the distances of all pairs of queries and gallery twice, and memory of the neighborhoods.
+    *Cost:* all distances of queries and gallery twice, and memory of the neighborhoods.
 
     Args:
         k1: number of neighbors.
@@ -121,11 +121,8 @@ class KReciprocal:
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """Return the ranking by the new distance; see :class:`Reranking`. The search is not used."""
-        if itself:
-            points = reference
-        else:
-            points = torch.cat([query, reference])
+        """Return the ranking by the new distance; see :class:`Reranking`. Ignores ``search``."""
+        points = reference if itself else torch.cat([query, reference])
         first = len(points) - len(reference)  # of the gallery
         neighbors, farthest = self._neighbors(points)
         encoded = self._encoded(points, neighbors, farthest)
@@ -217,7 +214,7 @@ def _jaccard_distances(row: Any, by_column: Any) -> Any:
 
 
 def check_reranking(reranking: Any, knn_func: Any) -> None:
-    """Raise TypeError unless it is a re-ranking, and ValueError unless the search is Euclidean."""
+    """Raise TypeError unless it is a re-ranking, ValueError unless the search is Euclidean."""
     if isinstance(reranking, type) or not hasattr(reranking, "finder"):
         raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
     if knn_func is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Sides:
 
     @property
     def size(self) -> int:
-        """Number of gallery items that a query is compared with, without itself."""
+        """Number of gallery items that a query is compared with."""
         return len(self.reference) - int(self.ref_includes_query)
 
     def gallery_sizes(self) -> Tensor:
@@ -125,56 +125,21 @@ class MetricOfNeighbors:
         self.values = torch.empty(queries, dtype=torch.float64)
         self.ideal: Tensor | None = None
 
-    def put(self, rows: slice, tile: TileOfNeighbors, relevant: Tensor) -> None:
+    def put(self, rows: slice, right_at_level: Mapping[int, Tensor], gains: Tensor, relevant: Tensor) -> None:
         """Compute the values of some queries."""
-        if self.ideal is not None:
-            gains = tile.gains[:, : self.columns]
-            self.values[rows] = self.metric.function(gains, self.ideal[rows])
-        else:
-            right = tile.right_at_level(self.metric.level)[:, : self.columns]
+        if self.ideal is None:
+            right = right_at_level[self.metric.level][:, : self.columns]
             self.values[rows] = self.metric.function(right, relevant[rows])
-
-
-class TileOfNeighbors:
-    """Which neighbors are right, and their gains; on the CPU, since some devices lack float64."""
-
-    def __init__(self, query_labels: Tensor, reference_labels: Tensor, indices: Tensor, compare: Comparison) -> None:
-        self._query_labels = query_labels[:, None]
-        self._neighbor_labels = reference_labels[indices]
-        self._is_there = indices >= 0
-        self._at_levels: dict[int, Tensor] = {}
-        self.right = (compare(self._query_labels, self._neighbor_labels).bool() & self._is_there).cpu()
-        self.gains = self.right
-
-    def weigh(self, relation: Relation) -> None:
-        """Take the relation's weights as gains."""
-        weights = relation.weights(self._query_labels, self._neighbor_labels).nan_to_num()
-        self.gains = (weights * self._is_there).cpu()
-
-    def compare_at(self, level: int, tree: Hierarchy) -> None:
-        """Note which neighbors are right at a level of the tree."""
-        positive = tree.positive(self._query_labels, self._neighbor_labels)
-        self._at_levels[level] = (positive & self._is_there).cpu()
-
-    def right_at_level(self, level: int) -> Tensor:
-        """Which neighbors are right at a level; 0 is the relation's own."""
-        return self._at_levels.get(level, self.right)
+        else:
+            self.values[rows] = self.metric.function(gains[:, : self.columns], self.ideal[rows])
 
 
 class MetricSearch:
     """One search for all metrics of neighbors.
 
-    Args:
-        sides: queries and gallery.
-        classes: classes of the queries.
-        compare: says which labels are equal.
-        relation: replaces equality; gives gains and levels.
-        metrics: the metrics to compute.
-        keep: number of neighbors to keep of each query.
-        reranking: ranks the neighbors again; None keeps the order of the search.
-
-    Attributes:
-        trees: the relation at each level that a metric names.
+    ``relation``, if given, replaces ``compare`` and gives gains and levels. ``trees``: the relation at each level that
+    a
+    metric names. ``keep``: number of neighbors to keep of each query.
     """
 
     def __init__(
@@ -205,15 +170,20 @@ class MetricSearch:
             metric.ideal = self._greatest_gains(metric.columns)
 
         for rows, distances, indices in self._tiles(knn_func):
-            tile = TileOfNeighbors(self.sides.query_labels[rows], self.sides.reference_labels, indices, self.compare)
-            if graded and self.relation is not None:
-                tile.weigh(self.relation)
+            labels = self.sides.query_labels[rows][:, None]
+            neighbor_labels = self.sides.reference_labels[indices]
+            exists = indices >= 0
+            # On the CPU, since some devices lack float64.
+            right_at_level = {0: (self.compare(labels, neighbor_labels).bool() & exists).cpu()}
             for level, tree in self.trees.items():
-                tile.compare_at(level, tree)
+                right_at_level[level] = (tree.positive(labels, neighbor_labels) & exists).cpu()
+            gains = right_at_level[0]
+            if graded and self.relation is not None:
+                gains = (self.relation.weights(labels, neighbor_labels).nan_to_num() * exists).cpu()
 
-            self.neighbors.put(rows, distances, indices, tile.right)
+            self.neighbors.put(rows, distances, indices, right_at_level[0])
             for metric in self.metrics:
-                metric.put(rows, tile, self.classes.relevant)
+                metric.put(rows, right_at_level, gains, self.classes.relevant)
         return self.neighbors
 
     def _trees(self) -> dict[int, Hierarchy]:

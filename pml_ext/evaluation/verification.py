@@ -1,8 +1,7 @@
 """Verification: how well the similarity of two items predicts whether they are the same.
 
-A pair has a *score*, greater for more similar items, and is accepted if its score is at least a threshold. The true
-accept rate (TAR) is the share of same pairs that are accepted; the false accept rate (FAR) is the share among the
-other pairs.
+A pair has a *score*, greater for more similar items, and is accepted if its score is at least a threshold. TAR is the
+share of same pairs that are accepted, FAR the share of other pairs.
 
 - ``roc_auc``, ``average_precision``: areas under scikit-learn's curves over all thresholds.
 - ``eer``: the equal error rate, where FAR equals 1 - TAR on the ROC curve, interpolated linearly.
@@ -36,13 +35,13 @@ _PAIRS_AT_A_TIME = 1 << 16
 def pair_scores(
     embeddings: Any, pairs: VerificationPairs, references: Any = None, distance: BaseDistance | None = None
 ) -> NDArray[np.float64]:
-    """Return the scores ``[P]`` of pairs, greater for more similar ones; by default cosine similarity.
+    """Return the scores ``[P]`` of pairs, greater for more similar ones.
 
     Args:
         embeddings: ``[N, D]``.
         pairs: pairs of rows.
         references: ``[R, D]``, the rows of the second items; by default the embeddings.
-        distance: a distance of PML or of ours; the score is the negative distance, or the similarity.
+        distance: of PML or ours; the score is its negative, or the similarity. By default cosine similarity.
     """
     x: Tensor = torch.as_tensor(embeddings).detach()
     y: Tensor = x if references is None else torch.as_tensor(references).detach()
@@ -67,14 +66,14 @@ def verify(
     distance: BaseDistance | None = None,
     far: Iterable[float] = FAR,
 ) -> dict[str, float]:
-    """Return the verification metrics of pairs of embeddings, by the names at the top of this module.
+    """Return the verification metrics of pairs of embeddings, named as in this module.
 
     Args:
         embeddings: ``[N, D]``.
         pairs: of :func:`listed_pairs` or :func:`pairs_of_classes`.
         references: ``[R, D]``, the rows of the second items; by default the embeddings.
         threshold: from :func:`best_threshold` of training pairs, for ``accuracy``; None for the ten-fold protocol.
-        folds: fold of each pair, integers ``[P]``; by default ten folds of equal shares of both kinds, at random.
+        folds: fold of each pair, integers ``[P]``; by default ten random folds with equal shares of both kinds.
         distance: see :func:`pair_scores`.
         far: false accept rates.
 
@@ -91,7 +90,7 @@ def verify(
 def verification_metrics(
     scores: Any, same: Any, *, threshold: float | None = None, folds: Any = None, far: Iterable[float] = FAR
 ) -> dict[str, float]:
-    """Return the verification metrics of scores ``[P]``, greater for more similar pairs, by name; see :func:`verify`.
+    """Return the verification metrics of scores ``[P]`` by name; see :func:`verify`.
 
     Raises:
         ValueError: different lengths, NaN among the scores, pairs of one kind alone, or too few for the folds.
@@ -106,7 +105,7 @@ def verification_metrics(
 
 
 def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[str, float]:
-    """Return the metrics that need no threshold: ROC AUC, average precision, EER, and TAR at each FAR."""
+    """Return the metrics without a threshold: ROC AUC, average precision, EER, TAR at FAR."""
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
     scores, same = _checked(scores, same)
@@ -153,7 +152,7 @@ def accuracy_at(scores: Any, same: Any, threshold: float) -> float:
 
 
 def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.float64]:
-    """Return the accuracy of each fold at the best threshold of the others; see :func:`verify`."""
+    """Return the accuracy of each fold at the best threshold of the others."""
     scores, same = _checked(scores, same)
     fold_of_pair = _folds(same) if folds is None else np.asarray(folds)
     if fold_of_pair.shape != same.shape or fold_of_pair.dtype.kind not in "iu":

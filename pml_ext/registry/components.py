@@ -126,9 +126,8 @@ def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) ->
     ``owner`` describes the name in errors, as in ``"the loss 'mine' of the plugin 'theirs'"``. Raises PluginError with
     the hook and the failing line.
     """
-    is_imported = source.partition(":")[0] in sys.modules  # then nothing is executed
     try:
-        with contextlib.nullcontext() if is_imported else contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr):
             found = pkgutil.resolve_name(source)
     except (PmlExtError, PluginWarning, KeyboardInterrupt, StoppedError):
         raise

@@ -66,7 +66,7 @@ class PluginRecord:
         self.traceback += "".join(traceback.format_exception(error))
 
 
-def read_entry_points() -> list[tuple[PluginRecord, metadata.EntryPoint]]:
+def read_entry_points() -> list[PluginRecord]:
     """Return all entry points, this distribution's first; PluginError if a list names a plugin that is missing."""
     found = []
     for point in metadata.entry_points(group=GROUP):
@@ -78,9 +78,9 @@ def read_entry_points() -> list[tuple[PluginRecord, metadata.EntryPoint]]:
         elif record.shipped and importlib.util.find_spec(record.package) is None:
             record.status = "not installed"
             record.error = "run: pip install --force-reinstall pml-ext"
-        found.append((record, point))
-    found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
-    names = [record.name for record, _ in found]
+        found.append(record)
+    found.sort(key=lambda record: (not record.shipped, record.name))
+    names = [record.name for record in found]
     for variable in (ALLOW, BLOCK):
         for name in sorted(_listed_in(variable).difference(names)):
             installed = ", ".join(names) or "none"
@@ -119,17 +119,12 @@ class Plugins:
         self.missing_extras: dict[str, MissingExtraError] = {}  # {builtin hook: its error}
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hooks)
-        self._points: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None  # None before they are read
+        self.records: list[PluginRecord] = []  # of all entry points, including blocked and broken ones
         self._loading = False  # whether plugins are being imported right now
         self._called: set[tuple[str, str]] = set()  # (plugin, hook)
         # {kind: {name: {plugin: value}}}
         self._registered: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in HOOK_OF}
         self._lock = threading.RLock()
-
-    @property
-    def records(self) -> list[PluginRecord]:
-        """Records of all entry points, including blocked and broken ones."""
-        return [record for record, _ in self._points or []]
 
     def load(self) -> None:
         """Import the plugins once; PluginError if an environment variable names a plugin that is not installed.
@@ -141,33 +136,33 @@ class Plugins:
                 return
             self._loading = True
             try:
-                if self._points is None:
-                    self._points = read_entry_points()
-                for record, point in self._points:
+                if not self.records:
+                    self.records = read_entry_points()
+                for record in self.records:
                     if record.status == "waiting" and not _being_imported(record.module):
                         with self._attributed(record):
-                            self._load_one(record, point)
+                            self._load_one(record)
             finally:
                 self._loading = False
 
-    def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
+    def _load_one(self, record: PluginRecord) -> None:
         """Import a plugin; its hooks are called later, when they are needed."""
-        if not KEBAB.fullmatch(point.name) or (point.name in RESERVED and not record.shipped):
-            raise PluginError(f"{point.name!r} is reserved or not kebab-case; rename the entry point")
-        if not metadata.EntryPoint.pattern.match(point.value):
-            raise PluginError(f"its entry point is {point.value!r}; expected a module, such as 'my_package'")
-        if point.name in self.loaded:
-            raise PluginError(f"another distribution already has an entry point named {point.name!r}; rename one")
+        if not KEBAB.fullmatch(record.name) or (record.name in RESERVED and not record.shipped):
+            raise PluginError(f"{record.name!r} is reserved or not kebab-case; rename the entry point")
+        if not metadata.EntryPoint.pattern.match(record.module):
+            raise PluginError(f"its entry point is {record.module!r}; expected a module, such as 'my_package'")
+        if record.name in self.loaded:
+            raise PluginError(f"another distribution already has an entry point named {record.name!r}; rename one")
         started = time.perf_counter()
-        module = point.load()
+        module = metadata.EntryPoint(record.name, record.module, GROUP).load()
         record.seconds = time.perf_counter() - started
         check_marks(module)
         if (other := self._manager.get_name(module)) is not None:
             raise PluginError(f"the entry point {other!r} already names its module; remove one of them")
-        self._manager.register(module, point.name)
+        self._manager.register(module, record.name)
         record.hooks = [caller.name for caller in self._manager.get_hookcallers(module) or []]
         record.status = "ok"
-        self.loaded[point.name] = record
+        self.loaded[record.name] = record
 
     @contextlib.contextmanager
     def _attributed(self, record: PluginRecord, hook: str = "") -> Iterator[None]:

@@ -83,12 +83,8 @@ class Relation(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings."""
-        settings = []
-        for name in inspect.signature(type(self)).parameters:
-            value = vars(self).get(name)
-            if value is not None:
-                settings.append(f"{name}={value}")
-        return ", ".join(settings)
+        values = {name: vars(self).get(name) for name in inspect.signature(type(self)).parameters}
+        return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 def from_array(labels: Any) -> Any:

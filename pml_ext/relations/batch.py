@@ -29,11 +29,8 @@ class Related(NamedTuple):
 
     def has_negatives(self) -> Tensor:
         """Whether any pair is negative, in memory linear in the batch."""
-        found = []
-        for labels in torch.split(self.labels, 1024):
-            weights = self.relation.matrix(labels, self.ref_labels)
-            found.append((weights == 0).any())
-        return torch.stack(found).any()
+        parts = torch.split(self.labels, 1024)
+        return torch.stack([(self.relation.matrix(part, self.ref_labels) == 0).any() for part in parts]).any()
 
 
 def label_tensors(

@@ -116,10 +116,7 @@ class SharedLabel(Relation):
         if not self.graded and self.threshold == 0:
             return positive
         union = first + second - shared
-        if self.graded:
-            weights = shared / union.clamp(min=1)
-        else:
-            weights = positive
+        weights = shared / union.clamp(min=1) if self.graded else positive
         below_threshold = shared < self.threshold * union - 1e-4  # 1e-4: a Jaccard index at the threshold is positive
         return torch.where((shared > 0) & below_threshold, torch.nan, weights)
 

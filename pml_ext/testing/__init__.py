@@ -1,4 +1,4 @@
-"""The conformance kit: does a loss, miner, regularizer, distance, sampler or reducer keep what PML's users rely on?
+"""The conformance kit: checks of what PML's users rely on, for components of all kinds.
 
 .. code-block:: python
 
@@ -8,8 +8,8 @@
     def test_conformance(component, check):
         check(component)
 
-or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml-ext check my_package``. Names and
-conventions follow scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
+or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml-ext check my_package``. Conventions
+follow scikit-learn's ``check_estimator``.
 """
 
 from .contracts import Named as Named, requires_no_options as requires_no_options, takes_arguments as takes_arguments

@@ -24,13 +24,13 @@ CLOSE: tuple[dict[str, Any], ...] = (
 
 @dataclasses.dataclass
 class Batch:
-    """Embeddings ``[B, D]`` of overlapping clusters, with gradient, and their labels ``[B]``."""
+    """Embeddings ``[B, D]`` of overlapping clusters, and their labels ``[B]``."""
 
     embeddings: Tensor
     labels: Tensor
 
     def ordered(self, order: Tensor) -> Batch:
-        """Return the batch in another order, with the embeddings as a new leaf, with gradient if they have it."""
+        """Return the batch in another order, with the embeddings as a new leaf."""
         embeddings = new_leaf(self.embeddings[order]).requires_grad_(self.embeddings.requires_grad)
         return Batch(embeddings, self.labels[order])
 
@@ -56,8 +56,9 @@ def batch_of(
 ) -> Batch:
     """Return a batch of a subject's embedding size.
 
-    ``labels`` are ``[B]``, or (number of classes, images per class), limited to the subject's classes. The standard
-    deviation is ``spread`` around class centers, 1 between centers; a shift of length ``common`` makes angles small.
+    ``labels`` are ``[B]``, or (number of classes, images per class), limited to the subject's classes. ``spread`` is
+    the
+    standard deviation around class centers, where 1 separates centers; a shift of length ``common`` makes angles small.
     """
     if isinstance(labels, tuple):
         labels = torch.arange(min(labels[0], subject.classes)).repeat_interleave(labels[1])
@@ -70,6 +71,6 @@ def batch_of(
 
 
 def sample_pairs(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Return a random subset of the entries of parallel index tensors, at least one entry."""
+    """Return a random subset of parallel index tensors, at least one entry."""
     chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
     return tuple(index[chosen] for index in indices)

@@ -1,4 +1,4 @@
-"""Calls of components, and counters of operators and of bytes saved for the backward pass."""
+"""Calls of components, and counters of operators and of bytes saved for backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KIT = str(Path(__file__).parent)  # frames in this folder are not the author's c
 
 
 def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable: bool = False) -> None:
-    """Raise SkipCheck for missing capabilities, random values (``fixed``), random or stateful ones (``repeatable``)."""
+    """Skip a check without some capabilities, or for random or stateful values."""
     if missing := set(capabilities) - subject.capabilities:
         raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
     if (fixed or repeatable) and is_random(subject):
@@ -35,7 +35,7 @@ def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable:
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
-    """Return the value of a loss, regularizer or reducer, the matrix of a distance or the indices of a miner."""
+    """Return a component's value, matrix or indices for a batch."""
     if registry.kind_of(type(component)) == "reducer":
         losses = named.get("losses", batch.embeddings.square().sum(1))
         info = {"losses": losses, "indices": torch.arange(len(losses)), "reduction_type": "element", "divisor": 8}
@@ -52,7 +52,7 @@ def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
 
 
 def compute(component: Any, batch: Batch, references: Batch | None = None) -> dict[str, Any]:
-    """Return the unreduced values of a loss or a regularizer; raise SkipCheck for a wrapper, which has none."""
+    """Return the unreduced values of a loss or a regularizer; skip the check of a wrapper."""
     if not hasattr(component, "compute_loss"):
         raise SkipCheck("a wrapper: the wrapped component is checked by itself")
     labels = batch.labels if takes_labels(component) else None
@@ -64,10 +64,13 @@ def compute(component: Any, batch: Batch, references: Batch | None = None) -> di
 
 
 def reseeded_generators(act: Callable[[], object]) -> list[str]:
-    """Return the names of the global generators that ``act`` seeds: they draw the same after it, whatever the seed."""
+    """Return the names of the global generators that ``act`` seeds.
+
+    They draw the same numbers after it, whatever the seed before.
+    """
     python = random.getstate()
     numpy = np.random.get_state()
-    drawn = []
+    drawn: list[dict[str, float]] = []
     try:
         for seed in (1, 2):
             random.seed(seed)
@@ -78,12 +81,11 @@ def reseeded_generators(act: Callable[[], object]) -> list[str]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-    first, second = drawn
-    return [name for name in first if first[name] == second[name]]
+    return [name for name, value in drawn[0].items() if drawn[1][name] == value]
 
 
 def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
-    """Return the value of a seeded call and its gradients of inputs and parameters, or a miner's indices, sorted."""
+    """Return a seeded call's value and gradients, or a miner's indices, sorted."""
     result = seeded(component, batch, **named)
     if isinstance(result, tuple):
         return [sorted_rows(result)]
@@ -93,7 +95,7 @@ def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
 
 
 def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
-    """Return the outcome of a batch in another order, restored to that of the batch."""
+    """Return the outcome of a reordered batch, restored to the order of the batch."""
     other = batch.ordered(order)
     back = order.argsort()
     result = seeded(component, other)
@@ -107,7 +109,7 @@ def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
 
 
 def call_forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[str, Any]]:
-    """Return the optional arguments of each form of call that a component declares, by the form's name."""
+    """Return the optional arguments of each form of call that a component declares, by name."""
     found: dict[str, dict[str, Any]] = {"": {}}
     if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
         found[" with a miner's tuple"] = {"indices_tuple": pml.get_all_pairs_indices(batch.labels)}
@@ -120,7 +122,7 @@ def call_forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[s
 
 @functools.lru_cache(16)
 def takes_references(subject: Subject) -> bool:
-    """Return whether a loss declares references with labels; whether a miner accepts them, as PML's base class does."""
+    """Whether a loss declares references with labels, or a miner accepts them."""
     if subject.kind != "miner":
         return subject.kind == "loss" and {"labels", "references"} <= subject.capabilities
     other = batch_of(subject, (3, 2), seed=1)
@@ -133,7 +135,7 @@ def takes_references(subject: Subject) -> bool:
 
 @functools.lru_cache(16)
 def has_fixed_rows(subject: Subject) -> bool:
-    """Return whether a regularizer accepts batches of some numbers of rows, but not of others."""
+    """Whether a regularizer accepts some numbers of rows and refuses others."""
     accepted = set()
     for images in range(1, _IMAGES_PER_CLASS + 1) if subject.kind == "regularizer" else ():
         try:
@@ -145,7 +147,7 @@ def has_fixed_rows(subject: Subject) -> bool:
 
 
 def used(component: Any, subject: Subject) -> Any:
-    """Return a component after three calls in training, since a weight may grow from zero."""
+    """Return a component after three calls in training, because a weight may grow from zero."""
     for seed in (5, 6, 7):
         seeded(component, batch_of(subject, seed=seed))
     return component
@@ -153,7 +155,7 @@ def used(component: Any, subject: Subject) -> Any:
 
 @functools.lru_cache(16)
 def is_random(subject: Subject) -> bool:
-    """Return whether two seeds give different values."""
+    """Whether two seeds give different values."""
     values = []
     for seed in (0, 1):
         set_seed(seed)
@@ -163,31 +165,29 @@ def is_random(subject: Subject) -> bool:
 
 @functools.lru_cache(16)
 def is_repeatable(subject: Subject) -> bool:
-    """Return whether a second call of one object gives the same value."""
+    """Whether a second call of the same object gives the same value."""
     component = subject.make()
     return equal(*[seeded(component, batch_of(subject)) for _ in range(2)])
 
 
 def error_location(error: BaseException) -> str:
-    """Return the file and line of the author's code that raised an error; empty if a check itself did."""
+    """Return file and line of the author's code that raised an error, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename.startswith(KIT):
         return ""
-    theirs = [frame for frame in frames if not frame.filename.startswith((TORCH, KIT))]
-    if theirs:
-        return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}"
-    return ""
+    places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if not f.filename.startswith((TORCH, KIT))]
+    return places[-1] if places else ""
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an error as one line: its type, its text, and the author's file and line, if known."""
+    """Return an error as one line, with the author's file and line if known."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     place = error_location(error)
     return f"{text} (at {place})" if place else text
 
 
 class CountedOperations(TorchFunctionMode):
-    """Mode that counts calls of torch's functions and methods; ``largest``: entries of the largest tensor."""
+    """Mode that counts calls of torch; ``largest``: entries of the largest tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -206,7 +206,7 @@ class CountedOperations(TorchFunctionMode):
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """Context manager that counts the bytes that autograd saves for the backward pass.
 
-    A storage counts once. Those of ``given`` inputs and parameters, which the caller holds, do not count.
+    Each storage counts once. ``given`` inputs and parameters do not count, because the caller holds them.
     """
 
     def __init__(self, *given: Tensor) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import pml
+
 
 def all_close(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, atol: float | None = None) -> bool:
-    """Return whether two lists of tensors are equal within ``rtol`` and ``atol`` (default ``rtol``); NaN equals NaN."""
+    """Whether two lists of tensors are equal within ``rtol`` and ``atol``; NaN equals NaN."""
     if atol is None:
         atol = rtol
     if len(one) != len(other):
@@ -24,27 +26,23 @@ def all_close(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two values, or the index tuples of two miners, are exactly equal."""
-    if not isinstance(one, tuple):
-        one = (one,)
-    if not isinstance(other, tuple):
-        other = (other,)
-    return all_close(one, other, 0)
+    """Whether two values, or the index tuples of two miners, are exactly equal."""
+    return all_close(_listed(one), _listed(other), 0)
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
 def close(actual: Any, expected: Any, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
-    """Raise AssertionError if two tensors or lists of tensors differ; NaN equals NaN, as other checks report NaN."""
-    if isinstance(actual, Tensor):
-        actual = [actual]
-    if isinstance(expected, Tensor):
-        expected = [expected]
-    for found, wanted in zip(actual, expected, strict=True):
+    """Raise AssertionError if two tensors or lists of tensors differ; NaN equals NaN."""
+    for found, wanted in zip(_listed(actual), _listed(expected), strict=True):
         if not all_close([found], [wanted], rtol, atol):
             raise AssertionError(f"{text}: {difference(found.detach(), wanted.detach())}")
 
 
 def difference(found: Tensor, wanted: Tensor) -> str:
-    """Return in words where two tensors differ most, or which rows of mined indices are missing or too many."""
+    """Describe where two tensors differ most, or which mined rows differ."""
     if found.dtype == wanted.dtype == torch.long and found.ndim == wanted.ndim == 2:
         return difference_of_rows(set(map(tuple, found.tolist())), set(map(tuple, wanted.tolist())))
     if found.shape != wanted.shape:
@@ -62,7 +60,7 @@ def difference(found: Tensor, wanted: Tensor) -> str:
 
 
 def difference_of_rows(found: set[tuple[int, ...]], wanted: set[tuple[int, ...]]) -> str:
-    """Return in words which pairs or triplets of :func:`sorted_rows` are too many, and which are missing."""
+    """Describe which rows of :func:`sorted_rows` are too many, and which are missing."""
     texts = []
     for what, rows in (("too many", found - wanted), ("missing", wanted - found)):
         if rows:
@@ -72,7 +70,7 @@ def difference_of_rows(found: set[tuple[int, ...]], wanted: set[tuple[int, ...]]
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a value with respect to leaves, zeros for unused leaves; the graph is retained."""
+    """Return the gradients of a value, zeros for unused leaves; the graph is retained."""
     if not value.requires_grad or not leaves:
         return [torch.zeros_like(leaf) for leaf in leaves]
     slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
@@ -88,7 +86,7 @@ def gradient(value: Tensor, x: Tensor) -> Tensor:
 
 
 def weighted(value: Tensor) -> Tensor:
-    """Return a scalar unchanged, or the sum of a matrix's entries with fixed random weights."""
+    """Return a scalar unchanged, or a matrix's sum with fixed random weights."""
     if value.ndim == 0:
         return value
     weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(10), dtype=value.dtype)
@@ -96,7 +94,7 @@ def weighted(value: Tensor) -> Tensor:
 
 
 def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
-    """Return a miner's unique, sorted pairs or triplets; pairs get a third entry, 0 if positive and 1 if negative."""
+    """Return a miner's unique, sorted rows; the third entry of a pair is 0 if positive, else 1."""
     if len(indices) == 3:
         rows = torch.stack(indices, 1)
     else:
@@ -114,16 +112,11 @@ def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
 
 
 def check_tuple(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "", twice: bool = False) -> None:
-    """Raise AssertionError for an invalid index tuple; ``twice`` allows duplicates, for miners that draw at random."""
+    """Raise AssertionError for an invalid index tuple; ``twice`` allows duplicates."""
     if not isinstance(actual, tuple) or len(actual) not in (3, 4):
         raise AssertionError(f"a miner must return a tuple of three or four index tensors; got {type(actual).__name__}")
-    if len(actual) == 4:
-        a, p, b, n = actual
-        count = len(a) + len(b)
-    else:
-        a, p, n = actual
-        b = a
-        count = len(a)
+    a, p, b, n = pml.convert_to_pairs(actual)
+    count = len(a) if len(actual) == 3 else len(a) + len(b)
     for number, (index, of) in enumerate(zip((a, p, b, n), (labels, ref_labels) * 2, strict=True)):
         if index.dtype != torch.long or index.ndim != 1:
             raise AssertionError(f"index tensor {number} must be int64 [N]; got {index.dtype}, {index.ndim}")

@@ -1,4 +1,4 @@
-"""What plugins name beside components, and its documentation, which the kit checks for every kind."""
+"""Values that plugins name in hooks, other than components."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Named:
 
     @property
     def title(self) -> str:
-        """The name with its kind, as results show it; recipes, of which there may be many, share one."""
+        """The name with its kind; all recipes of a plugin share one."""
         if self.kind == "recipe":
             return f"{self.plugin} (recipes)"
         return f"{self.name} ({self.kind})"
@@ -34,7 +34,7 @@ Contract = Callable[[Named], str | None]
 
 
 def requires_no_options(factory: Callable[..., Any], filled: Iterable[str] = (), positions: int = 0) -> None:
-    """Skip a factory that has options without a default, beside those filled by name or by their position."""
+    """Skip a factory with options that have no default and are not filled."""
     given = {*[*settings_of(factory)][:positions], *filled}
     missing = [name for name, p in settings_of(factory).items() if p.default is p.empty and name not in given]
     if missing:

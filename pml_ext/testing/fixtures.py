@@ -1,4 +1,4 @@
-"""Fixtures for the tests of plugins: ``pytest_plugins = ["pml_ext.testing.fixtures"]`` in ``conftest.py``."""
+"""Pytest fixtures: ``pytest_plugins = ["pml_ext.testing.fixtures"]`` in ``conftest.py``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ with needs_extra("dev", "a pytest fixture"):
 
 @pytest.fixture
 def isolated_registry() -> Iterator[ModuleType]:
-    """Yield :mod:`pml_ext.registry` with entry points read anew; entries that the test adds are removed afterwards."""
+    """Yield :mod:`pml_ext.registry` with entry points read anew, restored afterwards."""
     with registry.isolated():
         yield registry

@@ -52,7 +52,7 @@ Expected = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """Outcome of one check; the text says why it failed or was skipped, or what a passed check has found."""
+    """Outcome of one check; the text has a failure, the reason of a skip, or a finding."""
 
     component: str
     check: str
@@ -64,14 +64,6 @@ class CheckResult:
     def fails(self) -> bool:
         """Whether this result fails the run."""
         return self.status in ("failed", "xpass")
-
-
-def checks_of(kind: str, fast: bool = False) -> list[Check]:
-    """Return the checks of one of :data:`pml_ext.registry.KINDS`, in the order in which they run.
-
-    ``fast`` leaves out those that need a compiler, another device, another process or PML's trainer.
-    """
-    return [check for check in CHECKS[kind] if not (fast and check in SLOW)]
 
 
 def check_component(
@@ -90,28 +82,29 @@ def check_component(
     """Run the checks of a component.
 
     ``reference(embeddings, labels, **settings)`` returns the value of the whole batch: a tensor, whose gradient is
-    compared too, or a number. A miner's returns the set of triplets ``{(anchor, positive, negative), ...}``, or two
-    sets of pairs, ``({(anchor, positive), ...}, {(anchor, negative), ...})``. If it names ``indices_tuple``, or
-    ``ref_emb`` and ``ref_labels``, it gets a miner's indices, or references; if it names ``component``, the instance.
-    It may raise :class:`SkipCheck`. A class is compared under every table of ``settings``, with the other value of each
-    flag, with each value of a ``Literal``, and with another value of each number.
+    compared
+    too, or a number. For a miner it returns the set of triplets ``{(anchor, positive, negative), ...}``, or two sets of
+    pairs, ``({(anchor, positive), ...}, {(anchor, negative), ...})``. Parameters named ``indices_tuple``, ``ref_emb``
+    and
+    ``ref_labels`` get a miner's indices and references; ``component`` gets the instance. It may raise
+    :class:`SkipCheck`.
+    A class is compared under every table of ``settings``, and with other values of each flag, ``Literal`` and number.
 
     Args:
         component: a :class:`pml_ext.plugin.Component`, a class, a ``functools.partial`` of one, or an instance built
-            with its settings.
+            with
+            its settings.
         expected_failed_checks: ``{check name: reason}``, added to the class's attribute of this name; if one of them
             passes, the run fails.
         reference: a slow implementation of a loss, a miner, a regularizer or a distance.
         settings: values of a class's settings by name, ``{"margin": [0.1, 0.5], "kind": ["soft"]}``, combined as in
             scikit-learn's ``ParameterGrid``, or a list of such tables. The other checks use the first combination.
         without_effect: settings that change how the value is computed but not the value, such as a tile size.
-        embedding_size: length of the embeddings; by default the component's attribute of this name, or the default of
-            the class's setting, or 8.
-        num_classes: number of classes in a batch; by default the component's attribute of this name, or the default of
-            the class's setting, or 6.
+        embedding_size: length of the embeddings; by default the component's attribute or setting of this name, or 8.
+        num_classes: number of classes in a batch; by default the component's attribute or setting of this name, or 6.
         checks: names of the checks to run; all by default. A loss that fails ``check_call_forms`` skips the others.
         fast: whether to leave out the checks that need a compiler, another device, another process or PML's trainer.
-        on_fail: if a check fails, raise an AssertionError after the last check (``"raise"``) or not (None).
+        on_fail: ``"raise"`` an AssertionError after the last check, or None to only return the results.
 
     Returns:
         A result for each check.
@@ -151,8 +144,8 @@ def failures_in_reading_order(results: Iterable[CheckResult]) -> list[CheckResul
 
 
 def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
-    """Return the checks of a subject, or those of the given names; ValueError for another name."""
-    by_name = {check.__name__: check for check in checks_of(subject.kind)}
+    """Return the checks with the given names, or all; ValueError for an unknown name."""
+    by_name = {check.__name__: check for check in CHECKS[subject.kind]}
     if names is None:
         return list(by_name.values())
     chosen = []
@@ -213,14 +206,14 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of a failed check, or another error's type, message and place."""
+    """Return the text of a failed check, or another error's type, text and place."""
     if isinstance(error, AssertionError) and not error_location(error):
         return str(error) or "an assertion failed"
     return error_summary(error)
 
 
 def _require(subject: Subject, check: Check) -> None:
-    """Skip a check if its component fails another one, on which all depend."""
+    """Skip a check if the component fails ``check``, on which all depend."""
     if check not in CHECKS[subject.kind]:
         return
     failures = subject.findings.failures
@@ -237,7 +230,7 @@ def parametrize_with_checks(
     expected_failed_checks: Callable[[Any], Expected] | None = None,
     **options: Any,
 ) -> Any:
-    """Return a pytest decorator that calls a test with each ``component`` and each of its checks as ``check``.
+    """Return a pytest decorator that calls a test with each ``component`` and ``check``.
 
     Args:
         components: each as in :func:`check_component`.
@@ -266,7 +259,7 @@ def parametrize_with_checks(
 
 
 def _as_test(check: Check, subject: Subject, expected: Expected) -> Callable[[Any], None]:
-    """Return a check as a test; all tests of a component share its subject, and with it the findings."""
+    """Return a check as a test; all tests of a component share its findings."""
 
     @functools.wraps(check)
     def test(component: Any) -> None:

@@ -1,4 +1,4 @@
-"""A simulated second device: its tensors report another device and hold their values on the CPU."""
+"""A simulated second device, whose tensors hold their values on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHAPES = {"nonzero", "masked_select", "bincount", "repeat_interleave", "unique"
 
 
 class OtherDeviceError(RuntimeError):
-    """Tensors of two devices were mixed; the text says where, and what to type."""
+    """Tensors of two devices were mixed; the text has the place and the remedy."""
 
 
 class _Elsewhere(Tensor):
@@ -49,7 +49,7 @@ class _Elsewhere(Tensor):
         raise OtherDeviceError(f"{func} was called after the second device was left")
 
     def tolist(self) -> Any:
-        """Return the values by way of the CPU, as any device does."""
+        """Return the values by way of the CPU."""
         return self.cpu().tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -65,9 +65,9 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         device: its name, for ``.to(...)``.
-        waits: how often the host read a value, by operation and place: ``.item()``, ``bool()``, ``.tolist()``,
-            ``.cpu()``.
-        shapes: how often a shape depended on values; the host waits then too: ``nonzero``, ``unique``, a boolean index.
+        waits: how often the host read a value (``.item()``, ``bool()``, ``.tolist()``, ``.cpu()``), by operation and
+            place.
+        shapes: how often the host waited for a shape: ``nonzero``, ``unique``, a boolean index.
 
     Example:
         >>> with SecondDevice() as second:
@@ -103,7 +103,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.shapes.clear()
 
     def move(self, module: M) -> M:
-        """Return a copy of a module on the device; parameters are converted in place, so that references stay valid."""
+        """Return a copy of a module on the device; references to its parameters stay valid."""
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -133,7 +133,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _wrapped(output, elsewhere)
 
     def _count(self, name: str, args: Any, kwargs: dict[str, Any], there: bool) -> None:
-        """Count an operation for which the host waits, or whose result has a shape that depends on values."""
+        """Count an operation for which the host waits."""
         place = _place()
         if name == "local_scalar_dense":
             self.waits[f"a value read at {place}"] += 1
@@ -150,7 +150,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _check_one_device(name: str, args: Any, tensors: list[Tensor]) -> None:
-    """Raise OtherDeviceError for an operation that mixes tensors of two devices, unless torch allows it."""
+    """Raise OtherDeviceError for an operation that mixes tensors of two devices."""
     if name in _COPIES:
         return
     if name in _INDEXED:
@@ -164,7 +164,7 @@ def _check_one_device(name: str, args: Any, tensors: list[Tensor]) -> None:
 
 
 def _wrapped(output: Any, elsewhere: list[_Elsewhere]) -> Any:
-    """Return an operation's output on the second device; an in-place operation returns its own argument."""
+    """Return an output on the second device; an in-place operation returns its own argument."""
     known = {id(tensor.held): tensor for tensor in elsewhere}
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor) and id(leaf) not in known:
@@ -173,7 +173,7 @@ def _wrapped(output: Any, elsewhere: list[_Elsewhere]) -> Any:
 
 
 class _Factories(TorchFunctionMode):
-    """Mode in which tensors of Python numbers keep their values, which torch would drop on the meta device."""
+    """Mode that keeps the values of Python numbers, which torch would drop on meta."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -193,17 +193,16 @@ class _Factories(TorchFunctionMode):
 
 
 def _index(index: Any) -> Any:
-    """Return an index with lists and arrays as tensors; torch reads ``x[[[0, 1], [1, 0]]]`` as two index lists."""
+    """Return an index with lists and arrays as tensors."""
     if isinstance(index, tuple) or (isinstance(index, list) and any(isinstance(part, list) for part in index)):
         return tuple(map(_index, index))
-    numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
-    if numbers:
+    if isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index))):
         return torch.as_tensor(index).to(DEVICE)
     return index
 
 
 def in_words(counted: Counter[str]) -> str:
-    """Return the counts in words, the most frequent first; empty without any."""
+    """Return the counts in words, the most frequent first."""
     return ", ".join(what if count == 1 else f"{what} ({count} times)" for what, count in counted.most_common())
 
 

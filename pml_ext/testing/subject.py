@@ -1,4 +1,4 @@
-"""The registry of checks, the component under check, and lookup of components by name."""
+"""The registry of checks, and the component under check."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class SkipCheck(Exception):
 
 
 def set_seed(number: int) -> None:
-    """Seed torch's generator of the CPU; ``torch.manual_seed`` takes milliseconds to note the seed for each GPU."""
+    """Seed torch's CPU generator; ``torch.manual_seed`` is slower, because it seeds GPUs too."""
     torch.default_generator.manual_seed(number)
 
 
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
-    """Put back the states of torch's generators afterwards, also those of the GPUs if this process has used one."""
+    """Restore torch's generators afterwards, also those of GPUs in use."""
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         yield
@@ -47,7 +47,7 @@ def kept_generators() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Findings:
-    """What one check has found out about a subject, and others need."""
+    """Results of one check that other checks need."""
 
     settings_of_process: dict[str, Any] = dataclasses.field(default_factory=dict)  # before the first call
     failures: dict[str, str] = dataclasses.field(default_factory=dict)  # by check; "" for one that does not fail
@@ -56,7 +56,7 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A component under check, equal to itself alone, so that what is found out about it is kept."""
+    """A component under check, equal only to itself, so that findings can be cached."""
 
     name: str  # of the class
     kind: str
@@ -84,7 +84,7 @@ class Subject:
 
     @functools.cached_property
     def has_class_rows(self) -> bool:
-        """Whether labels index a tensor: it has a row per class, or several if the component names num_classes."""
+        """Whether labels index a tensor, with one row per class or, by num_classes, several."""
         component = self.make()
         if not isinstance(component, torch.nn.Module):
             return False
@@ -103,7 +103,7 @@ SLOW: set[Check] = set()
 
 
 def applies_to(*kinds: str, slow: bool = False) -> Callable[[Check], Check]:
-    """Register a check for some kinds; a ``slow`` one needs a compiler, a device, a process or PML's trainer."""
+    """Register a check for some kinds; a ``slow`` one needs more than a CPU in this process."""
 
     def register(check: Check) -> Check:
         if slow:
@@ -116,7 +116,7 @@ def applies_to(*kinds: str, slow: bool = False) -> Callable[[Check], Check]:
 
 
 def takes_labels(component: Any) -> bool:
-    """Return whether a component takes labels: PML's regularizers take none, and all of its losses but a few do."""
+    """Whether a component uses labels: PML's regularizers and a few losses do not."""
     kind = registry.kind_of(type(component))
     if kind in ("loss", "miner"):
         return kind == "miner" or "labels" in registry.capabilities(component)
@@ -124,7 +124,7 @@ def takes_labels(component: Any) -> bool:
 
 
 def label_arguments(component: Any, labels: torch.Tensor) -> list[torch.Tensor]:
-    """Return the arguments of a call that follow the embeddings: the labels, if the component takes them."""
+    """Return the arguments of a call that follow the embeddings."""
     return [labels] if takes_labels(component) else []
 
 
@@ -136,7 +136,7 @@ def subject_of(
     embedding_size: int | None = None,
     num_classes: int | None = None,
 ) -> Subject:
-    """Return a component as a subject; arguments and errors as of :func:`pml_ext.testing.check_component`."""
+    """Return a component as a subject; see :func:`pml_ext.testing.check_component`."""
     grid = _grid(settings or {})
     fixed = dict[str, Any]()
     if isinstance(component, functools.partial):
@@ -164,14 +164,18 @@ def subject_of(
         raise ConfigError(f"settings are varied by building a class; {name} is built already; give the class {name}")
     else:
         subject = _of_instance(component, embedding_size, num_classes)
-    subject = dataclasses.replace(subject, registered=registered)
-    if reference is None and settings is None and not without_effect:
-        return subject
-    return dataclasses.replace(subject, grid=grid, reference=reference, without_effect=frozenset(without_effect))
+    is_compared = reference is not None or settings is not None or without_effect
+    return dataclasses.replace(
+        subject,
+        registered=registered,
+        grid=grid if is_compared else None,
+        reference=reference,
+        without_effect=frozenset(without_effect),
+    )
 
 
 def _default_of(cls: type, name: str) -> int:
-    """Return the default of a size among a class's settings, which the class keeps; 0 without one."""
+    """Return the default of a size among a class's settings; 0 without one."""
     setting = registry.settings_of(cls).get(name)
     if setting is None or not isinstance(setting.default, int):
         return 0
@@ -194,13 +198,11 @@ def _grid(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _of_instance(component: Any, size: int | None, classes: int | None) -> Subject:
+    parts = list(component.modules()) if isinstance(component, torch.nn.Module) else [component]
+
     def first(*names: str) -> int:
-        for part in component.modules() if isinstance(component, torch.nn.Module) else (component,):
-            for name in names:
-                value = getattr(part, name, None)
-                if isinstance(value, int) and value > 0:
-                    return value
-        return 0
+        sizes = [getattr(part, name, None) for part, name in itertools.product(parts, names)]
+        return next((size for size in sizes if isinstance(size, int) and size > 0), 0)
 
     return Subject(
         type(component).__name__,
@@ -238,7 +240,7 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
 
 
 def with_noise(component: Any) -> Any:
-    """Return a component with noise added to its parameters, which may all be equal at first."""
+    """Add noise to a component's parameters, which may all be equal at first."""
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
         for parameter in component.parameters():

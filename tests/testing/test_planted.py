@@ -8,7 +8,7 @@ from pytorch_metric_learning import losses, regularizers
 import pml_ext
 from pml_ext import registry
 from pml_ext.testing import check_component
-from pml_ext.testing.runner import checks_of
+from pml_ext.testing.checks import CHECKS
 from tests.testing.planted import BUGS, ByHand, Deviance, FewClasses, failing, loop
 
 
@@ -21,7 +21,7 @@ def test_a_bug_is_found_and_named(bug):
 
 
 def test_every_check_has_a_bug():
-    checks = {check.__name__ for kind in registry.KINDS for check in checks_of(kind)}
+    checks = {check.__name__ for kind in registry.KINDS for check in CHECKS[kind]}
     assert checks - {"check_constructor", "check_docstring"} == {bug.check for bug in BUGS}
 
 

@@ -1,4 +1,4 @@
-"""The checks. Each is named after what it protects; its docstring and messages say why it matters."""
+"""The checks, named after what they protect; docstrings and messages say why it matters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A component as its user builds and finds it: the constructor, and the line that lists it."""
+"""A component as its user builds and finds it: constructor and listed line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_constructor(subject: Subject) -> None:
 
 @applies_to(*registry.KINDS)
 def check_docstring(subject: Subject) -> None:
-    """A registered component needs a line for ``pml-ext list``: the first of its docstring, or ``summary=``."""
+    """A registered component needs a docstring or ``summary=``, which ``pml-ext list`` shows."""
     if subject.registered is None:
         raise SkipCheck("it is not registered")
     if subject.registered.summary or subject.registered.plugin == registry.PML:

@@ -1,4 +1,4 @@
-"""PML's contract: forms of call, unreduced values, dtypes, gradients, and no argument that is accepted but ignored."""
+"""PML's contract: call forms, unreduced values, dtypes, gradients, no ignored arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MADE_BY_PML = {"embedding_reg_loss", "weight_reg_loss"}  # sub-losses that it a
 
 @applies_to("loss", "regularizer")
 def check_call_forms(subject: Subject) -> None:
-    """PML's trainers, wrappers and users call a loss by position and by name; all must give the same value."""
+    """Calls by position and by name must give the same value, because users mix both."""
     batch = batch_of(subject)
     try:
         value = seeded(subject.make(), batch)
@@ -68,7 +68,7 @@ def check_call_forms(subject: Subject) -> None:
 
 
 def _check_terms(subject: Subject, batch: Batch) -> None:
-    """Fail if ``compute_loss`` returns a dictionary that PML does not accept; ignore errors that it raises."""
+    """Fail if ``compute_loss`` returns a dictionary that PML does not accept."""
     try:
         set_seed(0)
         terms = compute(subject.make(), batch)
@@ -89,7 +89,7 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
 
 @applies_to("loss")
 def check_reducers(subject: Subject) -> None:
-    """A loss hands unreduced values to a reducer; a mean taken inside leaves ``reducer=`` without effect."""
+    """A loss must leave the mean to the reducer, or ``reducer=`` has no effect."""
     batch = batch_of(subject)
     losses = [subject.make() for _ in range(2)]
     for loss in losses:
@@ -114,10 +114,9 @@ def check_reducers(subject: Subject) -> None:
 
 
 def _check_not_divided(subject: Subject, batch: Batch) -> None:
-    """Fail if values are divided by the number of images already, which the reducer's mean does again.
+    """Fail if values are already divided by the number of images.
 
-    Images that no pair of a tuple has must not change the sum of the values; without a tuple, twice the images must
-    double it.
+    Images without a pair in the tuple must not change the sum; without a tuple, twice the images must double it.
     """
     pairs = pml.get_all_pairs_indices(batch.labels) if "indices_tuple" in subject.capabilities else None
     more = batch if pairs is None else batch_of(subject, seed=1)
@@ -148,7 +147,7 @@ def _check_not_divided(subject: Subject, batch: Batch) -> None:
 
 @applies_to("loss")
 def check_indices_belong_to_values(subject: Subject) -> None:
-    """``indices`` tell a reducer the image, pair or triplet of each value, whatever the order, with references too."""
+    """``indices`` must name the image, pair or triplet of each value, in any order."""
     needs(subject, repeatable=True)
     batch = batch_of(subject, (4, 3))
     order = shuffle(len(batch.labels), 3)
@@ -175,14 +174,12 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         return
     references = batch_of(subject, (CLASSES, 5), seed=1)
     for name, info in compute(subject.make(), batch, references).items():
-        if info["reduction_type"] != "already_reduced" and isinstance(info["losses"], Tensor):
-            index = _as_tuple(info["indices"])
-            _check_classes_of_indices(name, info["reduction_type"], index, batch, references)
+        _check_classes_of_indices(name, info["reduction_type"], _as_tuple(info["indices"]), batch, references)
 
 
 def _check_classes_of_indices(name: str, kind: str, index: tuple[Tensor, ...], batch: Batch, references: Batch) -> None:
-    """Fail if a sub-loss's pairs or triplets do not begin with a row of the batch, or are of other classes."""
-    if kind == "element":
+    """Fail if indices are out of range, or pairs or triplets have wrong classes."""
+    if kind in ("element", "already_reduced"):
         return
     where = "" if references is batch else f" (with {len(references.labels)} references)"
     text = f"sub-loss {name!r} says {kind}, but its indices are"
@@ -200,21 +197,19 @@ def _check_classes_of_indices(name: str, kind: str, index: tuple[Tensor, ...], b
 
 
 def _by_index(index: tuple[Tensor, ...], values: Tensor, length: int) -> Tensor:
-    """Return the values at their indices, summed where an index comes twice."""
+    """Return the values at their indices, summed where an index repeats."""
     placed = values.new_zeros((length,) * len(index))
     placed.index_put_(index, values.detach(), accumulate=True)
     return placed
 
 
 def _as_tuple(indices: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if isinstance(indices, Tensor):
-        return (indices,)
-    return tuple(indices)
+    return (indices,) if isinstance(indices, Tensor) else tuple(indices)
 
 
 @applies_to("loss", "regularizer")
 def check_parameters_get_gradients(subject: Subject) -> None:
-    """A parameter without a gradient is never trained, but a run's records show it like the trained ones."""
+    """Every parameter must get a gradient; without one it is never trained."""
     component = subject.make()
     named = {name: parameter for name, parameter in component.named_parameters() if parameter.requires_grad}
     if not named:
@@ -230,7 +225,7 @@ def check_parameters_get_gradients(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer")
 def check_labels_are_used(subject: Subject) -> None:
-    """A loss that takes labels but gives the same value for any labels learns nothing from them."""
+    """Other labels must change a loss that declares labels."""
     if not takes_labels(subject.make()):
         raise SkipCheck("it takes no labels")
     shown = []
@@ -249,7 +244,7 @@ def check_labels_are_used(subject: Subject) -> None:
 
 @applies_to("loss")
 def check_indices_tuple_of_pairs(subject: Subject) -> None:
-    """The pairs that a miner chose must count: the positive and the negative ones of a tuple of four."""
+    """The pairs of a miner's tuple of four must count."""
     needs(subject, "labels", "indices_tuple")
     listed = pml.get_all_pairs_indices
     batch = batch_of(subject)
@@ -261,7 +256,7 @@ def check_indices_tuple_of_pairs(subject: Subject) -> None:
 
 @applies_to("loss")
 def check_indices_tuple_of_triplets(subject: Subject) -> None:
-    """The triplets that a miner chose must count: those of a tuple of three, anchor, positive, negative."""
+    """The triplets of a miner's tuple of three must count."""
     needs(subject, "labels", "indices_tuple")
     _check_narrowed(subject, pml.get_all_triplets_indices, {"triplets": slice(0, 3)})
     batch = batch_of(subject)
@@ -275,7 +270,7 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
 def _check_narrowed(
     subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice[int, int, None]]
 ) -> None:
-    """Fail if a third of a tuple's pairs or triplets gives the loss and gradient of all of them, in every batch."""
+    """Fail if a third of a tuple's pairs or triplets gives the result of all of them."""
 
     def changes(batch: Batch, part: slice[int, int, None]) -> bool:
         whole = listed(batch.labels)
@@ -295,9 +290,9 @@ def _check_narrowed(
 
 @applies_to("loss")
 def check_references(subject: Subject) -> None:
-    """``ref_emb`` must be used, or refused with an error; a loss that ignores it trains on the wrong pairs.
+    """``ref_emb`` must be used or refused; a loss that ignores it trains on wrong pairs.
 
-    References have their own labels, their order is arbitrary, and they are not the batch even if equally many.
+    References have their own labels, in any order, and are never the batch itself.
     """
     parameters = inspect.signature(subject.make().forward).parameters
     if "ref_emb" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
@@ -334,7 +329,7 @@ def check_references(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "distance")
 def check_gradients(subject: Subject) -> None:
-    """Gradients of inputs and parameters must match finite differences of the loss, since training follows them."""
+    """Gradients of inputs and parameters must match finite differences of the loss."""
     needs(subject, repeatable=True)
     batch = batch_of(subject, (3, 3))
     other = batch_of(subject, (3, 2), seed=1)
@@ -358,9 +353,9 @@ def check_gradients(subject: Subject) -> None:
 
 
 def _compare_with_differences(name: str, function: Callable[[Tensor], Any], leaf: Tensor) -> None:
-    """Fail unless the gradient of a leaf agrees with differences of the value along random directions.
+    """Fail unless a leaf's gradient agrees with differences along random directions.
 
-    A part that is wrong in any coordinate shows along each of them, so that no coordinate needs a call of its own.
+    An error in any coordinate shows in every direction.
     """
     value = weighted(function(leaf))
     slope = gradient(value, leaf)
@@ -381,7 +376,7 @@ def _compare_with_differences(name: str, function: Callable[[Tensor], Any], leaf
 
 @applies_to("loss", "regularizer", "miner", "distance")
 def check_dtypes(subject: Subject) -> None:
-    """Half-precision inputs must give a float32 or float64 value, under autocast too: half errs in the third digit."""
+    """Half-precision inputs must give a float32 or float64 value, also under autocast."""
 
     def module(dtype: torch.dtype) -> Any:
         return subject.make().to(torch.promote_types(dtype, torch.float32)).train(subject.kind != "distance")
@@ -429,7 +424,7 @@ def check_dtypes(subject: Subject) -> None:
 
 
 def _check_backward_after_autocast(subject: Subject, distance: Any) -> None:
-    """Fail if float32 embeddings get no gradient where only the forward pass is in autocast."""
+    """Fail if the backward pass stops when only the forward pass is in autocast."""
     batch = batch_of(subject, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = seeded(distance, batch)
@@ -444,7 +439,7 @@ def _check_backward_after_autocast(subject: Subject, distance: Any) -> None:
 
 @applies_to("loss", "regularizer", "miner")
 def check_degenerate_batches(subject: Subject) -> None:
-    """The loss and its gradient must be finite for batches that samplers draw, and for collapsed embeddings."""
+    """Loss and gradient must be finite for degenerate batches and collapsed embeddings."""
     sizes = torch.tensor([7, 1, 3, 2, 5, 1][: subject.classes])
     duplicates = batch_of(subject)
     with torch.no_grad():
@@ -478,7 +473,7 @@ def check_degenerate_batches(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")
 def check_inputs_unchanged(subject: Subject) -> None:
-    """Inputs must stay unchanged: the network's backward pass, a regularizer and the next loss use them again."""
+    """Inputs must stay unchanged, because network, regularizer and next loss use them."""
     batch = batch_of(subject)
     other = batch_of(subject, seed=1)
     component = subject.make()

@@ -18,7 +18,7 @@ from .reference import declared, variants
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_capabilities(subject: Subject) -> None:
-    """Wrappers look up ``capabilities`` by name; a misspelled one is never found."""
+    """Capabilities must have known names; wrappers never find a misspelled one."""
     unknown = set(subject.capabilities) - CAPABILITIES
     if unknown:
         raise AssertionError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
@@ -26,7 +26,7 @@ def check_capabilities(subject: Subject) -> None:
 
 @applies_to("miner")
 def check_mined_indices(subject: Subject) -> None:
-    """Losses take three or four int64 index tensors; positives share the anchor's class, negatives do not."""
+    """A miner returns three or four int64 index tensors with the right classes."""
     tables = [subject.settings]
     for name in declared(subject):
         tables += itertools.islice(variants(subject, subject.settings, name), 2)
@@ -43,7 +43,7 @@ def check_mined_indices(subject: Subject) -> None:
 
 @applies_to("miner")
 def check_mined_references(subject: Subject) -> None:
-    """Partners must be rows of the references, in any order, even if there are as many references as images."""
+    """Partners must be rows of the references, in any order and number."""
     batch = batch_of(subject)
     try:
         call(subject.make(), batch, batch_of(subject, seed=1).embeddings, batch.labels)
@@ -70,7 +70,7 @@ def check_mined_references(subject: Subject) -> None:
 
 
 def _of_raw_embeddings(subject: Subject) -> Any:
-    """Return the distance that does not normalize, or None if its class refuses that or does so anyway."""
+    """Return the distance without normalization, or None if its class does not allow that."""
     if subject.cls is None or not getattr(subject.make(), "normalize_embeddings", False):
         return None
     try:
@@ -80,7 +80,7 @@ def _of_raw_embeddings(subject: Subject) -> Any:
 
 
 def _check_matrix(distance: Any, x: Tensor, y: Tensor, where: str = "") -> None:
-    """Fail if a matrix of two sets has another shape than ``[B, R]`` or other entries than the form for pairs."""
+    """Fail if the matrix of two sets has a wrong shape, or differs from the form for pairs."""
     matrix = distance(x, y)
     for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
         shape = distance(rows, columns).shape
@@ -104,7 +104,7 @@ def _check_matrix(distance: Any, x: Tensor, y: Tensor, where: str = "") -> None:
 
 @applies_to("distance")
 def check_distance(subject: Subject) -> None:
-    """A distance gives ``[B, R]``, each entry that of its form for pairs; equal points are nearest.
+    """A distance gives ``[B, R]``, equal to its form for pairs; equal points are nearest.
 
     It need not be symmetric, but the matrix of a set with itself must be that of two equal sets.
     """
@@ -135,9 +135,9 @@ def check_distance(subject: Subject) -> None:
 
 @applies_to("reducer")
 def check_reducer(subject: Subject) -> str | None:
-    """A reducer returns a scalar for elements, pairs and triplets, and 0 with a gradient if there are no values.
+    """A reducer returns a scalar for all kinds of values, and 0 with a gradient for none.
 
-    It may refuse some of them with NotImplementedError.
+    It may refuse some kinds with NotImplementedError.
     """
     batch = batch_of(subject)
     reducer = subject.make()

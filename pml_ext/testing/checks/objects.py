@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..batches import CLOSE, batch_of
 from ..calling import call, needs, outcome, seeded
@@ -22,7 +23,7 @@ WITH_STATE = ("loss", "miner", "regularizer", "distance")  # kinds that may keep
 
 @applies_to(*WITH_STATE)
 def check_state_dict(subject: Subject) -> None:
-    """A resumed run continues from the state dict; state that is missing from it is lost, and the result jumps."""
+    """The state dict must hold all state, or a resumed run continues differently."""
     component = subject.make().float()
     resumed = subject.make().float()
     set_seed(0)
@@ -49,7 +50,7 @@ _RESULT = {"loss": "loss", "miner": "choice of pairs", "regularizer": "value", "
 
 @applies_to(*WITH_STATE)
 def check_eval_keeps_state(subject: Subject) -> None:
-    """A call for test images, in ``eval()`` and without gradients, must not change the state of training."""
+    """A call in ``eval()`` without gradients must not change the state of training."""
     trained = subject.make().float()
     tested = subject.make().float()
     batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(4)]
@@ -70,7 +71,10 @@ def check_eval_keeps_state(subject: Subject) -> None:
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_tensors_are_registered(subject: Subject) -> None:
-    """A tensor in a plain attribute is not moved by ``.to(device)`` and not saved; its graph keeps the batch alive."""
+    """Tensors must be parameters or buffers, or they are neither moved nor saved.
+
+    A kept graph keeps the batch in memory.
+    """
     component = subject.make()
     batch = batch_of(subject)
     known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
@@ -92,16 +96,11 @@ def check_tensors_are_registered(subject: Subject) -> None:
 
 
 def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
-    """Return the class, the name and the tensor of attributes that are not registered by torch."""
+    """Class, name and tensor of attributes that torch does not register."""
     found = []
     for module in component.modules():
         for name, value in vars(module).items():
-            held = [value]
-            if isinstance(value, dict):
-                held = list(value.values())
-            elif isinstance(value, (list, tuple)):
-                held = list(value)
-            for tensor in held:
+            for tensor in tree_leaves(value):
                 if isinstance(tensor, Tensor) and not name.startswith("_"):
                     found.append((type(module).__name__, name, tensor))
     return found
@@ -109,7 +108,7 @@ def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
 
 @applies_to("loss", "miner", "regularizer", "distance", "reducer")
 def check_pickle(subject: Subject) -> None:
-    """A copy by ``deepcopy`` or pickle, even after calls, has all settings and shares no tensor with the original."""
+    """A copy, even after calls, has all settings and shares no tensor with the original."""
     batch = batch_of(subject)
     others = other_settings(subject)
     tables = [subject.settings]
@@ -137,7 +136,7 @@ def check_pickle(subject: Subject) -> None:
 
 
 def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
-    """Return the name of a tensor, list, dictionary or set that two objects share; empty if there is none."""
+    """Return the name of an object that two components share, or an empty string."""
     for module, other in zip(component.modules(), twin.modules(), strict=False):
         parameters = dict(module.named_parameters(recurse=False)), dict(other.named_parameters(recurse=False))
         for holder, theirs in ((vars(module), vars(other)), parameters):
@@ -151,7 +150,7 @@ def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
 def check_compile(subject: Subject) -> str:
     """``torch.compile`` must run forward and backward, as one graph if ``fullgraph = True``.
 
-    With this promise the graph of the backward pass is traced too (backend aot_eager, else eager).
+    With this promise the backward graph is traced too (backend aot_eager, else eager).
     """
     needs(subject, fixed=True)
     promised = bool(getattr(subject.make(), "fullgraph", False))
@@ -177,6 +176,4 @@ def check_compile(subject: Subject) -> str:
     close(actual, wanted, "compiled it gives another value", rtol=1e-4, atol=1e-5)
     text = "compiled it gives another gradient"
     close(slope, gradient(wanted, batch.embeddings), text, rtol=1e-3, atol=1e-4)
-    if breaks:
-        return f"more than one graph: {breaks}"
-    return "one graph"
+    return f"more than one graph: {breaks}" if breaks else "one graph"

@@ -1,4 +1,4 @@
-"""Checks of a component against a slow reference of its equation, and of the effect of every setting."""
+"""Checks against a slow reference of the equation, and of the effect of every setting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MINED = "the set of triplets {(anchor, positive, negative), ...}, or two sets o
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """A batch with the optional arguments of a call: a miner's ``indices_tuple`` and references."""
+    """A batch with the optional arguments of a call."""
 
     name: str
     batch: Batch
@@ -49,7 +49,7 @@ class _Case:
 
 
 def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
-    """Return small batches, an ordinary one first; ``wanted`` adds cases with a miner's tuple or references."""
+    """Return small batches, an ordinary one first; ``wanted`` adds tuples or references."""
 
     def batch(*sizes: int, spread: float = 1.2, seed: int = 0) -> Batch:
         known = sizes[: subject.classes]
@@ -89,10 +89,11 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
 
 
 def _with_ties(batch: Batch) -> Batch:
-    """Return a batch in which similarities of positives and negatives are equal to the last digit.
+    """Return a batch in which similarities of positives and negatives are exactly equal.
 
-    A row has four coordinates of 1 or -1, so that sums of products, in any order, have no rounding errors. The first
-    image of each class is also one of the next class.
+    Four coordinates of 1 or -1 make sums without rounding errors. The first image of each class also belongs to the
+    next
+    class.
     """
     size = batch.embeddings.shape[1]
     generator = torch.Generator().manual_seed(8)
@@ -108,7 +109,7 @@ def _with_ties(batch: Batch) -> Batch:
 
 
 def _takes(subject: Subject, name: str) -> bool:
-    """Return whether the reference takes a setting."""
+    """Whether the reference accepts a setting."""
     assert subject.reference is not None
     parameters = inspect.signature(subject.reference).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -116,7 +117,7 @@ def _takes(subject: Subject, name: str) -> bool:
 
 @applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
-    """Value and gradients, or what is mined, must equal the author's slow reference, under every table of settings."""
+    """Value and gradients, or mined indices, must equal those of a slow reference."""
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid = subject.grid or [{}]
@@ -159,10 +160,9 @@ def check_reference(subject: Subject) -> str:
 
 @applies_to(*KINDS)
 def check_settings(subject: Subject) -> str:
-    """Each setting must change the value or a gradient: one without effect misleads its user.
+    """Each setting must change the value or a gradient, or it misleads its user.
 
-    Without ``reference=`` or ``settings=`` numbers, flags and values of a ``Literal`` vary, and a setting that may need
-    another one passes.
+    Without ``reference=`` or ``settings=``, a setting that may need another one passes.
     """
     grid = subject.grid or [{}]
     if subject.cls is None:
@@ -200,7 +200,7 @@ def check_settings(subject: Subject) -> str:
 
 
 def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
-    """Return whether 0 gives exactly the result of the setting's value, but half of that value another result."""
+    """Whether 0 gives the result of the setting's value, but half of that value does not."""
     value = settings.get(name, declared(subject)[name])
     if not isinstance(value, float) or value == 0:
         return False
@@ -214,9 +214,9 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 
 
 def declared(subject: Subject) -> dict[str, Any]:
-    """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none.
+    """Return the defaults of a class's own settings; none for an instance.
 
-    A setting of a base class that the class itself passes on, as in ``super().__init__(alpha=3.0)``, is not its own.
+    A setting that the class passes to its base, as in ``super().__init__(alpha=3.0)``, is not its own.
     """
     defaults: dict[str, Any] = {}
     for name, parameter in subject.accepted.items():
@@ -227,7 +227,7 @@ def declared(subject: Subject) -> dict[str, Any]:
 
 
 def _is_passed_on(subject: Subject, name: str, default: Any) -> bool:
-    """Return whether a class gives its base class a setting itself, so that nobody else can."""
+    """Whether a class gives its base class a setting itself, so that nobody else can."""
     assert subject.cls is not None
     constructor: Any = vars(subject.cls).get("__init__")
     if constructor is None or name in inspect.signature(constructor).parameters:
@@ -242,7 +242,7 @@ def _is_passed_on(subject: Subject, name: str, default: Any) -> bool:
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-    """Yield settings with another accepted value for one of them: a listed value, or one near its present value."""
+    """Yield settings with another accepted value of one: a listed value, or one nearby."""
     value = settings.get(name, declared(subject)[name])
     near = _choices(subject, name)
     if not near and isinstance(value, bool):
@@ -262,7 +262,7 @@ def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any
 
 
 def _choices(subject: Subject, name: str) -> list[Any]:
-    """Return the values that the annotation of a class's setting lists, ``Literal["mean", "sum"] | None``."""
+    """Return the values of an annotation such as ``Literal["mean", "sum"] | None``."""
     annotation = subject.accepted[name].annotation
     parts = [annotation]
     if typing.get_origin(annotation) is not typing.Literal:
@@ -275,7 +275,7 @@ def _choices(subject: Subject, name: str) -> list[Any]:
 
 
 def other_settings(subject: Subject) -> dict[str, Any]:
-    """Return settings of a class, each changed to a nearby value if the class accepts one."""
+    """Return settings of a class, each changed to a nearby value if accepted."""
     settings = dict(subject.settings)
     for name in declared(subject):
         settings = next(variants(subject, settings, name), settings)
@@ -283,7 +283,7 @@ def other_settings(subject: Subject) -> dict[str, Any]:
 
 
 def _differ(subject: Subject, one: Values, other: Values, rtol: float = 1e-9) -> bool:
-    """Return whether instances with two tables of settings have different outcomes on a batch, tried one by one."""
+    """Whether two tables of settings give different outcomes on any batch."""
     for number in range(len(_cases_of_settings(subject))):
         if not all_close(_outcome(subject, one, number), _outcome(subject, other, number), rtol):
             return True
@@ -297,7 +297,7 @@ def _cases_of_settings(subject: Subject) -> list[_Case]:
 
 
 def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
-    """Return the outcome of an instance on one of the batches; it is cached for other pairs of settings."""
+    """Return the outcome of settings on one of the batches, cached."""
     outcomes = subject.findings.outcomes
     key = f"{number} of {sorted(settings.items())}"
     if key not in outcomes:
@@ -311,7 +311,7 @@ def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
 
 
 def _wanted_by_reference(subject: Subject) -> list[str]:
-    """Return the arguments other than settings that the reference names and the component accepts."""
+    """Return the reference's arguments, other than settings, that the component accepts."""
     if subject.reference is None:
         raise SkipCheck("no reference= was given")
     batch = batch_of(subject)
@@ -320,7 +320,7 @@ def _wanted_by_reference(subject: Subject) -> list[str]:
 
 
 def _slow_result(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> Any:
-    """Return what the reference gives for a case."""
+    """Return the reference's result for a case."""
     assert subject.reference is not None
     unknown = [name for name in settings if not _takes(subject, name)]
     if unknown:
@@ -336,7 +336,7 @@ def _slow_result(subject: Subject, component: Any, settings: Values, case: _Case
 
 
 def _compare_mined(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
-    """Fail if a miner gives other pairs or triplets than the reference."""
+    """Fail if a miner's pairs or triplets differ from the reference's."""
     slow = _slow_result(subject, component, settings, case, wants)
     wanted: set[tuple[int, ...]] = set()
     try:

@@ -35,7 +35,7 @@ def _pass(sampler: Any) -> list[Any]:
 
 
 def _flat(drawn: Iterable[Any]) -> list[int]:
-    """Return the indices of a pass, whose items are indices or batches of them."""
+    """Return the indices of a pass, whose items are indices or batches."""
     indices: list[int] = []
     for item in drawn:
         indices += map(int, np.atleast_1d(item))
@@ -43,7 +43,7 @@ def _flat(drawn: Iterable[Any]) -> list[int]:
 
 
 def _batches(sampler: Any, drawn: list[Any], size: int = 0) -> list[list[int]]:
-    """Return the batches of a pass; single indices are grouped into batches of ``batch_size``, or of ``size``."""
+    """Return the batches of a pass; single indices are grouped."""
     if any(isinstance(item, list) for item in drawn):
         return drawn
     size = getattr(sampler, "batch_size", None) or size or 1
@@ -52,10 +52,11 @@ def _batches(sampler: Any, drawn: list[Any], size: int = 0) -> list[list[int]]:
 
 @applies_to("sampler")
 def check_sampler(subject: Subject) -> None:
-    """A pass gives as many indices as ``len`` and ``length_before_new_iter`` say, and no image twice in a batch.
+    """A pass has the length that it says, and no image twice in a batch.
 
-    Batches are full where a class has fewer images than a batch takes of it, and do not repeat an image to fill up a
-    class. The labels that are given stay as they are.
+    ``length_before_new_iter`` has an effect. Batches are full even if classes are small, and no image is repeated to
+    fill
+    up a class. Labels stay unchanged.
     """
     sampler = subject.make()
     if iter(sampler) is sampler:
@@ -80,7 +81,7 @@ def check_sampler(subject: Subject) -> None:
 
 
 def _check_passes(subject: Subject, sampler: Any, labels: Any, where: str = "") -> None:
-    """Fail if some passes have other lengths than they say, indices out of range, or an image twice in a batch."""
+    """Fail for a wrong length, an index out of range, or an image twice in a batch."""
     batches: list[list[int]] = []
     for _ in range(_PASSES):
         drawn = _pass(sampler)
@@ -100,7 +101,7 @@ def _check_passes(subject: Subject, sampler: Any, labels: Any, where: str = "") 
 
 
 def _check_no_image_twice(batches: list[list[int]], labels: Any, where: str) -> None:
-    """Fail if a batch has an image twice, unless it has more images of the image's class than the class has."""
+    """Fail if a batch has an image twice, unless its class has too few images."""
     sizes: dict[Any, int] = {}
     if labels is not None and labels.ndim == 1:
         sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
@@ -113,7 +114,7 @@ def _check_no_image_twice(batches: list[list[int]], labels: Any, where: str) -> 
 
 
 def _gives_triplets(batches: list[list[int]], labels: Any) -> bool:
-    """Return whether all batches are sequences of anchor, positive, negative, for a miner of packaged triplets."""
+    """Whether all batches are sequences of anchor, positive, negative."""
     if labels is None or labels.ndim != 1:
         return False
     for batch in batches:
@@ -126,7 +127,7 @@ def _gives_triplets(batches: list[list[int]], labels: Any) -> bool:
 
 
 def _labels_of(subject: Subject, sampler: Any) -> Any:
-    """Return the labels that a sampler has got, ``[N]``; None if nothing tells them."""
+    """Return the labels that a sampler was given, ``[N]``, or None if unknown."""
     if subject.cls is None:
         labels = getattr(sampler, "labels", None)
         if labels is None:
@@ -141,16 +142,16 @@ def _labels_of(subject: Subject, sampler: Any) -> Any:
 
 
 def _batch_size(subject: Subject) -> int:
-    """Return the batch size that a sampler has got as a setting; 0 if it takes none."""
+    """Return the batch size that a sampler was given; 0 without such a setting."""
     if "batch_size" not in subject.accepted:
         return 0
     return int(subject.settings.get("batch_size") or BATCH_SIZE)
 
 
 class _Samplers:
-    """Samplers of a class, of labels in random order of six classes with odd names, most of them small.
+    """Samplers of a class, for shuffled labels of six classes, most of them small.
 
-    SkipCheck for a sampler that takes no labels, or is given its own.
+    Skips a sampler without labels, or with its own.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -168,7 +169,7 @@ class _Samplers:
         return self._subject.make({**self._subject.settings, "labels": labels.view(_Shared), **settings})
 
     def takes(self, labels: Any) -> bool:
-        """Return whether the class takes some labels."""
+        """Whether the class accepts some labels."""
         try:
             self.of(labels)
         except Exception:  # a constructor may raise anything
@@ -176,20 +177,20 @@ class _Samplers:
         return True
 
     def passes(self, count: int, generators: int = 0, labels: Any = None, **settings: Any) -> list[list[int]]:
-        """Return the indices of so many passes, with the global generators seeded with a number."""
+        """Return the indices of ``count`` passes; ``generators`` seeds the global generators."""
         _seed(generators)
         sampler = self.of(self.labels if labels is None else labels, **settings)
         return [_flat(_pass(sampler)) for _ in range(count)]
 
     def renamed(self, names: Any, in_order: bool = False) -> tuple[Any, Any]:
-        """Return a sampler whose classes have other names, and its labels, sorted where ``in_order``."""
+        """Return a sampler whose classes have other names, and its labels."""
         labels = np.sort(self.labels) if in_order else self.labels
         _, numbers = np.unique(labels, return_inverse=True)
         labels = names[numbers]
         return self.of(labels), labels
 
     def sizes_in_batches(self, names: Any, in_order: bool = False) -> set[tuple[int, ...]]:
-        """Return the numbers of images per class that batches have, after the classes are :meth:`renamed`."""
+        """Return the numbers of images per class in batches of a :meth:`renamed` sampler."""
         sampler, labels = self.renamed(names, in_order)
         sizes = set()
         for batch in _batches(sampler, _pass(sampler)):
@@ -199,7 +200,7 @@ class _Samplers:
 
 
 class _Shared(np.ndarray):  # type: ignore[type-arg]
-    """An array that ``deepcopy`` returns itself, so that copied settings share it."""
+    """An array that ``deepcopy`` shares."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self
@@ -207,7 +208,7 @@ class _Shared(np.ndarray):  # type: ignore[type-arg]
 
 @applies_to("sampler")
 def check_sampler_state(subject: Subject) -> None:
-    """A resumed run must draw the same indices as an uninterrupted run, also where a pass takes few of many classes."""
+    """A resumed run must draw the same indices as an uninterrupted run."""
     _check_state(subject, subject.settings)
     if "labels" not in subject.accepted or "labels" in subject.settings:
         return
@@ -242,7 +243,7 @@ def _check_state(subject: Subject, settings: Mapping[str, Any]) -> None:
 
 @applies_to("sampler")
 def check_sampler_draws_all(subject: Subject) -> str:
-    """Every class and every image is drawn at some time, also where a batch has few of many classes; passes differ."""
+    """Many passes must draw every class and every image, and passes must differ."""
     samplers = _Samplers(subject)
     passes = samplers.passes(100)
     if len(passes[0]) > 1 and passes[0] == passes[1]:
@@ -269,10 +270,7 @@ def _check_drawn(passes: list[list[int]], labels: Any) -> None:
 
 @applies_to("sampler")
 def check_sampler_class_names(subject: Subject) -> None:
-    """Names and order of the classes do not matter: large numbers are no other classes, labels need not be sorted.
-
-    Nor may each batch have one class alone, without the negatives from which most losses learn.
-    """
+    """Names and order of classes must not matter, and batches need several classes."""
     samplers = _Samplers(subject)
     plain = samplers.sizes_in_batches(_NAMES)
     wide = samplers.sizes_in_batches(_NAMES * 2**32)
@@ -287,7 +285,7 @@ def check_sampler_class_names(subject: Subject) -> None:
 
 @applies_to("sampler")
 def check_sampler_settings(subject: Subject) -> None:
-    """A setting that changes nothing that is drawn was forgotten."""
+    """Every setting must change what is drawn."""
     samplers = _Samplers(subject)
     if callable(getattr(subject.make(), "after_step", None)):
         raise SkipCheck("its settings may act in a run alone, after steps")
@@ -302,7 +300,7 @@ def check_sampler_settings(subject: Subject) -> None:
 
 @applies_to("sampler")
 def check_sampler_seed(subject: Subject) -> str | None:
-    """One ``seed`` gives the same indices whatever else the process draws, and another seed gives others."""
+    """A ``seed`` must fix the indices, whatever else the process draws."""
     samplers = _Samplers(subject)
     if "seed" not in subject.accepted:
         return "it takes no seed: a run's seed reaches it by the global generators alone"

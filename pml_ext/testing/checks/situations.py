@@ -1,4 +1,4 @@
-"""Situations without effect: earlier calls, modes, threads, names, order, sizes; and arguments with an effect."""
+"""Situations that must not matter, and arguments that must have an effect."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _WITHOUT_GRADIENT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]
 
 
 def settings_of_process() -> dict[str, Any]:
-    """Return the process settings that a component must not change, except those that pytest changes in each test."""
+    """Return the process settings to compare, except those that pytest changes."""
     return {name: get() for name, get in _GLOBALS.items() if name not in ("warnings.filters", "os.environ")}
 
 
 @applies_to(*CALLED, "sampler")
 def check_globals_unchanged(subject: Subject) -> None:
-    """A component must not change process settings, such as the default dtype, or seed global generators."""
+    """A component must not change process settings or seed global generators."""
     threads = torch.get_num_threads()
     warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
     torch.set_num_threads(threads + 1)  # so that 1 shows
@@ -84,7 +84,7 @@ def check_globals_unchanged(subject: Subject) -> None:
 
 
 def _use(subject: Subject) -> None:
-    """Build a component as its user does, and call one, with its gradient if it has one."""
+    """Build a component as its user does, and call it, with its gradient if it has one."""
     subject.build()
     component = subject.make()
     if subject.kind == "sampler":
@@ -97,7 +97,7 @@ def _use(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_calls_are_independent(subject: Subject) -> None:
-    """Results must not depend on earlier calls, unless "state" is declared: a resumed run has new objects."""
+    """Results must not depend on earlier calls, unless "state" is declared."""
     if "state" in subject.capabilities:
         raise SkipCheck("it declares state")
     batch = batch_of(subject, seed=0)
@@ -143,7 +143,10 @@ def check_calls_are_independent(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_modes(subject: Subject) -> None:
-    """``eval()``, ``no_grad()``, ``inference_mode()`` and threads must not change a result; "state": threads only."""
+    """``eval()``, ``no_grad()``, ``inference_mode()`` and threads must not change a result.
+
+    With "state", only threads are checked.
+    """
     exact = not ("state" in subject.capabilities or is_random(subject))
     batch = batch_of(subject)
     other = batch_of(subject, (4, 3), seed=1)
@@ -169,7 +172,7 @@ def check_modes(subject: Subject) -> None:
 
 
 def _names(classes: int) -> dict[str, Tensor]:
-    """Return other labels of the classes ``[C]``, negative ones first: code that indexes by labels stops there."""
+    """Return other labels of the classes, negative ones first, where indexing by labels stops."""
     numbers = torch.arange(classes)
     return {
         "below 0": numbers - classes,
@@ -188,7 +191,7 @@ def _names(classes: int) -> dict[str, Tensor]:
 
 @applies_to("loss", "regularizer", "miner")
 def check_names_of_classes(subject: Subject) -> None:
-    """Labels are names: 7 and 3 mean the same as 0 and 1; where they are numbers of rows, in int32 too."""
+    """Labels are names: 7 and 3 mean the same as 0 and 1, in any integer dtype."""
     component = subject.make()
     if not takes_labels(component) or is_random(subject):
         raise SkipCheck("it takes no labels, or its values are random")
@@ -219,7 +222,7 @@ def check_names_of_classes(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_order_does_not_matter(subject: Subject) -> None:
-    """The order of a batch must not matter; code that is right only for sorted labels fails with other samplers."""
+    """The order of a batch must not matter, because samplers draw different orders."""
     if subject.kind == "loss":
         needs(subject, "labels")
     needs(subject, fixed=True)
@@ -236,7 +239,7 @@ def check_order_does_not_matter(subject: Subject) -> None:
 def _compare_orders(
     subject: Subject, batch: Batch, expected: list[Tensor], same: Batch, order: Tensor, where: str
 ) -> None:
-    """Fail if a batch, or the ``same`` one under other names, gives another result in another order; ties may."""
+    """Fail if a reordered batch gives another result, except for ties of a miner."""
     actual = reordered(subject.make(), same, order)
     if subject.kind == "miner" and _ties(subject.make(), batch, actual[0], expected[0]):
         return
@@ -246,7 +249,7 @@ def _compare_orders(
 
 @applies_to(*CALLED)
 def check_sizes(subject: Subject) -> str:
-    """65, 182 and 1,025 images, as cost allows, give the same in any order, with any labels: counters may overflow."""
+    """Batches of 65, 182 and 1,025 images must give the same in any order; counters overflow."""
     try:
         check_order_does_not_matter(subject)
     except Exception:
@@ -270,7 +273,7 @@ def check_sizes(subject: Subject) -> str:
 
 
 def _check_order_of_state(subject: Subject) -> None:
-    """Fail if the order of a batch changes what a stateful component makes of the next batch."""
+    """Fail if the order of a batch changes the next result of a stateful component."""
     batch = batch_of(subject, (2, 3))
     outcomes = []
     for order in (torch.arange(len(batch.labels)), torch.arange(len(batch.labels)).flip(0)):
@@ -285,7 +288,7 @@ def _check_order_of_state(subject: Subject) -> None:
 
 
 def _ties(component: Any, batch: Batch, found: Tensor, wanted: Tensor) -> bool:
-    """Return whether two choices of a miner differ in pairs or triplets of equal distances alone."""
+    """Whether two choices of a miner differ only in pairs or triplets of equal distance."""
     if found.shape != wanted.shape:
         return False
     if torch.equal(found, wanted):
@@ -295,7 +298,7 @@ def _ties(component: Any, batch: Batch, found: Tensor, wanted: Tensor) -> bool:
         matrix = component.distance(batch.embeddings)
 
     def distances(rows: Tensor) -> Tensor:
-        """Return the distances of each row's pairs, rows in order of them."""
+        """Distances of each row's pairs, sorted."""
         first = matrix[rows[:, 0], rows[:, 1]]
         if pairs:  # the third column says whether a pair is positive
             second = rows[:, 2].to(first.dtype)
@@ -310,7 +313,7 @@ def _ties(component: Any, batch: Batch, found: Tensor, wanted: Tensor) -> bool:
 
 @applies_to("loss", "regularizer", "distance", "reducer")
 def check_nan_shows(subject: Subject) -> str | None:
-    """A NaN or infinite coordinate must show in the value, as an error, or in the sum if the reducer drops it."""
+    """A NaN or infinite coordinate must show in the value, or in the sum."""
     batch = batch_of(subject)
     other = batch_of(subject, seed=1)
 
@@ -346,14 +349,14 @@ def check_nan_shows(subject: Subject) -> str | None:
 
 @applies_to("loss", "miner", "regularizer")
 def check_arguments(subject: Subject) -> None:
-    """PML's own arguments do what PML says: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``."""
+    """PML's arguments must have their effect: ``distance``, ``reducer``, regularizers, stats."""
     needs(subject, repeatable=True)
     if subject.cls is None:
         raise SkipCheck("it is an instance; arguments are given to a class")
     batch = batch_of(subject)
 
     def with_(**more: Any) -> Any:
-        """Return an object with further arguments, or None where they are refused."""
+        """Return an object with further arguments, or None if they are refused."""
         if not {*more} <= {*subject.accepted}:
             return None
         with contextlib.suppress(TypeError, ValueError, AssertionError):
@@ -369,7 +372,7 @@ def check_arguments(subject: Subject) -> None:
 
 
 def _check_parts(subject: Subject, batch: Batch, with_: Callable[..., Any]) -> None:
-    """Fail if a loss's regularizer or reducer, given to the class, does something else than PML says."""
+    """Fail if a loss's regularizer or reducer does not act as in PML."""
     regularizer = pml.regularizers.LpRegularizer()
     bare = with_(embedding_regularizer=None) or subject.make()
     if regularized := with_(embedding_regularizer=regularizer, embedding_reg_weight=0.5):
@@ -384,7 +387,7 @@ def _check_parts(subject: Subject, batch: Batch, with_: Callable[..., Any]) -> N
 
 
 def _check_distance(subject: Subject, with_: Callable[..., Any]) -> None:
-    """Fail if a distance for which near and far are exchanged gives the same result."""
+    """Fail if exchanging near and far does not change the result."""
     distance = subject.make().distance
 
     class Turned(pml.BaseDistance):

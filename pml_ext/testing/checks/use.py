@@ -1,4 +1,4 @@
-"""A component in use: memory, operators, other devices, tiles, micro-batches, PML's trainer."""
+"""A component in use: memory, operators, devices, tiles, PML's trainer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _GAIN = 0.1  # least share of the wrong order of pairs that it must mend
 
 
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
-    """Return a batch of ``classes`` x 4 images and a larger one, of more images per class if classes are parameters."""
+    """Return a batch of ``classes`` x 4 images and one ``factor`` times as large."""
     if subject.has_class_rows or any(True for _ in subject.make().parameters()):
         each = max(2, 4 * classes // subject.classes)  # also of a hundred classes
         return [batch_of(subject, (subject.classes, size), torch.float32) for size in (each, factor * each)]
@@ -51,10 +51,9 @@ def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
 
 @applies_to("loss")
 def check_classes_separate(subject: Subject) -> str:
-    """Steps along the gradient must bring images of a class together, before those of other classes.
+    """Steps along the gradient must bring images of the same class together.
 
-    A loss with a wrong sign drives them apart. The share of pairs of a class that are nearer than pairs of two classes
-    is compared before and after.
+    The share of pairs in the right order, before and after, shows a wrong sign.
     """
     needs(subject, "labels")
     gains = []
@@ -74,7 +73,7 @@ def check_classes_separate(subject: Subject) -> str:
 
 
 def _gain_of_training(subject: Subject, batch: Batch) -> float | None:
-    """Return the share of the wrong order of pairs that training mends, until it is enough; None if nothing moves."""
+    """Return the share of wrongly ordered pairs that training corrects; None without movement."""
     component = with_noise(subject.make())
     points = new_leaf(batch.embeddings)
     leaves = [points, *(parameter for parameter in component.parameters() if parameter.requires_grad)]
@@ -99,7 +98,7 @@ def _gain_of_training(subject: Subject, batch: Batch) -> float | None:
 
 
 def _share_in_order(points: Tensor, labels: Tensor) -> list[float]:
-    """Return how often a pair of a class is nearer than one of two classes, by Euclidean distance and by the angle."""
+    """Return how often a positive pair is nearer than a negative one, by distance and angle."""
     shares = []
     same = labels[:, None] == labels
     others = ~torch.eye(len(labels), dtype=torch.bool)
@@ -124,7 +123,7 @@ def _counted(subject: Subject, classes: int) -> list[CountedOperations]:
 
 @applies_to("loss")
 def check_memory_growth(subject: Subject) -> None:
-    """Memory cubic in the batch size runs out at a few hundred images; quadratic growth or less is required."""
+    """Memory must grow at most with the square of the batch size."""
     small, large = _counted(subject, 24)
     growth = large.largest / small.largest
     if growth > 5.5 and large.largest > 1 << 18:
@@ -133,7 +132,7 @@ def check_memory_growth(subject: Subject) -> None:
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_no_loop_over_anchors(subject: Subject) -> None:
-    """A Python loop over anchors launches operators for each anchor; on a GPU, training waits for the launches."""
+    """A Python loop over anchors launches too many operators, which a GPU waits for."""
     small, large = _counted(subject, 12)
     if (times := large.count / small.count) > 1.7:
         raise AssertionError(f"twice the batch takes {times:.1f} times the operators: a loop over images")
@@ -141,7 +140,7 @@ def check_no_loop_over_anchors(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "distance")
 def check_saved_bytes(subject: Subject) -> str:
-    """Memory saved for the backward pass is up to 64 ``B x B`` matrices; with "tiles" it is linear in the batch."""
+    """Memory for the backward pass is at most 64 ``B x B`` matrices, linear with "tiles"."""
     tiles = "tiles" in subject.capabilities
     distance = subject.kind == "distance"
     factor = 4 if tiles else 2
@@ -165,7 +164,7 @@ def check_saved_bytes(subject: Subject) -> str:
 
 @applies_to("loss", "regularizer", slow=True)
 def check_no_host_sync(subject: Subject) -> None:
-    """``.item()``, ``.tolist()``, ``.cpu()``, ``bool()`` make the host wait for the device; only the first call may."""
+    """After the first call, nothing may make the host wait for the device."""
     batch = batch_of(subject, dtype=torch.float32)
     with SecondDevice() as second:
         component = second.move(subject.make().float())
@@ -185,7 +184,7 @@ def check_no_host_sync(subject: Subject) -> None:
 
 @applies_to("loss", "miner", "regularizer")
 def check_tiles(subject: Subject) -> None:
-    """Tiles of anchors of any size must give the same value, gradient and indices as the whole matrix."""
+    """Tiles of any size must give the result of the whole matrix."""
     if getattr(subject.make(), "tile_size", 0) == 0 or getattr(subject.make(), "tiles", "rows") is None:
         raise SkipCheck("it has no tiles: no attribute tile_size")
 
@@ -204,7 +203,7 @@ def check_tiles(subject: Subject) -> None:
 
 @applies_to("loss", "miner", "regularizer", "distance", slow=True)
 def check_devices(subject: Subject) -> str:
-    """The simulated :class:`pml_ext.testing.SecondDevice`, and a GPU if there is one, must agree with the CPU."""
+    """A simulated :class:`pml_ext.testing.SecondDevice`, and a GPU, must agree with the CPU."""
     expected = _outcomes(subject, subject.make().float(), torch.device("cpu"))
     try:
         with SecondDevice() as second:
@@ -223,7 +222,7 @@ def check_devices(subject: Subject) -> str:
 
 
 def _outcomes(subject: Subject, component: Any, device: torch.device, plain: bool = False) -> list[Tensor]:
-    """Return values and gradients of each call form that the component declares, or of the ``plain`` form only."""
+    """Return values and gradients of each call form, or only of the ``plain`` one."""
     batches = []
     for seed in (0, 1):
         on_cpu = batch_of(subject, (4, 4), torch.float32, seed)
@@ -246,7 +245,7 @@ def _outcomes(subject: Subject, component: Any, device: torch.device, plain: boo
 
 @applies_to("loss", "miner", "regularizer", slow=True)
 def check_pml_trainer(subject: Subject) -> None:
-    """A component trains in PML's ``MetricLossOnly`` while a ``HookContainer`` records every iteration."""
+    """A component trains in PML's ``MetricLossOnly`` while ``HookContainer`` records."""
     import tqdm
 
     try:
