@@ -1,4 +1,4 @@
-"""Devices (the CPU, or the accelerator that torch finds: CUDA, MPS, XPU) and precisions."""
+"""Devices (the CPU, or torch's accelerator: CUDA, MPS, XPU) and precisions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
-    """Test a precision with a small product; ConfigError if the device does not support it."""
+    """Test a precision with a small product; ConfigError if unsupported."""
     try:
         with warnings.catch_warnings(), autocast(device, precision):
             warnings.simplefilter("ignore")  # torch warns and falls back to float32, which is an error here

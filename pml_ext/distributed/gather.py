@@ -1,4 +1,4 @@
-"""Concatenation of all processes' tensors in rank order, and tiles that processes share."""
+"""Concatenation of all processes' tensors in rank order, and shared tiles."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _Kind = tuple[str, list[int]] | None  # dtype and shape of a row; None without a
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
     """Each tensor, concatenated over all processes in rank order.
 
-    The gradient of this process's rows is multiplied by the number of processes. ValueError if ``indices_tuple`` or a
-    tensor, apart from its number of rows, differs between processes.
+    The gradient of this process's rows is multiplied by the number of processes. ValueError if ``indices_tuple``, a
+    dtype or
+    a number of columns differs between processes.
     """
     kinds: dict[str, _Kind] = {}
     lengths: dict[str, int] = {}

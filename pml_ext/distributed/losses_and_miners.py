@@ -1,4 +1,4 @@
-"""Losses and miners over several processes: the result of one process on the joined batch."""
+"""Losses and miners over several processes, on the joined batch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from .processes import from_rank_0, num_processes, rank
 class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     """A loss over the batches of all processes, joined in the order of their ranks.
 
-    Every process gets the loss of the joined batch. DistributedDataParallel averages gradients over the W processes.
-    Afterwards, the network and the loss's parameters have the gradients of one process on the joined batch, whether or
-    not DistributedDataParallel wraps the loss. To make up for the average, the gradient of this process's embeddings is
-    W times that of the joined loss.
+    Every process gets the loss of the joined batch. After DistributedDataParallel has averaged gradients over the W
+    processes, the network and the loss's parameters have the gradients of one process on the joined batch, whether or
+    not
+    DistributedDataParallel wraps the loss. For this, the gradient of this process's embeddings is W times that of the
+    joined
+    loss.
 
     Batches may differ in size. All processes draw the random numbers of rank 0. Put a loss with a memory inside,
     ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. The first call copies the
     loss's parameters and buffers from rank 0. A single process calls the loss directly.
 
     *Cost:* processes share the tiles of a loss in tiles (every pair and triplet loss of ``pml_ext``), and sum the
-    gradients of the joined embeddings. Small batches and other losses are computed in every process.
+    gradients
+    of the joined embeddings. Small batches and other losses are computed in every process.
 
     Args:
         loss: any loss or wrapper, or one inside DistributedDataParallel.
@@ -62,9 +65,9 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
         """The loss of the joined batch.
 
         Arguments are this process's rows, possibly 0. An ``indices_tuple`` from a :class:`DistributedMiner` refers to
-        rows of the joined batch and is the same in all processes. ``enqueue_mask`` is for
-        :class:`pml_ext.CrossBatchMemory`, a list of views as ``ref_emb`` for :class:`pml_ext.SelfSupervisedLoss`.
-        Invalid arguments raise TypeError or ValueError.
+        rows of the
+        joined batch. ``enqueue_mask`` is for :class:`pml_ext.CrossBatchMemory`, a list of views as ``ref_emb`` for
+        :class:`pml_ext.SelfSupervisedLoss`. Invalid arguments raise TypeError or ValueError.
         """
         if isinstance(ref_emb, (list, tuple)):
             return self._loss_of_views(embeddings, ref_emb)
@@ -100,7 +103,7 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
             return self.loss(first, others)
 
     def _copy_from_rank_0(self) -> None:
-        """In the first call, load rank 0's parameters and buffers, as DistributedDataParallel does when constructed."""
+        """In the first call, load rank 0's parameters and buffers."""
         if self._alike:
             return
         state = None
@@ -131,7 +134,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The miner's capabilities without ``relation``, which calls here do not accept."""
+        """The miner's capabilities without ``relation``."""
         return capabilities(self.miner) - {"relation"}
 
     @property
@@ -143,7 +146,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """The pairs or triplets mined in the joined batch; each argument is this process's part."""
+        """The pairs or triplets mined in the joined batch; arguments are this process's rows."""
         self.reset_stats()
         given: Any = embeddings, labels, ref_emb, ref_labels
         if num_processes() > 1:
@@ -166,7 +169,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
-    """Context that draws rank 0's random numbers; other ranks restore their generators on exit."""
+    """Context that draws rank 0's random numbers and restores other ranks' generators."""
     states = from_rank_0([state.cpu() for state in generator_states(device)])
     if rank() == 0:
         return contextlib.nullcontext()

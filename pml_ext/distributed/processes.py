@@ -34,11 +34,12 @@ def share_of(count: int, number: int, processes: int) -> slice:
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Run a block in torchrun's process group, then destroy the group; one process needs none.
+    """Run a block in torchrun's process group; a single process needs none.
 
     After an error the group is left to torchrun, because destroying it would wait for the other processes. ``device``
-    is ``"cpu"`` (gloo) or an accelerator (``"cuda"``: NCCL, and gloo for CPU tensors). ConfigError for a device without
-    a backend in torch.
+    is
+    ``"cpu"`` (gloo) or an accelerator (``"cuda"``: NCCL, and gloo for CPU tensors). ConfigError for a device without a
+    backend in torch.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
@@ -100,7 +101,7 @@ def wait_for_all_ranks() -> None:
 
 @contextlib.contextmanager
 def rank_0_first() -> Iterator[None]:
-    """Run the block in rank 0, then in all other processes, without collective operations inside.
+    """Run the block in rank 0, then elsewhere; no collective operations inside.
 
     After an error in rank 0, the others wait until torchrun ends them.
     """
@@ -121,17 +122,14 @@ def max_over_ranks(number: int) -> int:
 
 
 def collective_device(device: torch.device) -> torch.device:
-    """Device for collective operations: the CPU if gloo is the only backend, else ``device``."""
+    """Device for collective operations: the CPU if gloo is the only backend."""
     if dist.get_backend() == "gloo":
         return torch.device("cpu")
     return device
 
 
 def end_with_the_parent() -> None:
-    """In a thread: exit once the process that started this one has ended, even if killed.
-
-    Torch looks at the system's parent, which may be a fork server.
-    """
+    """In a thread: exit once the process that started this one has ended, even if killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

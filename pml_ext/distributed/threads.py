@@ -6,7 +6,7 @@ import os
 
 
 def threads_for(processes: int) -> int:
-    """Threads per process: ``OMP_NUM_THREADS`` (the first of a list), or an equal share of the cores."""
+    """Threads per process: ``OMP_NUM_THREADS``, or an equal share of the cores."""
     wanted, _, _ = os.environ.get("OMP_NUM_THREADS", "").partition(",")
     if wanted.strip().isdigit() and int(wanted):
         return int(wanted)

@@ -1,4 +1,4 @@
-"""Components: named classes with a kind, capabilities and settings. PML's own are named ``pml/...``."""
+"""Components: named classes with a kind, capabilities and settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A class and its name. Given as text with a summary, it can be listed without importing torch."""
+    """A class and its name; one given as text is listed without importing torch."""
 
     source: type | str  # the class, or "package.module:Class", imported on first use
     name: str  # kebab-case, unique per kind
@@ -47,7 +47,7 @@ class Component:
 
     @property
     def cls(self) -> type:
-        """The class. Raises PluginError if it cannot be imported or has another kind."""
+        """The class; PluginError if it cannot be imported or has another kind."""
         if isinstance(self.source, type):
             return self.source
         owner = f"the component {self.name!r} of the plugin {self.plugin!r}"
@@ -75,7 +75,7 @@ class Component:
 
     @property
     def kind(self) -> str:
-        """One of :data:`KINDS`, by the PML base class or the suffix of the name (``MyLoss``: ``"loss"``)."""
+        """One of :data:`KINDS`, by the base class or the suffix of the name (``MyLoss``)."""
         if isinstance(self.source, type):
             return kind_of(self.source)
         return self._kind_in_text or kind_of(self.cls)
@@ -104,13 +104,13 @@ class Component:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of ``pml-ext``: a function with typer's annotations, imported when it is called."""
+    """A command of ``pml-ext``: a function with typer's annotations, imported when called."""
 
     function: str  # "package.module:function"
     summary: str  # one line for ``pml-ext --help``
 
     def load(self, name: str = "", plugin: str = "") -> Callable[..., None]:
-        """Import the function. Raises PluginError with both names if that fails."""
+        """Import the function; PluginError with both names if that fails."""
         owner = f"the command {name!r} of the plugin {plugin!r}"
         return import_name(self.function, owner, plugin, "pml_ext_commands", "function")  # type: ignore[no-any-return]
 
@@ -121,10 +121,10 @@ def package_of(path: str) -> str:
 
 
 def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) -> Any:
-    """Import a ``"class"`` or ``"function"`` of a plugin by its path; its output goes to stderr.
+    """Import a plugin's ``"class"`` or ``"function"`` by its path, with output to stderr.
 
-    ``owner`` describes the name in errors, as in ``"the loss 'mine' of the plugin 'theirs'"``. Raises PluginError with
-    the hook and the failing line.
+    ``owner`` describes it in errors, ``"the loss 'mine' of the plugin 'theirs'"``. PluginError names the hook and the
+    failing line.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -151,7 +151,7 @@ def reason_of(error: BaseException, package: str) -> str:
 
 
 def kind_of(cls: type) -> str:
-    """Return the kind of a class from its PML or torch base class; TypeError without one."""
+    """Return the kind of a class by its PML or torch base class; TypeError without one."""
     from .. import pml
 
     for kind, bases in pml.BASES.items():
@@ -162,7 +162,7 @@ def kind_of(cls: type) -> str:
 
 
 def capabilities(component: object) -> frozenset[str]:
-    """Return the capabilities of a class or instance: its attribute ``capabilities``, or its PML base's.
+    """Return the capabilities of a class or instance, its own or those of its PML base.
 
     - ``"labels"``: uses labels. ``"indices_tuple"``: accepts a miner's pairs. These two are the default.
     - ``"references"``: accepts ``ref_emb`` and ``ref_labels``.
@@ -178,7 +178,7 @@ def capabilities(component: object) -> frozenset[str]:
 
 
 def kebab(class_name: str) -> str:
-    """Return a class's default name: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
+    """Return a default name: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
     for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):

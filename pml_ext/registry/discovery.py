@@ -59,7 +59,7 @@ class PluginRecord:
         return self.distribution.replace("_", "-").lower() == "pml-ext"
 
     def add_error(self, error: BaseException, hook: str = "") -> None:
-        """Mark the plugin as broken, with one more reason."""
+        """Mark the plugin as broken, for one more reason."""
         reason = f"{hook and f'{hook}: '}{reason_of(error, self.package)}"
         self.status = "broken"
         self.error = f"{self.error}; {reason}" if self.error else reason
@@ -67,7 +67,10 @@ class PluginRecord:
 
 
 def read_entry_points() -> list[PluginRecord]:
-    """Return all entry points, this distribution's first; PluginError if a list names a plugin that is missing."""
+    """Return all entry points, this distribution's first.
+
+    PluginError if an environment variable names a plugin that is not installed.
+    """
     found = []
     for point in metadata.entry_points(group=GROUP):
         dist: Any = point.dist
@@ -102,16 +105,15 @@ def _left_out_by(name: str) -> str:
 
 
 def is_allowed(name: str) -> bool:
-    """Return whether the environment variables allow an entry point."""
+    """Whether the environment variables allow an entry point."""
     return not _left_out_by(name)
 
 
 class Plugins:
-    """Everything registered by plugins, by PML's own classes and in the current process.
+    """Everything registered by plugins, by PML's classes and in the current process.
 
-    Entry points are read once. A plugin that fails is marked as broken, with a :class:`PluginWarning`; a hook that
-    fails loses only its own names. ``PML_EXT_PLUGINS`` (allowed) and ``PML_EXT_BLOCK`` (blocked) list names of entry
-    points, separated by commas.
+    A plugin that fails is marked as broken, with a :class:`PluginWarning`; a hook that fails loses only its own names.
+    ``PML_EXT_PLUGINS`` (allowed) and ``PML_EXT_BLOCK`` (blocked) list names of entry points, separated by commas.
     """
 
     def __init__(self) -> None:
@@ -127,7 +129,7 @@ class Plugins:
         self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Import the plugins once; PluginError if an environment variable names a plugin that is not installed.
+        """Import the plugins once; PluginError for an unknown name in an environment variable.
 
         The next call loads a plugin whose import was interrupted, or is still running and calls this.
         """
@@ -146,7 +148,7 @@ class Plugins:
                 self._loading = False
 
     def _load_one(self, record: PluginRecord) -> None:
-        """Import a plugin; its hooks are called later, when they are needed."""
+        """Import a plugin; its hooks are called later."""
         if not KEBAB.fullmatch(record.name) or (record.name in RESERVED and not record.shipped):
             raise PluginError(f"{record.name!r} is reserved or not kebab-case; rename the entry point")
         if not metadata.EntryPoint.pattern.match(record.module):
@@ -168,7 +170,7 @@ class Plugins:
     def _attributed(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
         """Mark a plugin as broken if the block fails, and send its output to stderr.
 
-        Errors of pml_ext_train are raised, except for a missing extra: :func:`find` raises that when a name is needed.
+        Errors of pml_ext_train are raised; a missing extra is raised only when a name is looked up.
         """
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -188,7 +190,7 @@ class Plugins:
                 raise
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return ``{name: {plugin: value}}`` of a kind; UnknownNameError for a kind that does not exist."""
+        """Return ``{name: {plugin: value}}`` of a kind; UnknownNameError for an unknown kind."""
         if kind not in HOOK_OF:
             raise UnknownNameError(unknown("kind", kind, HOOK_OF))
         self.load()
@@ -204,7 +206,7 @@ class Plugins:
         return self._registered[kind]
 
     def _call(self, hook: str) -> None:
-        """Call a hook of each plugin once, and register what it returns. An interrupted hook is called again."""
+        """Call a hook of each plugin once, again after an interruption, and register the result."""
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             plugin = implementation.plugin_name
             if (plugin, hook) in self._called:
@@ -219,7 +221,7 @@ class Plugins:
                 raise
 
     def register(self, plugin: str, found: list[Entry]) -> None:
-        """Register values of a plugin, in place of its own values of the same name."""
+        """Register values of a plugin; they replace its own values of the same name."""
         for kind, name, value in found:
             self._registered[kind].setdefault(name, {})[plugin] = value
 
@@ -229,6 +231,6 @@ class Plugins:
 
 
 def _being_imported(path: str) -> bool:
-    """Return whether a module or its top package is being imported right now."""
+    """Whether a module or its top package is being imported right now."""
     modules = [sys.modules.get(name) for name in (path.partition(":")[0], package_of(path))]
     return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)

@@ -1,4 +1,4 @@
-"""The hooks that a plugin may implement, all optional. An entry point of group ``pml_ext`` names its module.
+"""The hooks that a plugin may implement, in the module that its entry point names.
 
 .. code-block:: toml
 
@@ -46,12 +46,12 @@ def pml_ext_components() -> Sequence[Component]:  # type: ignore[empty-body]
 
 @hookspec
 def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
-    """Return folders of recipes: ``sub/name.toml`` becomes the recipe ``ENTRY-POINT/sub/name``."""
+    """Return folders of recipes: ``sub/name.toml`` becomes ``ENTRY-POINT/sub/name``."""
 
 
 @hookspec
 def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
-    """Return files with papers' tables, by name; a recipe refers to one by ``[paper] table = "mine/2"``."""
+    """Return files with papers' tables, by name, for ``[paper] table = "mine/2"``."""
 
 
 @hookspec
@@ -59,13 +59,14 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
     """Return factories of data sets by name.
 
     ``factory(root, **options)`` returns a :class:`pml_ext.plugin.DataSplits` or raises
-    :class:`pml_ext.errors.DataError`. ``root`` is the path of ``--data`` or None. ``options`` come from ``[data]``.
+    :class:`pml_ext.errors.DataError`.
+    ``root`` is the path of ``--data`` or None. ``options`` come from ``[data]``.
     """
 
 
 @hookspec
 def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return factories of networks from images ``[B, C, H, W]`` to features ``[B, F]``, by name.
+    """Return factories of networks from images ``[B, C, H, W]`` to features ``[B, F]``.
 
     They are called as ``factory(in_channels, image_size, **options)``, with the options of ``[model.trunk]``.
     """
@@ -76,7 +77,8 @@ def pml_ext_transforms() -> Mapping[str, Callable[..., Any]]:  # type: ignore[em
     """Return factories of augmentations by name, for ``transforms`` of ``[data.augment]``.
 
     ``factory(**options)`` returns a function of an image, uint8 ``[C, H, W]``, that keeps type and shape, can be
-    pickled and draws random numbers from torch's generator only.
+    pickled and
+    uses only torch's random generator.
     """
 
 
@@ -92,16 +94,17 @@ def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty
 
 @hookspec
 def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return factories of :class:`pml_ext.plugin.Tracker` by name, for a recipe's ``[track]`` and ``--track``.
+    """Return factories of :class:`pml_ext.plugin.Tracker` by name, for ``[track]``, ``--track``.
 
     Rank 0 calls ``factory(folder, recipe, **options)`` when a run starts or resumes. ``recipe`` has the settings by
-    dotted key; ``options`` come from ``[track]``. Parameters ``iteration`` and ``epoch`` get the checkpoint's values.
+    dotted
+    key; ``options`` come from ``[track]``. Parameters ``iteration`` and ``epoch`` get the checkpoint's values.
     """
 
 
 @hookspec
 def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return factories of :class:`pml_ext.plugin.Store` by scheme, for ``--to SCHEME:ADDRESS`` and ``--store``.
+    """Return factories of :class:`pml_ext.plugin.Store` by scheme, for ``--to SCHEME:ADDRESS``.
 
     In ``factory(address, table, size)``, ``table`` names one state of a network, and ``size`` is the embedding size.
     """
@@ -109,7 +112,7 @@ def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 
 @hookspec
 def pml_ext_services() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return services for other tools, by name: functions without arguments that return an object.
+    """Return services for other tools by name: functions that return an object.
 
     :func:`pml_ext.registry.service` calls them. :mod:`pml_ext_train.retrieval` has the protocol of each service.
     """
@@ -129,7 +132,8 @@ def pml_ext_commands() -> Mapping[str, Command]:  # type: ignore[empty-body]
     """Return commands of ``pml-ext`` by name (kebab-case).
 
     In ``Command("my_package.commands:my_command", "One line for --help.")`` the function has typer's annotations. Its
-    module is imported when the command runs, so ``pml-ext --help`` stays fast.
+    module
+    is imported when the command runs.
     """
 
 
@@ -141,7 +145,7 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.m
 
 
 def _is_metric(value: Any) -> bool:
-    """Return whether a function accepts any keyword."""
+    """Whether a function accepts any keyword."""
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):  # not callable, or written in C
@@ -205,7 +209,7 @@ Entry = tuple[str, str, Any]  # kind, name and value of what a plugin registers
 
 
 def check_marks(module: object) -> None:
-    """Raise PluginError unless an object is a module whose hooks have known names and are marked."""
+    """Raise PluginError unless a module's hooks have known names and are marked."""
     if not hasattr(module, "__dict__"):
         raise PluginError(f"its entry point names {shortened(repr(module), 100)}; expected a module with hooks")
     for name, value in vars(module).items():
@@ -276,7 +280,7 @@ def _listed(hook: str, answer: Any, expected: str) -> list[Any]:
 
 
 def validated(component: Any, plugin: str) -> Component:
-    """Return a component with its plugin's name; PluginError or TypeError for an invalid one."""
+    """Return a component with its plugin's name; PluginError or TypeError if invalid."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     name, source, paper = component.name, component.source, component.paper

@@ -31,12 +31,12 @@ def plugins() -> list[PluginRecord]:
 
 
 def registered(kind: str) -> dict[str, dict[str, Any]]:
-    """Return ``{name: {plugin: value}}`` of a kind; ``"class"`` has the names of ``from pml_ext import X``."""
+    """Return ``{name: {plugin: value}}`` of a kind; ``"class"`` has names for ``import``."""
     return _plugins.registered(kind)
 
 
 def record_of(plugin: str) -> PluginRecord | None:
-    """Return the record of a loaded plugin; None for the layer, PML and the running process."""
+    """Return the record of a loaded plugin; None for the layer, PML and this process."""
     _plugins.load()
     return None if plugin == BUILTIN else _plugins.loaded.get(plugin)
 
@@ -54,7 +54,7 @@ def isolated() -> Iterator[None]:
 
 
 def owners_of(kind: str, name: str) -> dict[str, Any]:
-    """Return what a name may mean, by plugin; several values if it is ambiguous."""
+    """Return the possible meanings of a name, by plugin; several if it is ambiguous."""
     registered = _plugins.registered(kind)
     prefix, _, bare_name = name.rpartition(":")
     if prefix in registered.get(bare_name, {}):
@@ -66,7 +66,7 @@ def owners_of(kind: str, name: str) -> dict[str, Any]:
 def find(kind: str, name: str) -> tuple[str, Any]:
     """Return the plugin and the value of a name.
 
-    Raises UnknownNameError for an unknown name and PluginError if two plugins claim it.
+    UnknownNameError for an unknown name, PluginError if two plugins claim it.
     """
     found = owners_of(kind, name)
     if not found:
@@ -81,7 +81,7 @@ def find(kind: str, name: str) -> tuple[str, Any]:
 
 
 def components(kind: str | None = None) -> list[Component]:
-    """Return all components, or only one kind, sorted by name; PML's come last."""
+    """Return all components, or those of one kind, sorted by name; PML's come last."""
     found: list[Component] = []
     for chosen in (kind,) if kind else KINDS:
         for by_plugin in _plugins.registered(chosen).values():
@@ -90,7 +90,7 @@ def components(kind: str | None = None) -> list[Component]:
 
 
 def get(name: str, kind: str | None = None) -> Component:
-    """Return a component: ``"my-loss"``, ``"pml/multi-similarity"`` or ``"entry-point:name"``.
+    """Return a component: ``"my-loss"``, ``"pml/multi-similarity"`` or ``"plugin:name"``.
 
     ``kind``, one of :data:`KINDS`, is required if two kinds share the name. Errors as in :func:`find`.
     """
@@ -117,7 +117,7 @@ def short_name(component: Component) -> str:
 
 
 def register(cls: type | None = None, *, name: str | None = None, paper: Paper | None = None) -> Any:
-    """Register a class in the running process: ``@register`` or ``@register(name="mine", paper=Paper(...))``.
+    """Register a class in this process: ``@register`` or ``@register(name="mine")``.
 
     The default name of ``MyOwnLoss`` is ``my-own``. Registering a name again replaces the class.
     """
@@ -138,12 +138,12 @@ def recipes() -> dict[str, Traversable]:
 
 
 def values(kind: str) -> dict[str, Any]:
-    """Return everything of a kind (``"recipe"``, ``"data set"``, ``"trunk"``, ...) by its shortest unambiguous name."""
+    """Return everything of a kind, such as ``"trunk"``, by its shortest unambiguous name."""
     return {name: value for name, (_, value) in sorted(_by_shortest_name(kind).items())}
 
 
 def commands() -> dict[str, tuple[str, Command]]:
-    """Return the plugin and the command of each command name, the layer's first."""
+    """Return the plugin and the command of each command name."""
     return _by_shortest_name("command")
 
 
@@ -162,7 +162,7 @@ def factory(kind: str, name: str) -> Callable[..., Any]:
 
 
 def service(name: str, what: str) -> Any:
-    """Return a service of the hook ``pml_ext_services``; PluginError, "``what`` needs the plugin ...", without one."""
+    """Return a service of the hook ``pml_ext_services``; PluginError without one."""
     if owners_of("service", name):
         return factory("service", name)()
     reasons = [f"{record.status} ({shortened(record.error, 200)})" for record in plugins() if record.name == name]
@@ -197,10 +197,12 @@ def origin_of(error: BaseException) -> Origin | None:
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
-    """Return an instance of the component that :func:`get` finds; ConfigError for an unknown setting.
+    """Return an instance of the component that :func:`get` finds.
 
     ``context``, a :class:`BuildContext`, fills omitted settings. A table with a ``name``, such as
-    ``distance={"name": "pml/lp", "p": 2}``, is built first; the last word of its key is its kind.
+    ``distance={"name": "pml/lp", "p": 2}``, is built first; the last word of its key is its kind. ConfigError for an
+    unknown
+    setting.
     """
     from .. import pml
 

@@ -13,15 +13,16 @@ from ..pairwise.batch import describe, holds_texts, how_to_encode, labels_as_ten
 
 
 class Relation(nn.Module):
-    r"""Base of relations between items by their labels ``[B, ...]``. A subclass defines :meth:`weights`.
+    r"""Base of relations between items by their labels ``[B, ...]``; define :meth:`weights`.
 
     Two items are positive if their weight :math:`w_{ij} \in [0, 1]` is above 0, negative if it is 0, and neither if it
-    is NaN. A ``graded`` relation has weights between 0 and 1. An item is never its own partner.
+    is
+    NaN. A ``graded`` relation has weights between 0 and 1. An item is never its own partner.
 
     Attributes:
         graded: whether positive pairs have weights other than 1, for losses that use them.
         levels: levels of a tree, from 1, except the one that defines positives; recall is reported for each.
-        num_classes: number of classes if labels are indices in a list of classes; None for arbitrary integers.
+        num_classes: number of classes if labels are indices in a list of classes, else None.
         needs_labels: whether labels are required.
     """
 
@@ -53,7 +54,8 @@ class Relation(nn.Module):
         """The labels of ``count`` items as a tensor; TypeError or ValueError if invalid.
 
         The base accepts a tensor or array of any dtype, ``[count, ...]``; one-dimensional integers become int64.
-        ``axis``: 0 for rows of the matrix, 1 for columns.
+        ``axis``: 0 for
+        rows of the matrix, 1 for columns.
         """
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.ndim == 0:
@@ -78,7 +80,7 @@ class Relation(nn.Module):
         return counted(labels.to(device, torch.long), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Integers ``[B]``, equal exactly for positive pairs, or None if no such integers exist."""
+        """Integers ``[B]``, equal exactly for positive pairs, or None if there are none."""
         return None
 
     def extra_repr(self) -> str:

@@ -36,7 +36,7 @@ class Related(NamedTuple):
 def label_tensors(
     relation: Relation, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any
 ) -> tuple[Tensor, Tensor]:
-    """Check a batch and its references; return the labels of rows and columns as tensors."""
+    """Check a batch and its references; return the labels of rows and columns."""
     check_batch(embeddings)
     check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
     rows = relation.tensor(labels, len(embeddings), embeddings.device)
@@ -50,7 +50,7 @@ def label_tensors(
 def related(
     relation: Relation, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Tensor | None, ref_labels: Any
 ) -> tuple[Tensor | None, Any, Tensor | None]:
-    """Convert a batch with a relation to labels, indices_tuple and ref_labels for PML's base classes.
+    """Labels, indices_tuple and ref_labels of a relation, for PML's base classes.
 
     Labels that are equivalent to classes become these classes, so one-hot sets give the result of labels bit for bit.
     Otherwise a :class:`Related` replaces the ``indices_tuple``.
@@ -72,7 +72,7 @@ def related(
 
 
 def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself: bool) -> tuple[Tensor, ...]:
-    """All pairs as an ``indices_tuple`` of four tensors; ``itself``: whether the columns are the rows."""
+    """All pairs as an ``indices_tuple``; ``itself``: whether the columns are the rows."""
     weights = relation.matrix(labels, ref_labels)
     positives = weights > 0
     negatives = weights == 0

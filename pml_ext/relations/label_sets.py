@@ -18,11 +18,10 @@ class SharedLabel(Relation):
 
     .. math:: w_{ij} = [\,|L_i \cap L_j| > 0\,], \qquad \text{graded: } w_{ij} = |L_i \cap L_j| \, / \, |L_i \cup L_j|
 
-    Pairs with a shared label but a Jaccard index below ``threshold`` are neither positive nor negative. An item without
-    labels has no positives.
-
-    Labels are multi-hot, ``[B, C]``, of any dtype (nonzero is a label), or a list of B collections of integers. With
-    ``sets`` they are integers ``[B]``. *Cost:* one product of ``B x C x R``.
+    Pairs with a shared label but a Jaccard index below ``threshold`` are neither positive nor negative. Labels are
+    multi-hot, ``[B, C]``, of any dtype (nonzero is a label), or a list of B collections of integers; with ``sets``,
+    integers
+    ``[B]``. *Cost:* one product of ``B x C x R``.
 
     Args:
         threshold: least Jaccard index of a positive pair, from 0 to 1.
@@ -84,7 +83,7 @@ class SharedLabel(Relation):
         return counted(multi_hot(labels, width).to(device), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """The label of each item if each has exactly one, else None; waits for the device without ``sets``."""
+        """The label of each item if each has exactly one, else None."""
         if self.table is not None:
             if self._one_label_per_class:
                 return self.table.long().argmax(1).to(labels.device)[labels]
@@ -94,7 +93,7 @@ class SharedLabel(Relation):
         return None
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """1 where a label is shared, or the Jaccard index."""
+        """1 for a shared label, or the Jaccard index."""
         first, second = _of_one_width(self._sets(x), self._sets(y))
         shared = (first & second).sum(-1)
         return self._weights_of(shared, first.sum(-1), second.sum(-1))
@@ -111,7 +110,7 @@ class SharedLabel(Relation):
         return self.table.to(labels.device)[labels.long()]
 
     def _weights_of(self, shared: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """Weights of pairs, by the numbers of shared labels and of each item's labels."""
+        """Weights of pairs, from the numbers of shared labels and of each item's labels."""
         positive = (shared > 0).float()
         if not self.graded and self.threshold == 0:
             return positive

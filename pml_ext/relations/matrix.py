@@ -13,13 +13,13 @@ from .base import Relation
 class FromMatrix(Relation):
     """Pairs from a matrix ``[B, R]``: 1 is positive, 0 negative, NaN neither.
 
-    Row i is item i of the batch; column j is reference j, or item j without references. Labels are not read. With
-    ``by_label``, rows and columns are classes and labels, integers ``[B]``, are their indices; this works with memories
-    and several processes.
+    Row i is item i of the batch; column j is reference j, or item j without references. With ``by_label``, rows and
+    columns
+    are classes, and labels, integers ``[B]``, are their indices; only this works with memories and several processes.
 
     Args:
         matrix: floating point, ``[B, R]``, or booleans.
-        by_label: whether labels are rows and columns of the matrix.
+        by_label: whether labels are rows and columns of the matrix; else labels are not read.
         graded: whether values between 0 and 1 are allowed, as weights of positive pairs.
     """
 

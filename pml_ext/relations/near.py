@@ -15,18 +15,20 @@ from .base import Relation, counted, from_array
 
 
 class Near(Float64Buffers, Relation):
-    r"""Labels that are numbers, such as ages or positions: near items are positive, far ones negative.
+    r"""Labels that are numbers, such as ages or positions: near items are positive.
 
     .. math::
         w_{ij} = [\,d_{ij} \le r\,], \qquad \text{graded: } w_{ij} = \max(0, 1 - d_{ij} / r), \qquad
         d_{ij} = \lVert y_i - y_j \rVert_p
 
-    Pairs with :math:`r < d_{ij} \le f` are neither positive nor negative. With ``graded``, a pair at :math:`d_{ij} = r`
-    is negative if f = r, and neither otherwise. Labels are finite numbers ``[B]`` or ``[B, K]``, or an array of them.
+    Pairs with :math:`r < d_{ij} \le f` are neither positive nor negative, and those farther apart are negative. With
+    ``graded``, a pair at :math:`d_{ij} = r` is negative if f = r, and neither otherwise. Labels are finite numbers
+    ``[B]``
+    or ``[B, K]``.
 
     Args:
         within: r, above 0: the greatest distance of a positive pair.
-        beyond: f, at least r: pairs farther apart are negative; r by default.
+        beyond: f, at least r; r by default.
         graded: whether the weight falls from 1 for equal numbers to 0 at the distance r.
         p: the norm of the distance, at least 1; 2 is Euclidean.
         numbers: the numbers of each class, ``[C]`` or ``[C, K]``, if labels are classes ``[B]``, indices in this list.
@@ -60,7 +62,7 @@ class Near(Float64Buffers, Relation):
         self.register_buffer("table", table, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Numbers ``[count, K]`` in the labels' dtype, or class indices ``[count]`` with ``numbers``."""
+        """Numbers ``[count, K]`` in the labels' dtype, or class indices ``[count]``."""
         try:
             labels = from_array(labels)
             if isinstance(labels, (list, tuple)):
@@ -82,7 +84,7 @@ class Near(Float64Buffers, Relation):
         return _as_column(counted(labels, count))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Weights of all pairs, ``[T, R]``, of numbers ``[T]`` or ``[T, K]``, and ``[R]`` or ``[R, K]``."""
+        """Weights of all pairs, ``[T, R]``, of numbers ``[T, K]`` and ``[R, K]``."""
         if self.table is None:
             rows = _as_column(rows)
             columns = _as_column(columns)
@@ -118,7 +120,7 @@ class Near(Float64Buffers, Relation):
         graded: bool = False,
         p: float = 2.0,
     ) -> Near:
-        """The relation of classes named by numbers, such as ``"37"`` or ``"52.4 13.1"``; else ValueError."""
+        """The relation of classes named by numbers, such as ``"52.4 13.1"``; else ValueError."""
         numbers = []
         for name in names:
             try:

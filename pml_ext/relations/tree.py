@@ -18,7 +18,8 @@ class Hierarchy(Relation):
     .. math:: w_{ij} = [\,d_{ij} \ge \ell\,], \qquad \text{graded: } w_{ij} = [\,d_{ij} \ge \ell\,] \, d_{ij} / D
 
     where :math:`d_{ij}` is the depth of the lowest common ancestor: 0 if the first names differ, and D, the depth of
-    the tree, within a class. Labels are integers ``[B]``, indices in ``paths``, or a list of paths.
+    the
+    tree, within a class. Labels are integers ``[B]``, indices in ``paths``, or a list of paths.
 
     Args:
         paths: the path of each class from the root, such as ``"animal/bird/sparrow"`` or a sequence of names.
@@ -71,7 +72,7 @@ class Hierarchy(Relation):
         return self.codes.to(labels.device)[labels][..., self.level - 1]
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """1 for a common ancestor at the level; if graded, the depth of the lowest common one over D."""
+        """1 for a common ancestor at the level, or its depth over D."""
         codes = self.codes.to(x.device)
         first = codes[x.long()]
         second = codes[y.long()]

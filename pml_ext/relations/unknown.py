@@ -12,7 +12,7 @@ from .base import Relation
 
 
 class NegativesOnly(Relation):
-    """Equal labels; items of unknown class are negatives of all items of known classes.
+    """Equal labels; items of unknown class are negatives of all known classes.
 
     An unknown item has no positives. Two unknown items are neither positive nor negative. Labels are integers ``[B]``.
 
@@ -34,7 +34,7 @@ class NegativesOnly(Relation):
 
     @classmethod
     def of_classes(cls, names: Sequence[str], unknown: str = "unknown") -> NegativesOnly:
-        """The relation in which the class named ``unknown`` is unknown; ValueError if it is missing."""
+        """The relation in which the class named ``unknown`` is unknown; ValueError without it."""
         if unknown not in names:
             raise ValueError(f"no class is called {unknown!r}; classes: {', '.join(names)[:200]}")
         return cls(list(names).index(unknown))
