@@ -98,7 +98,7 @@ def _allowed() -> set[str]:
 
 
 def _entry_point_of(module: str) -> str:
-    """``"cbml"`` for ``"pml_ext_cbml.losses"``; training registers under the layer's name, ``"pml"``."""
+    """``"cbml"`` for ``"pml_ext_cbml.losses"``; training registers under ``"pml"``."""
     return module.partition(".")[0].removeprefix("pml_ext_").replace("train", "pml")
 
 

@@ -1,4 +1,4 @@
-"""Values for settings that are left out when a component is built: sizes, classes, labels."""
+"""Values for settings that are left out when a component is built."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .settings import settings_of
 class BuildContext(TypedDict, total=False):
     """Values that fill omitted settings of a component, by the name of the setting.
 
-    Recipes provide all of them; ``pml-ext bench`` and the conformance kit provide some. ``embedding_size`` and
-    ``num_classes`` fill only settings without a default.
+    Recipes provide all of them. ``embedding_size`` and ``num_classes`` fill only settings without a default.
     """
 
     embedding_size: int  # D
@@ -29,7 +28,7 @@ class BuildContext(TypedDict, total=False):
 
 
 def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
-    """Raise ConfigError for a setting that ``owner`` does not accept, with the nearest names."""
+    """Raise ConfigError for a setting that ``owner`` does not accept."""
     accepted = list(accepted)
     for name in given:
         if name not in accepted:
@@ -39,7 +38,7 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
 def fill_settings(
     target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Values for settings of ``target`` that are not ``given``, and names of required ones still missing.
+    """Values for settings that are not ``given``, and names of required ones still missing.
 
     Values come from a :class:`BuildContext`; another key in it raises ConfigError. A required setting annotated with a
     component's class (``distance: My``) gets an instance, filled in the same way.

@@ -10,7 +10,7 @@ from .registry.components import KINDS, PML, Component, Paper, kebab
 
 
 def pml_components() -> list[Component]:
-    """PML's losses, miners, regularizers, distances, samplers and reducers: ``pml/multi-similarity``."""
+    """PML's own classes of all kinds, as ``pml/multi-similarity``."""
     paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
     found = []
     for kind in KINDS:
@@ -24,7 +24,7 @@ def pml_components() -> list[Component]:
 
 
 def _classes_of_pml(package: str) -> dict[str, str]:
-    """Classes that a package of PML exports, with their modules; parsed, because importing needs torch."""
+    """Classes that a package of PML exports, with their modules; parsed without torch."""
     modules = {}
     source = resources.files("pytorch_metric_learning") / package / "__init__.py"
     for node in ast.parse(source.read_text("utf-8")).body:

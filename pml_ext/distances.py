@@ -1,4 +1,4 @@
-"""PML distances with a cheaper backward pass and safe gradients, and tiled distance matrices."""
+"""PML distances with a cheaper backward pass, and tiled distance matrices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SimilaritySettings(ModuleSettings, total=False):
 
 
 class NormalizedRows(BaseDistance):  # type: ignore[misc]
-    """Mixin for PML's distances: L2 normalization that keeps a zero row zero, with gradient zero."""
+    """Mixin for PML's distances: normalization keeps a zero row zero, with gradient zero."""
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
         """L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
@@ -40,7 +40,7 @@ class _Gram(BaseDistance):  # type: ignore[misc]
 
 
 class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ignore[misc]
-    """PML's cosine similarity, with one matrix product in the backward pass of a batch, not two.
+    """PML's cosine similarity, with one matrix product in the backward pass, not two.
 
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
     """
@@ -50,7 +50,7 @@ class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ig
 
 
 class GramDotProductSimilarity(_Gram, DotProductSimilarity):  # type: ignore[misc]
-    """PML's dot product of raw embeddings, with the backward pass of :class:`GramCosineSimilarity`."""
+    """PML's dot product of raw embeddings, with one product in the backward pass."""
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
         super().__init__(normalize_embeddings=False, **kwargs)
@@ -60,7 +60,8 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
     """PML's Euclidean distance of normalized embeddings, accurate for near points too.
 
     Equal embeddings have distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two
-    with references).
+    with
+    references).
 
     Args:
         power: exponent of the distances, at least 1; 2 for squared distances.
@@ -99,7 +100,7 @@ def _require(owner: object, distance: BaseDistance, is_inverted: bool, wanted: s
 
 
 def normalized_sides(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor]:
-    """Embeddings and references, normalized if the distance normalizes; one object stays one."""
+    """Embeddings and references, normalized if the distance normalizes."""
     points = distance.maybe_normalize(embeddings)
     if ref_emb is embeddings:
         return points, points
@@ -128,7 +129,7 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
 def whole_matrix(
     distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor, points: Tensor, columns: Tensor
 ) -> Tensor:
-    """The matrix of :func:`matrix_of`, ``[B, R]``, reusing rows that are already normalized.
+    """The matrix of a distance, ``[B, R]``, reusing normalized rows.
 
     A distance that records statistics, or has its own ``forward``, is called as a module.
     """
@@ -138,7 +139,7 @@ def whole_matrix(
 
 
 class TiledDistance:
-    """A distance matrix in tiles of anchors; all tiles share one dropout mask, like the whole matrix."""
+    """A distance matrix in tiles of anchors, which share one dropout mask."""
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
         self._distance = distance

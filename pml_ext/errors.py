@@ -1,4 +1,4 @@
-"""Exceptions with exit codes of the command line; wrong arguments raise ValueError or TypeError."""
+"""Exceptions with exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DataError(PmlExtError):
 
 
 class TooManyPixelsError(DataError):
-    """An image above the limit of pixels; the text names it and the setting that raises the limit."""
+    """An image with too many pixels; the text has the setting that raises the limit."""
 
 
 class MissingExtraError(PmlExtError, ImportError):
@@ -75,11 +75,11 @@ class MissingExtraError(PmlExtError, ImportError):
 
 
 class UnwritableError(PmlExtError, OSError):
-    """A file that could not be written (full disk, deleted folder); the text contains the path."""
+    """A file that could not be written; the text contains the path."""
 
 
 class StoppedError(BaseException):
-    """A run ended by a signal; like KeyboardInterrupt, ``except Exception`` does not catch it."""
+    """A run ended by a signal; ``except Exception`` does not catch it."""
 
     def __init__(self, signal: int, text: str) -> None:
         super().__init__(text)
@@ -88,16 +88,11 @@ class StoppedError(BaseException):
 
 
 class TrainingError(PmlExtError):
-    """Training that had to stop, for example because the loss became NaN; the run's files are kept."""
+    """Training that had to stop, for example because of NaN; the run's files are kept."""
 
 
 class NothingToLearnError(TrainingError):
-    """No pair or triplet has contributed to the loss, for example because the classes are already apart.
-
-    Args:
-        text: the problem and the remedy.
-        folder: the run's folder.
-    """
+    """No pair or triplet has contributed to the loss of the run in ``folder``."""
 
     def __init__(self, *text: str, folder: Path = Path()) -> None:
         super().__init__(*text)
@@ -146,7 +141,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Error text for an unknown name, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
+    """Error text for an unknown name, with the nearest ones."""
     known = list(dict.fromkeys(known))
     name = shortened(name, 100)
     lowered = {other.lower(): other for other in reversed(known)}
@@ -179,12 +174,12 @@ def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> MissingE
 
 
 def printable(text: str) -> str:
-    """Escape line breaks, control characters, and bytes of file names that are not UTF-8."""
+    """Escape line breaks, control characters, and bytes that are not UTF-8."""
     return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 
 def shortened(text: object, most: int = 600) -> str:
-    """One printable line of at most ``most`` characters, with an ellipsis in the middle if cut."""
+    """One printable line of at most ``most`` characters, with an ellipsis if cut."""
     whole = str(text)
     if len(whole) > 8 * most:  # skip the middle of a megabyte
         whole = f"{whole[: 4 * most]} {whole[-4 * most :]}"

@@ -1,4 +1,4 @@
-"""Names from a module's stub, imported on first use, because torch and PML take seconds."""
+"""Names from a module's stub, imported on first use, because torch takes seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import missing_extra, needs_extra, unknown
 
 
 def require_packages(packages: Iterable[str], extra: str, what: str) -> None:
-    """Raise :class:`MissingExtraError` unless an extra's packages are installed, without importing them."""
+    """Raise :class:`MissingExtraError` unless packages are installed; imports nothing."""
     with needs_extra(extra, what):
         for name in packages:
             if importlib.util.find_spec(name) is None:
@@ -21,7 +21,7 @@ def require_packages(packages: Iterable[str], extra: str, what: str) -> None:
 
 
 def lazily(module: str, extra: str, what: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a module whose stub lists its names; ``what`` needs ``extra``."""
+    """``__getattr__`` and ``__dir__`` of a module whose stub lists its names."""
     this = sys.modules[module]
     package = sys.modules[this.__package__ or ""]
     load, listed, names = lazy_loader.attach_stub(package.__name__, this.__file__)

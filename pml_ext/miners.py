@@ -1,4 +1,4 @@
-"""Base of miners that work in tiles of anchors, and a miner of semi-hard triplets."""
+"""Base of miners in tiles of anchors, and a miner of semi-hard triplets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FullPrecisionMining:
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Indices of pairs or triplets, in row-major order; arguments and errors as for a loss."""
+        """Indices of pairs or triplets, in row-major order; arguments as for a loss."""
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
         if labels is None or (ref_emb is not None and ref_labels is None):
@@ -63,11 +63,13 @@ class _Call(NamedTuple):
 
 
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
-    """Base of miners that choose among positive and negative pairs; subclasses define ``mine``.
+    """Base of miners that choose among positive and negative pairs; define ``mine``.
 
     ``mine`` gets the pairs from :meth:`pairs_of`. A ``relation``, as in :class:`pml_ext.plugin.PairLoss`, defines them
-    for labels of any shape. An ``indices_tuple`` restricts them; labels may then be None. Other settings: PML's
-    ``distance``, ``collect_stats``.
+    for
+    labels of any shape. An ``indices_tuple`` restricts them; labels may then be None. Other settings: PML's
+    ``distance``,
+    ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "relation"})
@@ -88,7 +90,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         indices_tuple: tuple[Tensor, ...] | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Indices of pairs or triplets in row-major order, restricted to an ``indices_tuple`` if given."""
+        """Indices of pairs or triplets in row-major order, chosen from ``indices_tuple`` if given."""
         indices_tuple = check_indices_tuple(indices_tuple)
         relation = self.relation if relation is None else relation
         related_labels = None
@@ -110,7 +112,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     @property
     def has_classes(self) -> bool:
-        """Whether the current call's labels are classes, neither missing nor a relation's other labels."""
+        """Whether the current call's labels are classes."""
         return self._call.has_classes
 
     def pairs_of(
@@ -147,10 +149,11 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
 
 class TiledMiner(PairMiner):
-    """Base of miners that choose an anchor's pairs or triplets from its row of the matrix alone.
+    """Base of miners that choose an anchor's tuples from its row alone; define :meth:`choose`.
 
-    Subclasses define :meth:`choose`. The miner compares ``tile_size`` anchors (automatic by default) with all columns
-    at a time; apart from the result, memory is linear in the batch. Other settings as in :class:`PairMiner`.
+    The miner compares ``tile_size`` anchors (automatic by default) with all columns at a time; apart from the result,
+    memory
+    is linear in the batch. Other settings as in :class:`PairMiner`.
     """
 
     capabilities = frozenset({"labels", "references", "relation"})
@@ -190,9 +193,10 @@ class SemiHardTripletMiner(TiledMiner):
 
     .. math:: \{(a, p, n) : 0 < d_{an} - d_{ap} \le m\}
 
-    With ``negatives="nearest"``, each positive pair gets the nearest of its qualifying negatives, if any. ``"all"``
-    gives the triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which first lists all triplets of
-    the batch. For a similarity the signs are reversed.
+    With ``negatives="nearest"``, each positive pair gets its nearest qualifying negative, if any. ``"all"`` gives the
+    triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which first lists all triplets of the batch.
+    For a
+    similarity the signs are reversed.
 
     *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory for a tile and the result.
 
@@ -200,8 +204,7 @@ class SemiHardTripletMiner(TiledMiner):
         margin: m, above 0, in units of the distance; 0.2.
         negatives: ``"nearest"`` or ``"all"``.
         tile_size: anchors per tile; automatic by default.
-        kwargs: as in PML's miners: ``distance`` (any; by default Euclidean, of normalized embeddings),
-            ``collect_stats``.
+        kwargs: as in PML's miners: ``distance`` (by default Euclidean, of normalized embeddings), ``collect_stats``.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])

@@ -137,7 +137,7 @@ EQUALITY = torch.eq  # how PML's calculator compares labels by default
 
 
 def get_all_pairs_indices(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, ...]:
-    """All positive and negative pairs of a batch, or of a batch and references; no row is its own positive."""
+    """All positive and negative pairs; no row is its own positive."""
     positives, negatives = _pairs_of(labels, ref_labels)
     return (*torch.where(positives), *torch.where(negatives))
 
@@ -166,7 +166,7 @@ def convert_to_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def convert_to_triplets(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Triplets of all positive and negative pairs that share an anchor; triplets stay unchanged."""
+    """Triplets of all positive and negative pairs that share an anchor."""
     if len(indices_tuple) == 3:
         return indices_tuple
     anchors, positives, other_anchors, negatives = indices_tuple
@@ -205,7 +205,7 @@ _CAPABILITIES: dict[str, frozenset[str]] = {
 
 
 def capabilities_of(cls: type) -> frozenset[str]:
-    """Capabilities of PML's class that is the nearest base of a class, or the class itself."""
+    """Capabilities of the nearest PML class among a class and its bases."""
     for base in cls.__mro__:
         if base.__module__.startswith("pytorch_metric_learning."):
             return _CAPABILITIES.get(base.__name__, _USUAL)
@@ -215,10 +215,13 @@ def capabilities_of(cls: type) -> frozenset[str]:
 def converted_settings(
     cls: type, settings: Mapping[str, Any], class_labels: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Settings of a recipe in the types that PML's class accepts; ValueError for impossible values.
+    """Settings of a recipe in the types that PML's class accepts.
 
     ``weights`` of ``ClassWeightedReducer`` become a tensor indexed by label. A list with one weight for each of the
-    sorted ``class_labels`` is spread over them; a list of another length is already indexed by label.
+    sorted
+    ``class_labels`` is spread over them; a list of another length is already indexed by label. ValueError for weights
+    that
+    are not numbers.
     """
     weights = settings.get("weights")
     if not issubclass(cls, reducers.ClassWeightedReducer) or not isinstance(weights, (list, tuple)):
@@ -233,7 +236,7 @@ def converted_settings(
 
 
 def check_class_weights(loss: nn.Module, accepted: Collection[int], classes: int) -> None:
-    """ValueError unless each ClassWeightedReducer of a loss has an ``accepted`` number of weights."""
+    """ValueError unless each ClassWeightedReducer of a loss has an ``accepted`` length."""
     for module in loss.modules():
         if isinstance(module, reducers.ClassWeightedReducer) and len(module.weights) not in accepted:
             raise ValueError(
@@ -253,10 +256,10 @@ def most_of_batch(cls: type, settings: Mapping[str, Any], classes: int) -> int |
 
 
 def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, classes: int) -> None:
-    """ValueError if PML's sampler cannot be used in a run, or would draw smaller batches than requested.
+    """ValueError if PML's sampler cannot be used in a run, or would draw smaller batches.
 
-    HierarchicalSampler needs labels of two levels. MPerClassSampler shrinks a batch that ``classes`` or ``m`` do not
-    fit.
+    HierarchicalSampler needs labels of two levels. MPerClassSampler shrinks a batch that does not fit ``classes`` or
+    ``m``.
     """
     from pytorch_metric_learning import samplers
 

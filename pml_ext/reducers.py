@@ -11,9 +11,9 @@ from .pml import BaseReducer, MultipleReducers, per_anchor_mean, reducers
 
 
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
-    """Reducer to the sum of a loss's values over its ``divisor``; 0 for divisor 0; no host sync.
+    """Reducer to the sum of a loss's values over its ``divisor``; 0 for divisor 0.
 
-    A loss sets the divisor if each value aggregates several elements, for example the triplets of a pair.
+    A loss sets the divisor if each value aggregates several elements, for example the triplets of a pair. No host sync.
     """
 
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
@@ -71,14 +71,14 @@ def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
 
 
 def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
-    """Whether :func:`row_sums` and :func:`reduced_rows` support a reducer, for pairs or for triplets."""
+    """Whether :func:`row_sums` supports a reducer, for pairs or for triplets."""
     if type(reducer) is reducers.PerAnchorReducer:
         return pairs and reducer.aggregation_func is per_anchor_mean and takes_row_sums(reducer.reducer, pairs)
     return type(reducer) in (SumOverDivisorReducer, *_OF_SUMS)
 
 
 def require_sums(owner: object, reducer: BaseReducer) -> None:
-    """ValueError if a PML reducer would mistake the sums over each pair's triplets for single values."""
+    """ValueError if a reducer would mistake sums over a pair's triplets for single values."""
     stated = reducer_of(reducer, "loss")
     if isinstance(stated, _OF_SINGLE_VALUES) and not isinstance(stated, reducers.SumReducer):  # a MeanReducer in PML
         name = type(owner).__name__
@@ -90,10 +90,11 @@ def require_sums(owner: object, reducer: BaseReducer) -> None:
 
 
 def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Each row's sum of the elements that a reducer counts, and their number; PerAnchorReducer: the mean.
+    """Each row's sum of the elements that a reducer counts, and their number.
 
-    ``values``, ``[T, R]``, are at least 0; ``mask`` marks the valid ones. ``times``, ``[T, R]``: how often each element
-    is listed; PML's PerAnchorReducer counts each once.
+    For PerAnchorReducer the mean replaces the sum. ``values``, ``[T, R]``, are at least 0; ``mask`` marks the valid
+    ones.
+    ``times``, ``[T, R]``: how often each element is listed; PML's PerAnchorReducer counts each once.
     """
     kept = mask
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
@@ -113,7 +114,7 @@ def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor |
 
 
 def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
-    """A reducer's value of a term with :func:`row_sums` as losses and their total count as ``divisor``."""
+    """A reducer's value of a term with the sums of :func:`row_sums` and their total count."""
     if isinstance(reducer, reducers.PerAnchorReducer):
         reducer = reducer.reducer
     elif not isinstance(reducer, reducers.SumReducer):
@@ -126,7 +127,8 @@ def has_uniform_weights(reducer: BaseReducer, gradient_device: torch.device | No
     """Whether a reducer weights all values equally.
 
     ``gradient_device`` is where the backward pass must recognize the equal weights, if it must. PML's MeanReducer sends
-    a full tensor of them: comparing is free on a CPU and would wait for an accelerator.
+    a
+    full tensor of them, and comparing it would wait for an accelerator.
     """
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
     if gradient_device is None or gradient_device.type == "cpu":

@@ -27,10 +27,10 @@ from .settings import check_keywords
 
 
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
-    """Base of regularizers with labels. Subclasses define ``compute_loss(embeddings, labels)``.
+    """Base of regularizers with labels; define ``compute_loss(embeddings, labels)``.
 
-    ``regularizer(embeddings, labels)`` returns the reduced value, in float32 or float64. PML's
-    ``embedding_regularizer=`` passes no labels; use :class:`RegularizedLoss`. Settings are PML's.
+    Calls return the reduced value, in float32 or float64. PML's ``embedding_regularizer=`` passes no labels; use
+    :class:`RegularizedLoss`. Settings are PML's.
     """
 
     capabilities = frozenset({"labels"})
@@ -40,7 +40,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         super().__init__(**kwargs)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """PML's loss dictionary for embeddings ``[B, D]`` in float32 or float64 and labels ``[B]``."""
+        """PML's loss dictionary for embeddings ``[B, D]`` and labels ``[B]``."""
         raise NotImplementedError
 
     def over_pairs(
@@ -55,7 +55,8 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         """An equation's tensors ``[B]`` for the anchors of a batch, in tiles if it is large.
 
         ``equation`` maps a distance matrix, ``[T, B]``, and the masks of positive and negative pairs to tensors
-        ``[T]``. The first ``values`` of them have a gradient.
+        ``[T]``. The
+        first ``values`` of them have a gradient.
         """
         size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
         if size is None:
@@ -82,7 +83,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         return results
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """The reduced value of embeddings ``[B, D]``, of any floating point dtype, and labels ``[B]``."""
+        """The reduced value of embeddings ``[B, D]``, of any float dtype, and labels ``[B]``."""
         if labels is None:
             name = type(self).__name__
             raise TypeError(

@@ -25,10 +25,11 @@ def members_by_class(class_of: NDArray[np.int64]) -> Members:
 
 
 class GroupSampler(Sampler[int]):
-    """Base of samplers that draw group by group until a batch is full; a pass has full batches only.
+    """Base of samplers that draw group by group until a batch is full.
 
     Every group is drawn once, in a random order that continues over batches, before any is drawn again. By default, as
-    many of a group's images are drawn as fit; subclasses may override :meth:`draw`.
+    many
+    of a group's images are drawn as fit; subclasses may override :meth:`draw`.
 
     Args:
         members: the images of each group.
@@ -147,11 +148,13 @@ def _members_by_label(labels: Any, relation: SharedLabel) -> Members:
 
 
 class TreeSampler(GroupSampler):
-    """Sampler of batches with several parents in a tree, several classes of each, and m images of each class.
+    """Sampler of several parents in a tree, several classes of each, and m images per class.
 
     Every parent is drawn once before any is drawn again. A batch has ``batch_size / (parents * m)`` classes of a
-    parent; if a parent has fewer, further parents fill the batch. PML's ``HierarchicalSampler`` supports two levels,
-    and draws with NumPy's global generator, which a resumed run does not restore.
+    parent; if
+    a parent has fewer, further parents fill the batch. PML's ``HierarchicalSampler`` supports two levels, and draws
+    with
+    NumPy's global generator, which a resumed run does not restore.
 
     Args:
         labels: the class of every image, integers ``[N]``, indices into the tree's paths.
@@ -161,7 +164,7 @@ class TreeSampler(GroupSampler):
         parents: number of parents in a batch.
         level: level of the parents, from 1; by default the level above the classes.
         length_before_new_iter: images in a pass, cut to whole batches; by default N.
-        seed: of the draw; the sampler has a generator of its own.
+        seed: of the sampler's own generator.
 
     Raises:
         ValueError: fewer images than a batch, a tree without parents, or a level outside of it.

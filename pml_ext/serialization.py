@@ -1,7 +1,8 @@
 """Checkpoint values in types that ``torch.load(weights_only=True)`` reads.
 
 Numpy arrays and numbers, ranges and frozen sets are written as dictionaries of a tensor or list, and restored
-unchanged. Keys that are numpy numbers become equal Python numbers.
+unchanged.
+Keys that are numpy numbers become Python numbers.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _array_from_plain(value: dict[str, Any]) -> Any:
 
 
 def _rebuilt(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """A dictionary, list or tuple with converted values; the same object if nothing changes.
+    """A container with converted values; the same object if nothing changes.
 
     Dictionaries of other classes, such as ``defaultdict``, become ``dict``.
     """

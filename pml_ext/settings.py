@@ -40,7 +40,7 @@ def check_number(
 
 
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
-    """ValueError unless a setting of an object, or of a class by name, is an integer >= ``least``."""
+    """ValueError unless a setting of an object or named class is an integer >= ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         who = owner if isinstance(owner, str) else type(owner).__name__
         raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
@@ -65,7 +65,7 @@ def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -
 
 
 def check_keywords(owner: object, given: Iterable[str]) -> None:
-    """TypeError, with the nearest settings, for a keyword that none of its classes accepts."""
+    """TypeError, with the nearest settings, for a keyword that the classes do not accept."""
     for name in given:
         if name in _BASE_SETTINGS_OF_PML:
             continue
@@ -77,7 +77,7 @@ def check_keywords(owner: object, given: Iterable[str]) -> None:
 
 
 def settings_repr(module: object) -> str:
-    """Settings for ``repr``: attributes named like the constructor's arguments, without modules."""
+    """Settings for ``repr``: attributes named like the constructor's arguments."""
     names = dict.fromkeys(inspect.signature(type(module)).parameters)
     names["tile_size"] = None  # a setting of PairLoss, in the keyword arguments of its subclasses
     settings = []
@@ -100,7 +100,7 @@ def number_settings(cls: type) -> tuple[str, ...]:
 
 
 def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """Keyword arguments of a class or function, with string annotations resolved where possible.
+    """Keyword arguments of a class or function, with string annotations resolved.
 
     A class that passes ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
     """

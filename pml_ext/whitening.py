@@ -1,4 +1,4 @@
-"""Closed-form heads: whitening of features within classes or over all of them, without training."""
+"""Closed-form heads: whitening of features, without training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_VARIANCE = 1e-10  # of a direction, over the mean of all; a smaller one i
 
 
 class _Whitening:
-    """Base: covariances that grow in batches, and the linear layer that they give."""
+    """Covariances that grow in batches, and the linear layer that they give."""
 
     def __init__(self, shrinkage: float | Literal["auto"] = 0.6, size: int | None = None) -> None:
         if shrinkage != "auto":
@@ -43,10 +43,11 @@ class _Whitening:
         self._dtype = torch.float32
 
     def _add(self, features: Tensor, labels: Tensor, keys: list[Hashable]) -> None:
-        """Add a batch; ``labels`` ``[N]`` are indices of ``keys``, which name classes across batches.
+        """Add a batch; ``labels`` ``[N]`` are indices of ``keys``, which name classes.
 
         A class's means and scatters are merged over batches as in Chan et al. (1983), which loses no digits for
-        features far from 0.
+        features far
+        from 0.
         """
         within = self._scatter_matrix(features)
         order = torch.argsort(labels, stable=True)
@@ -82,7 +83,7 @@ class _Whitening:
         return sums / sizes[:, None]
 
     def _merge(self, key: Hashable, count: int, mean: Tensor) -> None:
-        """Merge a batch of a class; the scatter already has the deviations from the batch's own mean."""
+        """Merge a batch of a class, whose deviations from its own mean are already added."""
         assert self._within is not None
         before = self._counts.get(key, 0)
         self._counts[key] = before + count
@@ -94,7 +95,7 @@ class _Whitening:
         self._means[key] += difference * (count / (before + count))
 
     def to_linear(self) -> nn.Linear:
-        """The layer for all features so far, on their device: float32, or float64 for such features.
+        """The layer for all features so far, on their device, in float32 or float64.
 
         ValueError unless some class, or the features without labels, have two different items.
         """
@@ -112,7 +113,7 @@ class _Whitening:
         raise NotImplementedError
 
     def _weight(self, covariance: Tensor, total: Tensor) -> Tensor:
-        """The rows that whiten by a covariance, ordered by the total variance after whitening."""
+        """The rows that whiten by a covariance, ordered by the total variance afterwards."""
         raise NotImplementedError
 
     def _layer(self, covariance: Tensor, total: Tensor, center: Tensor) -> nn.Linear:
@@ -132,7 +133,7 @@ class _Whitening:
 
 
 class WithinClassWhitening(_Whitening):
-    r"""A linear head that whitens features by their covariance within classes, without training.
+    r"""A linear head that whitens features by their covariance within classes.
 
     .. math::
         S = \frac{1}{N} \sum_c \sum_{i \in c} (x_i - \mu_c)(x_i - \mu_c)^\top, \qquad
@@ -140,10 +141,13 @@ class WithinClassWhitening(_Whitening):
         f(x) = U^\top S_\lambda^{-1/2} (x - \mu)
 
     with class means :math:`\mu_c`, their mean :math:`\mu` over the items, and the leading directions :math:`U` of the
-    total covariance of :math:`S_\lambda^{-1/2} x`. Directions that vary within classes count less. Compare the outputs
-    by cosine. This is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with shrinkage.
-    It is also known as within-class covariance normalization (Hatch et al. 2006) and, with pairs, as learned whitening
-    in image retrieval (Mikolajczyk and Matas 2007; Radenović et al. 2018).
+    total
+    covariance of :math:`S_\lambda^{-1/2} x`. Directions that vary within classes count less. Compare the outputs by
+    cosine.
+    This is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with shrinkage, also known
+    as
+    within-class covariance normalization (Hatch et al. 2006) and, with pairs, as learned whitening in image retrieval
+    (Mikolajczyk and Matas 2007; Radenović et al. 2018).
 
     >>> features = torch.randn(40, 8)
     >>> embedder = WithinClassWhitening(size=4).fit(features, torch.arange(40) // 5)
@@ -151,11 +155,13 @@ class WithinClassWhitening(_Whitening):
     torch.Size([40, 4])
 
     *Cost:* one product of ``F x N x F`` and two eigendecompositions of ``F x F``, in float64; memory for a few ``F x
-    F`` matrices and the mean of each class. 100,000 features of 1,280 numbers take seconds.
+    F``
+    matrices and the mean of each class. 100,000 features of 1,280 numbers take seconds.
 
     Args:
-        shrinkage: :math:`\lambda` in [0, 1], towards the mean eigenvalue. ``"auto"`` tries 0.3, 0.6, 0.9 and 1, and
-            takes the value with the greatest MAP@R on held-out classes, fitted on three quarters of the classes.
+        shrinkage: :math:`\lambda` in [0, 1], towards the mean eigenvalue. ``"auto"`` chooses from 0.3, 0.6, 0.9 and 1
+            by
+            MAP@R on held-out classes, fitted on three quarters of the classes.
         size: number of outputs D; None keeps all F.
         relation: a :class:`~pml_ext.relations.Relation` that defines positive pairs in place of equal labels.
     """
@@ -177,9 +183,11 @@ class WithinClassWhitening(_Whitening):
         Args:
             features: numbers ``[N, F]`` on any device.
             labels: the class of each item, ``[N]``, integers or texts; with a ``relation``, labels in its form. Classes
-                with a single item do not count.
+                with a
+                single item do not count.
             pairs: in place of labels, positive pairs ``[P, 2]`` of row numbers. The covariance is that of the
-                differences within pairs; all pairs of all classes give that of the classes.
+                differences within
+                pairs; all pairs of all classes give that of the classes.
 
         ValueError or TypeError unless features are a finite matrix, labels fit them, and some class has two different
         items.
@@ -267,7 +275,7 @@ class WithinClassWhitening(_Whitening):
 
 
 class TotalWhitening(_Whitening):
-    r"""A linear head that whitens features by their total covariance, without labels or training.
+    r"""A linear head that whitens features by their total covariance, without labels.
 
     .. math::
         S = \frac{1}{N} \sum_i (x_i - \mu)(x_i - \mu)^\top, \qquad
@@ -275,13 +283,11 @@ class TotalWhitening(_Whitening):
         f(x) = U^\top S_\lambda^{-1/2} (x - \mu)
 
     with the leading principal components :math:`U`. :math:`\lambda = 0` gives whitened PCA. With labels,
-    :class:`WithinClassWhitening` is better.
+    :class:`WithinClassWhitening`, which has the same cost, is better.
 
     >>> features = torch.randn(40, 8)
     >>> TotalWhitening().fit(features)(features).shape
     torch.Size([40, 8])
-
-    *Cost:* as :class:`WithinClassWhitening`.
 
     Args:
         shrinkage: :math:`\lambda` in [0, 1], towards the mean eigenvalue.
@@ -326,7 +332,7 @@ def shrunk(covariance: Tensor, shrinkage: float) -> Tensor:
 
 
 def _decomposed(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """The variances of a covariance, ascending, and their directions; ValueError without variance."""
+    """The variances of a covariance, ascending, and their directions."""
     variances, directions = torch.linalg.eigh(covariance)
     mean = float(variances.mean())
     if mean <= 0:
@@ -406,7 +412,7 @@ def _positive_pairs(relation: Relation, labels: Any, features: Tensor) -> Tensor
 
 
 def _map_at_r(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Each item's MAP@R among the others by cosine, ``[N]``; classes have two items or more.
+    """Each item's MAP@R among the others by cosine, ``[N]``.
 
     The same metric as in :mod:`pml_ext.evaluation.metrics`, which needs the extra ``train``.
     """

@@ -26,7 +26,7 @@ ZHANG_2017 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The regularizer, the methods that the paper compares it with, and its sampler for Online Products."""
+    """The regularizer, its sampler, and the methods that the paper compares it with."""
     return [
         Component(
             "pml_ext_density.regularizers:DensityRegularizer",

@@ -31,16 +31,19 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         \tilde F = \sum_k \max_{j: y_j = k} -\sum_{i: y_i = k} \|x_i - x_j\|_2
 
     for normalized embeddings x. S has one medoid per class of the batch; :math:`g(S)` assigns each embedding to its
-    nearest medoid. The maximum is approximated as in the paper: a greedy choice of medoids, then ``refinements`` rounds
-    of swaps within clusters. Gradients flow only through the distances to the medoids.
+    nearest
+    medoid. The maximum is approximated as in the paper: a greedy choice of medoids, then rounds of swaps within
+    clusters.
+    Gradients flow only through the distances to the medoids.
 
-    The value is one number, a sum over the batch. It may depend slightly on the order of the batch: a few thousandths
-    for 1,000 embeddings.
+    The value is a sum over the batch. It may depend slightly on the order of the batch: a few thousandths for 1,000
+    embeddings.
 
-    *Cost:* one product of ``B x D x B``. The search, without gradient, takes at most one product of
-    ``B x B x B`` per class, plus one per round. Intended for batches of a few hundred images.
+    *Cost:* one product of ``B x D x B``. The search, without gradient, takes at most one product of ``B x B x B`` per
+    class,
+    plus one per round.
 
-    *Pair with:* a sampler of several images per class; no miner.
+    *Pair with:* a sampler of several images per class, and batches of a few hundred images; no miner.
 
     Args:
         margin: :math:`\gamma`, 0 or more, in units of F, a sum of distances (0 to 2); the paper gives no value.
@@ -100,14 +103,14 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
 
 
 def class_medoids(distances: Tensor, classes: Tensor) -> Tensor:
-    """The medoid of each class 0 to K - 1, ``[K]``: its member with the least sum of distances to the rest."""
+    """The member of each class with the least sum of distances to the rest, ``[K]``."""
     members = one_hot(classes).T.bool()
     sums = (distances * (classes[:, None] == classes)).sum(0)
     return torch.where(members, sums, torch.inf).argmin(1)
 
 
 def facility_locations(distances: Tensor, classes: Tensor, margin: float, refinements: int) -> Tensor:
-    """K medoids, ``[K]``, that approximately maximize F + margin (1 - NMI); see :class:`ClusteringLoss`.
+    """K medoids, ``[K]``, that approximately maximize F + margin (1 - NMI).
 
     Distances are ``[B, B]``; classes are ``[B]``, from 0 to K - 1. *Source:* Algorithms 1 and 2 of the paper.
     """

@@ -1,7 +1,8 @@
 """The equations of Li et al. (2019), Sec. III-B. Distances are squared.
 
 Slot c holds the c-th class of the batch in increasing order. On an accelerator and under torch.compile there are as
-many slots as embeddings, so no shape depends on the labels; the rest are empty.
+many
+slots as embeddings, so no shape depends on the labels; the rest are empty.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Slots(NamedTuple):
 
 
 def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
-    """Assign a batch to slots: one per class on the CPU; one per embedding on accelerators and when compiling."""
+    """Assign a batch to slots: one per class on the CPU, else one per embedding."""
     if classes.device.type == "cpu" and not torch.compiler.is_compiling():
         present, class_index, counts = torch.unique(classes, return_inverse=True, return_counts=True)
         return Slots(class_index, counts.to(dtype), present)
@@ -38,7 +39,7 @@ def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
 
 
 def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
-    """Return :func:`class_densities` of a batch's slots, ``[S]``; 0 for a single embedding and for an empty slot."""
+    """The densities of a batch's slots, ``[S]``; 0 for a single embedding or none."""
     return _variances(normalize(embeddings), batch.class_index, batch.counts.clamp(min=1))
 
 
@@ -79,7 +80,8 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
         \mu_c = \frac{1}{|S_c|} \sum_{i \in S_c} x_i
 
     Features, ``[N, D]``, are normalized here; labels are ``[N]``. The result, ``[C]``, from 0 to 1, is in increasing
-    order of the labels.
+    order
+    of the labels.
     """
     x = normalize(to_full_precision(features, normalized=True))
     _, class_index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
@@ -115,7 +117,10 @@ def streamed_class_densities(
 
 
 def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
-    """Each embedding's distance to its nearest neighbor, ``[B]``, for B >= 2; a distance of 0 has gradient 0."""
+    """Each embedding's distance to its nearest neighbor, ``[B]``, for B >= 2.
+
+    A distance of 0 has gradient 0.
+    """
     with torch.no_grad():
         half = x.square().sum(1) / 2
 

@@ -1,4 +1,4 @@
-"""The table of targets and densities of the classes over a run's epochs, and its plots."""
+"""The table of targets and densities over a run's epochs, and its plots."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plotted(rows: list[dict[str, str]]) -> Figure:
 
 
 def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
-    """Plot overlaid density histograms of ``{name of a set of classes: densities}`` with common bins."""
+    """Plot overlaid density histograms of ``{name: densities}`` with common bins."""
     from pml_ext.plugin import figures
 
     figure, (axes,) = figures.subplots(5.4, 1)

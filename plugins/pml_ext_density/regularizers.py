@@ -36,14 +36,18 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         \frac{1}{C} \sum_c (D_{avg}(S_c) - \alpha_c)^2 - \frac{1}{C} \sum_c \alpha_c
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
-    The sums run over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's
-    normalized embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second
-    term increases them, which keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the
-    embedding layer, preserve the relative variation of the classes. A run computes them before training unless they are
-    given; without them this is Eq. (6). The penalty (third term) leaves out classes with base density 0.
+    over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's normalized
+    embeddings
+    to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second term increases them,
+    which
+    keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the embedding layer, preserve the
+    relative variation of the classes. A run computes them before training; without them this is Eq. (6). The penalty
+    (third
+    term) leaves out classes with base density 0.
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
-    of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
+    of
+    several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
 
     *Weight:* the paper uses 10 with losses summed over the batch. This is 20 for PML's ``ContrastiveLoss`` with a
     ``SumReducer``, which counts each pair twice, and 10 for its triplet loss. A loss that averages, PML's default,
@@ -51,9 +55,8 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     about 0.1; a weight of 10 destroys the embedding.
 
     ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``, the terms of Eq. (8). A run
-    also writes all targets and densities to ``records/density.csv`` and plots them.
-
-    *Cost:* ``O(B D)``.
+    also
+    writes all targets and densities to ``records/density.csv`` and plots them. *Cost:* ``O(B D)``.
 
     Args:
         num_classes: number of training classes.
@@ -108,7 +111,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         )
 
     def _base(self, values: Sequence[float] | Tensor | None) -> Tensor:
-        """Validated base densities, or zeros for None; classes with base density 0 have no penalty."""
+        """Checked base densities; zeros for None."""
         if values is None:
             return torch.zeros(self.num_classes, dtype=torch.float64)
         base = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
@@ -143,27 +146,27 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     # Taking part in a run
 
     def prepare(self, run: RunView) -> None:
-        """Compute the base densities from the trunk's features of the training images, unless they were given."""
+        """Compute base densities from the trunk's features, unless they were given."""
         if self._has_base or not self.correlation_weight:
             return
         base = streamed_class_densities(run.batches("train", layer="trunk"), self.classes, self.num_classes)
         self.base_density.copy_(base)
 
     def start_epoch(self, run: RunView) -> None:
-        """Write the targets and the mean densities of the previous epoch to the run's table."""
+        """Write targets and mean densities of the previous epoch to the run's table."""
         if run.rank == 0:
             self._write(run.folder / "records" / _TABLE, run.epoch - 1)
         self.density_sums.zero_()
 
     def _write(self, path: Path, epoch: int) -> None:
-        """Add the targets and the mean densities of an epoch (0: before training) to the table."""
+        """Add an epoch (0: before training) to the table."""
         targets = self.target_density.detach()[self.classes.rows]
         sums, counts = self.density_sums[:, self.classes.rows]
         densities = sums / counts  # NaN for classes without measurements
         write_epoch(path, epoch, self.classes.ordered.tolist(), targets.tolist(), densities.tolist())
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Plot targets and measured densities by epoch, density histograms, and a map of training images (Fig. 5)."""
+        """Plot targets and densities by epoch, density histograms, and a map (Fig. 5)."""
         from pml_ext.plugin import figures
 
         path = run.folder / "records" / _TABLE

@@ -12,15 +12,16 @@ from pml_ext.plugin import GroupSampler, members_by_class
 
 
 class WholeClassSampler(GroupSampler):
-    """Sampler of whole classes: all images of randomly drawn classes, class by class, until a batch is full.
+    """Sampler of all images of randomly drawn classes, class by class, until a batch is full.
 
     If the last class does not fit, a random subset of its images fills the batch. Every class is drawn once, in a
-    random order that continues across epochs, before any class is drawn again. A pass yields full batches only.
+    random
+    order that continues across epochs, before any class is drawn again. A pass has full batches only.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
         batch_size: number of images in a batch.
-        seed: seed of the sampler's own random generator.
+        seed: of the sampler's own random generator.
 
     Raises:
         ValueError: ``batch_size`` is not between 1 and N, or one class alone fills a batch.

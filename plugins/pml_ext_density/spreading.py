@@ -1,4 +1,4 @@
-"""Two regularizers that spread embeddings over the sphere; baselines of the density paper."""
+"""Two regularizers that spread embeddings over the sphere; baselines of the paper."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ from .functional import nearest_distances
 
 
 class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
-    r"""Regularizer that spreads embeddings by maximizing a nearest-neighbor estimate of their entropy.
+    r"""Regularizer that maximizes a nearest-neighbor estimate of the embeddings' entropy.
 
     .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
 
-    This is Kozachenko and Leonenko's estimator of the entropy, up to constants and sign, on normalized embeddings. It
-    is our reading of the "entropy regularizer" that the density paper compares with (Fig. 4); the paper prints no
-    formula. It needs no labels, so it also fits PML's argument ``embedding_regularizer``. The reducer gets one value
-    per embedding. Distances below ``least_distance`` are clamped to it and have no gradient.
+    This is Kozachenko and Leonenko's estimator (1987), up to constants and sign, on normalized embeddings: our reading
+    of
+    the "entropy regularizer" of Fig. 4, for which the paper prints no formula. It needs no labels, so it also fits
+    PML's
+    ``embedding_regularizer``. The reducer gets one value per embedding. Distances below ``least_distance`` have no
+    gradient.
 
-    *Cost:* one product of ``B x D x B``, without gradient, in tiles where the batch is large.
+    *Cost:* one product of ``B x D x B``, without gradient, in tiles if the batch is large.
 
     Args:
-        least_distance: lower bound of the distances, above 0.
+        least_distance: lower bound of the Euclidean distances, above 0.
         tile_size: number of embeddings per tile, compared with all others at once; None chooses it automatically.
-        reducer: one of PML's; the mean by default. There is no ``distance``: the estimator uses the Euclidean one.
+        reducer: one of PML's; the mean by default.
         collect_stats: as in PML.
 
     Raises:
         ValueError: ``least_distance`` is not above 0.
 
-    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, https://arxiv.org/abs/1909.03909; the
-    estimator is Kozachenko and Leonenko's, 1987.
+    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, https://arxiv.org/abs/1909.03909.
     """
 
     capabilities = frozenset[str]()
@@ -81,21 +82,21 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
 
 class GlobalOrthogonalRegularizer(LabeledRegularizer):
-    r"""Regularizer that spreads negative pairs like uniform points on the sphere (global orthogonal, GOR).
+    r"""Regularizer that spreads negative pairs like uniform points on the sphere (GOR).
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 
     with the mean :math:`\bar{s}` of the cosine similarities of all negative pairs of the batch and the mean
-    :math:`\overline{s^2}` of their squares. For points drawn uniformly from the sphere in d dimensions, these means
-    are 0 and 1/d in expectation.
+    :math:`\overline{s^2}` of their squares; for uniform points in d dimensions their expectations are 0 and 1/d.
 
     *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
-    batch is computed in tiles, with four products and memory linear in B.
+    batch is
+    computed in tiles, with four products and memory linear in B.
 
     Args:
         distance: one of PML's similarities; cosine by default.
         tile_size: number of embeddings per tile, compared with all others at once; None chooses it automatically.
-        collect_stats: as in PML. There is no ``reducer``: the whole batch has one value.
+        collect_stats: as in PML.
 
     Raises:
         ValueError: the distance is not a similarity.

@@ -1,4 +1,4 @@
-"""PDDM, a learned metric that depends on the position in the embedding space: Huang et al., 2016."""
+"""PDDM, a learned metric that depends on the position of a pair: Huang et al., 2016."""
 
 from __future__ import annotations
 

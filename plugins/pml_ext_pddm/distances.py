@@ -29,7 +29,7 @@ _SHOWN = 1000  # largest number of images in the figure
 
 
 class _Score(nn.Module):
-    """The last layer of Eq. (2). Its weight is ``[H]``, as PML's hooks take a one-row tensor for a single number."""
+    """The last layer of Eq. (2), with a weight ``[H]``: PML's hooks expect no single row."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -47,30 +47,31 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
 
     with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. S is symmetric; larger
-    means more similar (``is_inverted``); its values have no fixed range. Use it wherever PML takes a distance, and pass
-    its parameters to an optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run whose loss has such a
-    distance also tests with it, and ``pml-ext query --metric learned`` searches with it.
+    means
+    more similar (``is_inverted``); its values have no fixed range. Use it wherever PML takes a distance, and pass its
+    parameters to an optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and
+    ``pml-ext
+    query --metric learned`` searches with it.
 
-    Dropout follows the layers ``difference``, ``position`` and ``combine``. It is active in training mode, except where
-    gradients are disabled, so miners see no dropout. Each call draws one dropout mask per layer, shared by all of its
-    pairs.
+    Dropout follows the layers ``difference``, ``position`` and ``combine``, in training mode with gradients, so miners
+    see
+    no dropout. All pairs of a call share one dropout mask per layer.
 
-    *Cost:* ``2 H (D + 2 H)`` operations per pair, and ``2 H D`` per embedding, because the position is linear before
-    its ReLU. Each unordered pair of a set is computed once. Memory beyond the matrix is ``memory_budget`` bytes: the
-    backward pass recomputes tiles.
+    *Cost:* ``2 H (D + 2 H)`` operations per pair, and ``2 H D`` per embedding. Each unordered pair of a set is computed
+    once. Memory beyond the matrix is ``memory_budget`` bytes, because the backward pass recomputes tiles.
 
     *Export:* models exported by ``torch.jit.trace``, ``torch.export`` and ``torch.onnx.export`` accept any number of
-    rows, and compute all pairs at once, without tiles.
+    rows,
+    and compute all pairs at once, without tiles.
 
     Args:
-        embedding_size: D.
+        embedding_size: D, the size of the embeddings.
         hidden_size: H, of all layers; D by default, as in the paper.
         dropout: dropout probability, from 0 to less than 1; 0.5 in the paper.
         position: False leaves out v, "from the feature difference only" (LMDM of Table 1).
-        memory_budget: bytes for the pairs of one tile; by default 4 MiB on the CPU, which fits its caches, and 16 MiB
-            on a GPU.
+        memory_budget: bytes for the pairs of one tile; by default 4 MiB on the CPU, 16 MiB on a GPU.
         normalize_embeddings: False uses the raw embeddings.
-        collect_stats: as in PML's distances.
+        collect_stats: whether PML's statistics of the embeddings are recorded.
 
     Raises:
         ValueError: a setting outside its range, or embeddings of another size.
@@ -127,20 +128,20 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
     @property
     def metric(self) -> PDDMDistance:
-        """Itself: a run also tests by it, and a query searches by it."""
+        """The distance itself, for tests and queries."""
         return self
 
     # PML's distance
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-        """The scores of all pairs of ``[B, D]`` and ``[R, D]``, or within a batch, in float32 or wider."""
+        """The scores of all pairs, ``[B, R]``, in float32 or wider."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             query_emb, ref_emb = pair_to_full_precision(query_emb, ref_emb)
             return super().forward(query_emb, None if ref_emb is query_emb else ref_emb)  # type: ignore[no-any-return]
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Tensor:
-        """The scores of all pairs, ``[B, R]``; symmetric if ``ref_emb`` is None or ``query_emb`` itself."""
+        """The scores of all pairs, ``[B, R]``; symmetric without separate references."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             x = self.normalized(query_emb)
@@ -152,7 +153,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
             return score_matrix(self.head(x.dtype), x, y, self.tile(x))
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Return ``[N]`` scores of row with row."""
+        """The scores of row with row, ``[N]``."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             x, y = pair_to_full_precision(self.normalized(query_emb), self.normalized(ref_emb))
@@ -170,7 +171,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
                 )
 
     def normalized(self, embeddings: Tensor) -> Tensor:
-        """Normalized embeddings ``[B, D]`` for Eq. (2), in the wider dtype of input and weights."""
+        """Normalized embeddings ``[B, D]``, in the wider dtype of input and weights."""
         self._check(embeddings=embeddings)
         dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
         normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
@@ -179,7 +180,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # The weights
 
     def head(self, dtype: torch.dtype | None = None) -> Head:
-        """The weights of Eq. (2) with dropout masks drawn once; all scores from them share the masks."""
+        """The weights of Eq. (2), with dropout masks drawn once for all scores."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
         if self.position is None:
@@ -199,7 +200,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return weight * mask[:, None], bias * mask
 
     def tile(self, like: Tensor) -> int:
-        """The number of pairs per tile that fit the memory budget, for the dtype and device of ``like``."""
+        """The number of pairs per tile that fit the memory budget."""
         budget = self.memory_budget or (4 if like.device.type == "cpu" else 16) << 20
         pair = like.element_size() * (3 * self.embedding_size + 5 * self.hidden_size)
         return max(1, budget // pair)
@@ -207,7 +208,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # Taking part in a run
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Plot learned scores and cosine similarities of positive and negative pairs of test images (Fig. 1b)."""
+        """Plot learned scores and cosine similarities of test pairs (Fig. 1b)."""
         from pml_ext.plugin import figures
 
         embeddings = run.embeddings(run.queries)
@@ -222,19 +223,20 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
 
 class MahalanobisDistance(EuclideanDistance):
-    r"""A learned Mahalanobis distance, the position-independent baseline of Sec. 1 for :class:`PDDMDistance`.
+    r"""A learned Mahalanobis distance, the position-independent baseline of Sec. 1.
 
     .. math:: D_{ij} = \|L (f(x_i) - f(x_j))\|_2 = \sqrt{(f(x_i) - f(x_j))^T M (f(x_i) - f(x_j))}, \quad M = L^T L
 
-    with normalized embeddings and a square matrix L. L is initialized to the identity, which gives the Euclidean
-    distance. Smaller means nearer. Use it wherever PML takes a distance, for example in its triplet loss, and pass its
-    parameters to an optimizer. A run whose loss has such a distance also tests with it.
+    with normalized embeddings and a square matrix L, initially the identity, which gives the Euclidean distance.
+    Smaller
+    means nearer. Use it wherever PML takes a distance, and pass its parameters to an optimizer. A run also tests with
+    it.
 
     *Cost:* one product of ``B x D x D`` for each side beyond the Euclidean distance.
 
     Args:
-        embedding_size: D.
-        kwargs: as in PML's distances: ``power``, ``collect_stats``.
+        embedding_size: D, the size of the embeddings.
+        kwargs: ``power`` and ``collect_stats``.
 
     Example:
         >>> MahalanobisDistance(embedding_size=8)(torch.randn(4, 8)).shape
@@ -252,14 +254,14 @@ class MahalanobisDistance(EuclideanDistance):
 
     @property
     def metric(self) -> MahalanobisDistance:
-        """Itself: a run also tests by it, and a query searches by it."""
+        """The distance itself, for tests and queries."""
         return self
 
     def _mapped(self, embeddings: Tensor) -> Tensor:
         return embeddings @ self.linear.weight.to(embeddings.dtype).T
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Return ``[B, R]`` distances of normalized rows, in float32 or float64."""
+        """Distances ``[B, R]`` of normalized rows, in float32 or float64."""
         with autocast_off(query_emb.device):
             x, y = pair_to_full_precision(query_emb, ref_emb)
             references = None
@@ -268,6 +270,6 @@ class MahalanobisDistance(EuclideanDistance):
             return euclidean_distances(self._mapped(x), references, normalized=False)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Return ``[N]`` distances of row with row."""
+        """Distances of row with row, ``[N]``."""
         distance: Tensor = super().pairwise_distance(self._mapped(query_emb), self._mapped(ref_emb))
         return distance

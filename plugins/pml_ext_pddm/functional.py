@@ -1,7 +1,8 @@
-r"""Huang et al. (2016): the metric of Eq. 2, the quadruplets of Sec. 3.1, and the hinges of Eq. 3 and 4.
+"""Huang et al. (2016): the metric of Eq. 2, quadruplets of Sec. 3.1, hinges of Eq. 3 and 4.
 
 Functions expect normalized embeddings. A dropout mask on a layer's output equals the same mask on the rows of its
-weight and bias. So a :class:`Head` contains its dropout masks, and all scores computed with one head share them.
+weight
+and bias. So a :class:`Head` contains its dropout masks, and all its scores share them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Side(NamedTuple):
     positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two rows is W_v v. None if w_v is None
 
     def at(self, index: Tensor) -> Side:
-        """The rows at an index; the backward pass is deterministic on the CPU, unlike that of ``x[index]``."""
+        """The rows at an index, with a backward pass that is deterministic on the CPU."""
         if self.positions is None:
             positions = None
         else:
@@ -53,7 +54,7 @@ def side(head: Head, points: Tensor) -> Side:
 
 
 def scores(head: Head, x: Side, y: Side) -> Tensor:
-    """Eq. 2, :class:`PDDMDistance`, of N pairs, ``[N]``; pair i is row i of x and row i of y."""
+    """Eq. 2 of N pairs, ``[N]``; pair i is row i of x and row i of y."""
     size = len(head.b_u)
     u = normalize(linear((x.points - y.points).abs(), head.w_u, head.b_u).relu())
     c = linear(u, head.w_c[:, :size], head.b_c)
@@ -64,7 +65,7 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""Eq. (1) with logistic regression: scores ``[N]`` are logits of a pair being positive; 0 without pairs.
+    r"""Eq. (1) with logistic regression: scores ``[N]`` are logits; 0 without pairs.
 
     .. math::
         \frac{1}{|P \cup N|} \Big[ \sum_P \log(1 + e^{-S_{ij}}) + \sum_N \log(1 + e^{S_{ij}}) \Big]
@@ -76,10 +77,10 @@ def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     r"""Minus the Fisher criterion of Sec. 3.1, which is to be maximized.
 
-    The value is 0 if there is no positive or no negative pair, or if all scores are equal.
-
     .. math::
         -\frac{(\mu_P - \mu_N)^2}{\operatorname{Var}_P + \operatorname{Var}_N}
+
+    It is 0 without positives or negatives, or if all scores are equal.
     """
     means = []
     variances = []
@@ -96,7 +97,7 @@ POINTWISE = {"logistic": logistic, "fisher": fisher}
 
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
-    """The scores of rows i of x and y, normalized ``[N, D]``, computed ``tile`` pairs at a time; ``[N]``."""
+    """The scores of rows i of x and y, normalized ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
     one = side(head, x)
     other = side(head, y)
     if _is_exporting():
@@ -105,10 +106,9 @@ def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
 
 
 def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
-    """The scores of all pairs of two normalized sets, ``[B, R]``; within one set (y is None), compute each once.
+    """The scores of all pairs of two normalized sets, ``[B, R]``, or within one (y is None).
 
-    *Cost:* ``2 H (D + 2 H)`` operations per pair; beyond the matrix, memory for ``tile`` pairs. The backward pass
-    recomputes tiles, so this holds with gradients too.
+    *Cost:* ``2 H (D + 2 H)`` operations per pair; memory for the matrix and ``tile`` pairs, with gradients too.
     """
     one = side(head, x)
     other = one if y is None else side(head, y)
@@ -142,7 +142,7 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
 def scores_of_pairs(
     head: Head, x: Tensor, positives: Tensor, negatives: Tensor, tile: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, with masks of positives and negatives.
+    """Scores of a set's unordered pairs, ``[B (B - 1) / 2]``, and masks of their kind.
 
     The set is normalized, ``[B, D]``. A pair is positive or negative if the mask, ``[B, B]``, has either order.
     """
@@ -159,16 +159,13 @@ def scores_of_pairs(
 
 
 def _is_exporting() -> bool:
-    """Whether torch.jit.trace, torch.export or an ONNX exporter records the operations.
-
-    Tiling depends on the number of pairs, which the exporter would record as a constant of the example.
-    """
+    """Whether an exporter records the operations, and with them the number of tiles."""
     exporting = getattr(torch.compiler, "is_exporting", None)
     return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
-    """The scores of all pairs by broadcasting, so that an exported model accepts batches of any size."""
+    """The scores of all pairs by broadcasting, so that exported models accept any batch."""
     rows = x.points.shape[0]
     columns = y.points.shape[0]
 
@@ -183,7 +180,7 @@ def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
-    """The concatenated results of ``part`` for the indices 0 to ``count`` - 1, ``tile`` indices at a time."""
+    """The results of ``part`` for indices 0 to ``count`` - 1, ``tile`` at a time."""
     numbers = torch.arange(count, device=like.device)
     if count <= tile:
         return part(numbers)
@@ -235,7 +232,7 @@ def hard_quadruplets(
 
 
 def min_max_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``[2]`` and columns ``[2]`` of the least and the greatest off-diagonal score; ties: the first."""
+    """Rows and columns, ``[2]`` each, of the least and the greatest off-diagonal score."""
     diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     least = scores.masked_fill(diagonal, torch.inf).argmin()
     greatest = scores.masked_fill(diagonal, -torch.inf).argmax()
@@ -244,7 +241,7 @@ def min_max_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def min_max_scale(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
-    """Return ``(values - least) / (greatest - least)``, 0 with gradient 0 where the two are equal."""
+    """``(values - least) / (greatest - least)``, 0 with gradient 0 if both are equal."""
     span = greatest - least
     equal = span <= 0
     return torch.where(equal, 0, (values - least) / torch.where(equal, 1, span))

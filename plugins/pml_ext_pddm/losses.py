@@ -56,7 +56,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     S is the learned similarity, min-max scaled to [0, 1] over the batch. D is the Euclidean distance of normalized
     embeddings. (i, j) is the most dissimilar positive pair under S; k and l are the hardest negatives of i and j. The
-    sum over quadruplets is divided by their number. Without positives or negatives, the loss is 0.
+    sum
+    over quadruplets is divided by their number. Without positives or negatives, the loss is 0.
 
     An ``indices_tuple`` of triplets gives one hinge per triplet, and the sum is divided by half their number. An
     ``indices_tuple`` of pairs restricts the mining.
@@ -68,7 +69,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     ``collect_stats`` records ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight).
 
     *Cost:* all scores of the batch once, without gradients; with gradients, only the pairs of the quadruplets and the
-    two extreme scores. Mining, scaling and hinges share one dropout mask per layer.
+    two
+    extreme scores. Mining, scaling and hinges share one dropout mask per layer.
 
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
@@ -81,9 +83,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         normalize_scores: whether the scores are min-max scaled.
         detach_scaling: whether no gradient flows through the minimum and maximum score.
         detach_embeddings: whether :math:`E_m` gives the embeddings no gradient.
-        pointwise: replaces :math:`E_m` by a loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1) with logistic
-            regression, or ``"fisher"``, minus the Fisher criterion. Scores are not scaled, ``score_margin`` has no
-            effect, and all scores have gradients.
+        pointwise: replaces :math:`E_m` by a loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1), or ``"fisher"``,
+            minus
+            the Fisher criterion. Scores are not scaled, ``score_margin`` has no effect, and all scores have gradients.
         embedding_loss: a PML loss instead of :math:`E_e`, called with the triplets; with ``TripletMarginLoss`` this is
             "PDDM + Triplet" of Table 1. ``embedding_margin`` and ``squared`` then have no effect.
         kwargs: as in PML's losses; only the default ``reducer`` divides by the number of quadruplets.
@@ -169,7 +171,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """The reduced loss; see the class. References raise ValueError."""
+        """The reduced loss; references raise ValueError."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("PDDMLoss uses positives as anchors too, so it takes no references")
         # data-dependent shapes: run outside of the compiled graph
@@ -220,7 +222,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
-        """The weighted E_e over the triplets of E_m, or the weighted ``embedding_loss`` if there is one."""
+        """The weighted E_e over the triplets of E_m, or the weighted ``embedding_loss``."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = x.index_select(0, a), x.index_select(0, p), x.index_select(0, n)

@@ -12,15 +12,17 @@ from .functional import hard_quadruplets
 
 
 class HardQuadrupletMiner(PairMiner):
-    r"""Miner of the most dissimilar positive pair of a batch and the hardest negative of each end, Sec. 3.1.
+    r"""Miner of the most dissimilar positive pair and the hardest negative of each end.
 
     .. math::
         (\hat i, \hat j) = \arg\min_{P} S_{ij}, \quad \hat k = \arg\max_{N} S_{\hat i k}, \quad
         \hat l = \arg\max_{N} S_{\hat j l}
 
-    The miner returns the triplets (i, j, k) and (j, i, l), which PML's losses accept. ``num_quadruplets=n`` mines the
-    n most dissimilar distinct unordered pairs. Mining has no gradient and no dropout. Among equal values, the miner
-    takes the first pair in row-major order, and the first index.
+    as in Sec. 3.1. The miner returns the triplets (i, j, k) and (j, i, l), which PML's losses accept.
+    ``num_quadruplets=n``
+    mines the n most dissimilar distinct unordered pairs. Mining has no gradient and no dropout. Of equal values, the
+    first
+    in row-major order is mined.
 
     *Cost:* the distance matrix, and a sort of the positive pairs.
 
@@ -34,7 +36,8 @@ class HardQuadrupletMiner(PairMiner):
 
     Raises:
         ValueError: ``num_quadruplets`` below 1; in a call, references, because positives become anchors, or
-            ``per_class`` with labels that are not classes.
+            ``per_class``
+            with labels that are not classes.
 
     *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
     """
