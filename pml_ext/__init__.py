@@ -93,7 +93,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _allowed() -> set[str]:
-    """Names of shipped plugins that are not blocked."""
     return {name for name, module in _OF_PLUGINS.items() if registry.is_allowed(_entry_point_of(module))}
 
 

@@ -64,7 +64,6 @@ def fill_settings(
 
 
 def _instance_of(annotation: Any, context: Mapping[str, Any]) -> Any:
-    """An instance of a component's class, or None if the context lacks required settings."""
     from . import pml
 
     bases = tuple(itertools.chain.from_iterable(pml.BASES.values()))

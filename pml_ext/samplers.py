@@ -140,7 +140,6 @@ class MPerLabelSampler(GroupSampler):
 
 
 def _members_by_label(labels: Any, relation: SharedLabel) -> Members:
-    """Images of each label that any image has."""
     sets = relation.tensor(labels, len(labels)).cpu()
     if relation.table is not None:
         sets = relation.table.cpu()[sets]

@@ -82,7 +82,6 @@ def _are_same(new: list[Any], old: Any) -> bool:
 
 
 def _key(value: Any) -> Any:
-    """A dictionary key or set item; numpy numbers become Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -66,7 +66,6 @@ class _Whitening:
                 self._merge(keys[number], int(counts[number]), mean)
 
     def _scatter_matrix(self, features: Tensor) -> Tensor:
-        """The matrix that scatters are added to; ValueError for features of another size."""
         size = features.shape[1]
         if self._within is None:
             self._within = torch.zeros(size, size, dtype=torch.float64, device=features.device)
@@ -117,7 +116,6 @@ class _Whitening:
         raise NotImplementedError
 
     def _layer(self, covariance: Tensor, total: Tensor, center: Tensor) -> nn.Linear:
-        """The layer that whitens by a covariance, after shrinking it."""
         if self.shrinkage == "auto":
             raise ValueError("shrinkage='auto' compares values on features that are kept: call fit, or give a number")
         size = self.size or len(center)
@@ -254,7 +252,6 @@ class WithinClassWhitening(_Whitening):
         return self._layer(within / len(paired), everything._within / len(paired), center)
 
     def _best_shrinkage(self, features: Tensor, labels: Any) -> float:
-        """The shrinkage with the greatest MAP@R over held-out classes; the lowest if equal."""
         indices, keys = _class_indices(labels, features)
         usable = torch.nonzero(torch.bincount(indices, minlength=len(keys)) > 1).flatten()
         if len(usable) < _FEWEST_CLASSES:

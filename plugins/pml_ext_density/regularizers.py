@@ -111,7 +111,6 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         )
 
     def _base(self, values: Sequence[float] | Tensor | None) -> Tensor:
-        """Checked base densities; zeros for None."""
         if values is None:
             return torch.zeros(self.num_classes, dtype=torch.float64)
         base = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
@@ -159,7 +158,6 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         self.density_sums.zero_()
 
     def _write(self, path: Path, epoch: int) -> None:
-        """Add an epoch (0: before training) to the table."""
         targets = self.target_density.detach()[self.classes.rows]
         sums, counts = self.density_sums[:, self.classes.rows]
         densities = sums / counts  # NaN for classes without measurements

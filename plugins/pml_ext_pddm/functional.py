@@ -180,7 +180,6 @@ def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
-    """The results of ``part`` for indices 0 to ``count`` - 1, ``tile`` at a time."""
     numbers = torch.arange(count, device=like.device)
     if count <= tile:
         return part(numbers)

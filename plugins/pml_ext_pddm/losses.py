@@ -240,7 +240,6 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _triplets(
         self, matrix: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None
     ) -> tuple[Triplets, float]:
-        """Anchors, positives and negatives, and the number of quadruplets."""
         if indices_tuple is not None and len(indices_tuple) == 3:
             a, p, n = (index.to(matrix.device) for index in indices_tuple)
             return (a, p, n), len(a) / 2

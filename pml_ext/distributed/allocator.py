@@ -54,7 +54,6 @@ def keep_freed_memory(device: object = "cpu") -> bool:
 
 @functools.cache
 def _set_allocator() -> bool:
-    """Set glibc's allocator; return whether it accepted all settings."""
     if not _has_glibc() or _has_other_allocator():
         return False
     mallopt = ctypes.CDLL(None).mallopt

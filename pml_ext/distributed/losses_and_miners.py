@@ -103,7 +103,6 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
             return self.loss(first, others)
 
     def _copy_from_rank_0(self) -> None:
-        """In the first call, load rank 0's parameters and buffers."""
         if self._alike:
             return
         state = None
@@ -169,7 +168,6 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
-    """Context that draws rank 0's random numbers and restores other ranks' generators."""
     states = from_rank_0([state.cpu() for state in generator_states(device)])
     if rank() == 0:
         return contextlib.nullcontext()

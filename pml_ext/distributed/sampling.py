@@ -99,7 +99,6 @@ class DistributedBatchSampler(Sampler[list[int]]):
             yield batch[share_of(len(batch), number, processes)]
 
     def _draw(self) -> list[list[int]]:
-        """The batches of a pass for all processes together."""
         with _seeded(self.seed, self.epoch):
             drawn = list(self.sampler)
         if not drawn:
@@ -131,7 +130,6 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
 @contextlib.contextmanager
 def _seeded(seed: int, epoch: int) -> Iterator[None]:
-    """Seed the CPU's global generators inside the block, and restore them afterwards."""
     number = int(np.random.default_rng((seed, epoch)).integers(2**32))
     before_random = random.getstate()
     before_numpy = np.random.get_state()

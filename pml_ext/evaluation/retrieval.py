@@ -211,7 +211,6 @@ class MetricSearch:
         yield from knn_func.tiles(sides.query, self.columns, sides.reference, sides.ref_includes_query, rows)
 
     def _rows_of_labels(self) -> int | None:
-        """Number of queries per tile of neighbors' labels; None for labels of one value."""
         label_values = self.sides.query_labels[:1].numel()
         if label_values <= 1:
             return None

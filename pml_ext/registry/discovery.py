@@ -96,7 +96,6 @@ def _listed_in(variable: str) -> set[str]:
 
 
 def _left_out_by(name: str) -> str:
-    """The environment variable that leaves a plugin out, or an empty string."""
     if name == BUILTIN:
         return ""
     if ALLOW in os.environ and name not in _listed_in(ALLOW):
@@ -148,7 +147,6 @@ class Plugins:
                 self._loading = False
 
     def _load_one(self, record: PluginRecord) -> None:
-        """Import a plugin; its hooks are called later."""
         if not KEBAB.fullmatch(record.name) or (record.name in RESERVED and not record.shipped):
             raise PluginError(f"{record.name!r} is reserved or not kebab-case; rename the entry point")
         if not metadata.EntryPoint.pattern.match(record.module):
@@ -206,7 +204,6 @@ class Plugins:
         return self._registered[kind]
 
     def _call(self, hook: str) -> None:
-        """Call a hook of each plugin once, again after an interruption, and register the result."""
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             plugin = implementation.plugin_name
             if (plugin, hook) in self._called:

@@ -145,7 +145,6 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.m
 
 
 def _is_metric(value: Any) -> bool:
-    """Whether a function accepts any keyword."""
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):  # not callable, or written in C

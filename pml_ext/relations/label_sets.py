@@ -164,7 +164,6 @@ def _are_collections(labels: Any) -> bool:
 
 
 def _of_one_width(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Pad two sets of labels ``[..., C]`` to the same C."""
     width = max(first.shape[-1], second.shape[-1])
     first = nn.functional.pad(first, (0, width - first.shape[-1]))
     second = nn.functional.pad(second, (0, width - second.shape[-1]))

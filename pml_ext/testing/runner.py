@@ -144,7 +144,6 @@ def failures_in_reading_order(results: Iterable[CheckResult]) -> list[CheckResul
 
 
 def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
-    """Return the checks with the given names, or all; ValueError for an unknown name."""
     by_name = {check.__name__: check for check in CHECKS[subject.kind]}
     if names is None:
         return list(by_name.values())
@@ -157,7 +156,6 @@ def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]
 
 
 def _expected(subject: Subject, given: Expected) -> Expected:
-    """Return the expected failures that the class declares, updated by the caller's."""
     by_design: Expected = {}
     try:
         component = subject.make()
@@ -206,7 +204,6 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
 
 
 def _message(error: BaseException) -> str:
-    """Return the text of a failed check, or another error's type, text and place."""
     if isinstance(error, AssertionError) and not error_location(error):
         return str(error) or "an assertion failed"
     return error_summary(error)
@@ -259,8 +256,6 @@ def parametrize_with_checks(
 
 
 def _as_test(check: Check, subject: Subject, expected: Expected) -> Callable[[Any], None]:
-    """Return a check as a test; all tests of a component share its findings."""
-
     @functools.wraps(check)
     def test(component: Any) -> None:
         import pytest

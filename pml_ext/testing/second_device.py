@@ -133,7 +133,6 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _wrapped(output, elsewhere)
 
     def _count(self, name: str, args: Any, kwargs: dict[str, Any], there: bool) -> None:
-        """Count an operation for which the host waits."""
         place = _place()
         if name == "local_scalar_dense":
             self.waits[f"a value read at {place}"] += 1
@@ -150,7 +149,6 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _check_one_device(name: str, args: Any, tensors: list[Tensor]) -> None:
-    """Raise OtherDeviceError for an operation that mixes tensors of two devices."""
     if name in _COPIES:
         return
     if name in _INDEXED:
@@ -193,7 +191,6 @@ class _Factories(TorchFunctionMode):
 
 
 def _index(index: Any) -> Any:
-    """Return an index with lists and arrays as tensors."""
     if isinstance(index, tuple) or (isinstance(index, list) and any(isinstance(part, list) for part in index)):
         return tuple(map(_index, index))
     if isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index))):
@@ -215,7 +212,6 @@ def _held(tree: Any) -> Any:
 
 
 def _place() -> str:
-    """Return the file and line of the nearest caller that is not torch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, __file__)):
         frame = frame.f_back

@@ -175,7 +175,6 @@ def subject_of(
 
 
 def _default_of(cls: type, name: str) -> int:
-    """Return the default of a size among a class's settings; 0 without one."""
     setting = registry.settings_of(cls).get(name)
     if setting is None or not isinstance(setting.default, int):
         return 0

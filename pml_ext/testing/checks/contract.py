@@ -68,7 +68,6 @@ def check_call_forms(subject: Subject) -> None:
 
 
 def _check_terms(subject: Subject, batch: Batch) -> None:
-    """Fail if ``compute_loss`` returns a dictionary that PML does not accept."""
     try:
         set_seed(0)
         terms = compute(subject.make(), batch)
@@ -178,7 +177,6 @@ def check_indices_belong_to_values(subject: Subject) -> None:
 
 
 def _check_classes_of_indices(name: str, kind: str, index: tuple[Tensor, ...], batch: Batch, references: Batch) -> None:
-    """Fail if indices are out of range, or pairs or triplets have wrong classes."""
     if kind in ("element", "already_reduced"):
         return
     where = "" if references is batch else f" (with {len(references.labels)} references)"
@@ -197,7 +195,6 @@ def _check_classes_of_indices(name: str, kind: str, index: tuple[Tensor, ...], b
 
 
 def _by_index(index: tuple[Tensor, ...], values: Tensor, length: int) -> Tensor:
-    """Return the values at their indices, summed where an index repeats."""
     placed = values.new_zeros((length,) * len(index))
     placed.index_put_(index, values.detach(), accumulate=True)
     return placed
@@ -270,8 +267,6 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
 def _check_narrowed(
     subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice[int, int, None]]
 ) -> None:
-    """Fail if a third of a tuple's pairs or triplets gives the result of all of them."""
-
     def changes(batch: Batch, part: slice[int, int, None]) -> bool:
         whole = listed(batch.labels)
         loss = subject.make()
@@ -424,7 +419,6 @@ def check_dtypes(subject: Subject) -> None:
 
 
 def _check_backward_after_autocast(subject: Subject, distance: Any) -> None:
-    """Fail if the backward pass stops when only the forward pass is in autocast."""
     batch = batch_of(subject, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = seeded(distance, batch)

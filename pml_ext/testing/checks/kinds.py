@@ -70,7 +70,6 @@ def check_mined_references(subject: Subject) -> None:
 
 
 def _of_raw_embeddings(subject: Subject) -> Any:
-    """Return the distance without normalization, or None if its class does not allow that."""
     if subject.cls is None or not getattr(subject.make(), "normalize_embeddings", False):
         return None
     try:
@@ -80,7 +79,6 @@ def _of_raw_embeddings(subject: Subject) -> Any:
 
 
 def _check_matrix(distance: Any, x: Tensor, y: Tensor, where: str = "") -> None:
-    """Fail if the matrix of two sets has a wrong shape, or differs from the form for pairs."""
     matrix = distance(x, y)
     for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
         shape = distance(rows, columns).shape

@@ -136,7 +136,6 @@ def check_pickle(subject: Subject) -> None:
 
 
 def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
-    """Return the name of an object that two components share, or an empty string."""
     for module, other in zip(component.modules(), twin.modules(), strict=False):
         parameters = dict(module.named_parameters(recurse=False)), dict(other.named_parameters(recurse=False))
         for holder, theirs in ((vars(module), vars(other)), parameters):

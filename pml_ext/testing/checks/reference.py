@@ -49,8 +49,6 @@ class _Case:
 
 
 def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
-    """Return small batches, an ordinary one first; ``wanted`` adds tuples or references."""
-
     def batch(*sizes: int, spread: float = 1.2, seed: int = 0) -> Batch:
         known = sizes[: subject.classes]
         labels = torch.repeat_interleave(torch.arange(len(known)), torch.tensor(known))
@@ -109,7 +107,6 @@ def _with_ties(batch: Batch) -> Batch:
 
 
 def _takes(subject: Subject, name: str) -> bool:
-    """Whether the reference accepts a setting."""
     assert subject.reference is not None
     parameters = inspect.signature(subject.reference).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -262,7 +259,6 @@ def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any
 
 
 def _choices(subject: Subject, name: str) -> list[Any]:
-    """Return the values of an annotation such as ``Literal["mean", "sum"] | None``."""
     annotation = subject.accepted[name].annotation
     parts = [annotation]
     if typing.get_origin(annotation) is not typing.Literal:
@@ -283,7 +279,6 @@ def other_settings(subject: Subject) -> dict[str, Any]:
 
 
 def _differ(subject: Subject, one: Values, other: Values, rtol: float = 1e-9) -> bool:
-    """Whether two tables of settings give different outcomes on any batch."""
     for number in range(len(_cases_of_settings(subject))):
         if not all_close(_outcome(subject, one, number), _outcome(subject, other, number), rtol):
             return True
@@ -297,7 +292,6 @@ def _cases_of_settings(subject: Subject) -> list[_Case]:
 
 
 def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
-    """Return the outcome of settings on one of the batches, cached."""
     outcomes = subject.findings.outcomes
     key = f"{number} of {sorted(settings.items())}"
     if key not in outcomes:
@@ -311,7 +305,6 @@ def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
 
 
 def _wanted_by_reference(subject: Subject) -> list[str]:
-    """Return the reference's arguments, other than settings, that the component accepts."""
     if subject.reference is None:
         raise SkipCheck("no reference= was given")
     batch = batch_of(subject)
@@ -320,7 +313,6 @@ def _wanted_by_reference(subject: Subject) -> list[str]:
 
 
 def _slow_result(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> Any:
-    """Return the reference's result for a case."""
     assert subject.reference is not None
     unknown = [name for name in settings if not _takes(subject, name)]
     if unknown:
@@ -336,7 +328,6 @@ def _slow_result(subject: Subject, component: Any, settings: Values, case: _Case
 
 
 def _compare_mined(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
-    """Fail if a miner's pairs or triplets differ from the reference's."""
     slow = _slow_result(subject, component, settings, case, wants)
     wanted: set[tuple[int, ...]] = set()
     try:
@@ -363,7 +354,6 @@ def _compare_mined(subject: Subject, component: Any, settings: Values, case: _Ca
 
 
 def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
-    """Fail if the value or a gradient differs from the reference's."""
     where = f"with {_shown(settings)}, {case.name}"
     leaves = {"the embeddings": case.batch.embeddings}
     if "ref_emb" in case.named:

@@ -26,7 +26,6 @@ def _seed(number: int) -> None:
 
 
 def _pass(sampler: Any) -> list[Any]:
-    """Return the items of a pass; fail if it does not end."""
     most = 10 * len(sampler) + 1000
     drawn = list(itertools.islice(sampler, most))
     if len(drawn) == most:
@@ -35,7 +34,6 @@ def _pass(sampler: Any) -> list[Any]:
 
 
 def _flat(drawn: Iterable[Any]) -> list[int]:
-    """Return the indices of a pass, whose items are indices or batches."""
     indices: list[int] = []
     for item in drawn:
         indices += map(int, np.atleast_1d(item))
@@ -43,7 +41,6 @@ def _flat(drawn: Iterable[Any]) -> list[int]:
 
 
 def _batches(sampler: Any, drawn: list[Any], size: int = 0) -> list[list[int]]:
-    """Return the batches of a pass; single indices are grouped."""
     if any(isinstance(item, list) for item in drawn):
         return drawn
     size = getattr(sampler, "batch_size", None) or size or 1
@@ -81,7 +78,6 @@ def check_sampler(subject: Subject) -> None:
 
 
 def _check_passes(subject: Subject, sampler: Any, labels: Any, where: str = "") -> None:
-    """Fail for a wrong length, an index out of range, or an image twice in a batch."""
     batches: list[list[int]] = []
     for _ in range(_PASSES):
         drawn = _pass(sampler)
@@ -101,7 +97,6 @@ def _check_passes(subject: Subject, sampler: Any, labels: Any, where: str = "") 
 
 
 def _check_no_image_twice(batches: list[list[int]], labels: Any, where: str) -> None:
-    """Fail if a batch has an image twice, unless its class has too few images."""
     sizes: dict[Any, int] = {}
     if labels is not None and labels.ndim == 1:
         sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
@@ -114,7 +109,6 @@ def _check_no_image_twice(batches: list[list[int]], labels: Any, where: str) -> 
 
 
 def _gives_triplets(batches: list[list[int]], labels: Any) -> bool:
-    """Whether all batches are sequences of anchor, positive, negative."""
     if labels is None or labels.ndim != 1:
         return False
     for batch in batches:
@@ -127,7 +121,6 @@ def _gives_triplets(batches: list[list[int]], labels: Any) -> bool:
 
 
 def _labels_of(subject: Subject, sampler: Any) -> Any:
-    """Return the labels that a sampler was given, ``[N]``, or None if unknown."""
     if subject.cls is None:
         labels = getattr(sampler, "labels", None)
         if labels is None:
@@ -142,7 +135,6 @@ def _labels_of(subject: Subject, sampler: Any) -> Any:
 
 
 def _batch_size(subject: Subject) -> int:
-    """Return the batch size that a sampler was given; 0 without such a setting."""
     if "batch_size" not in subject.accepted:
         return 0
     return int(subject.settings.get("batch_size") or BATCH_SIZE)
@@ -165,11 +157,9 @@ class _Samplers:
         self.labels = self.classes.repeat(sizes)[shuffle(sum(sizes), 0).numpy()]
 
     def of(self, labels: Any, **settings: Any) -> Any:
-        """Return the sampler of some labels."""
         return self._subject.make({**self._subject.settings, "labels": labels.view(_Shared), **settings})
 
     def takes(self, labels: Any) -> bool:
-        """Whether the class accepts some labels."""
         try:
             self.of(labels)
         except Exception:  # a constructor may raise anything
@@ -183,14 +173,12 @@ class _Samplers:
         return [_flat(_pass(sampler)) for _ in range(count)]
 
     def renamed(self, names: Any, in_order: bool = False) -> tuple[Any, Any]:
-        """Return a sampler whose classes have other names, and its labels."""
         labels = np.sort(self.labels) if in_order else self.labels
         _, numbers = np.unique(labels, return_inverse=True)
         labels = names[numbers]
         return self.of(labels), labels
 
     def sizes_in_batches(self, names: Any, in_order: bool = False) -> set[tuple[int, ...]]:
-        """Return the numbers of images per class in batches of a :meth:`renamed` sampler."""
         sampler, labels = self.renamed(names, in_order)
         sizes = set()
         for batch in _batches(sampler, _pass(sampler)):

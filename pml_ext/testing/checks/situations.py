@@ -84,7 +84,6 @@ def check_globals_unchanged(subject: Subject) -> None:
 
 
 def _use(subject: Subject) -> None:
-    """Build a component as its user does, and call it, with its gradient if it has one."""
     subject.build()
     component = subject.make()
     if subject.kind == "sampler":
@@ -239,7 +238,6 @@ def check_order_does_not_matter(subject: Subject) -> None:
 def _compare_orders(
     subject: Subject, batch: Batch, expected: list[Tensor], same: Batch, order: Tensor, where: str
 ) -> None:
-    """Fail if a reordered batch gives another result, except for ties of a miner."""
     actual = reordered(subject.make(), same, order)
     if subject.kind == "miner" and _ties(subject.make(), batch, actual[0], expected[0]):
         return
@@ -273,7 +271,6 @@ def check_sizes(subject: Subject) -> str:
 
 
 def _check_order_of_state(subject: Subject) -> None:
-    """Fail if the order of a batch changes the next result of a stateful component."""
     batch = batch_of(subject, (2, 3))
     outcomes = []
     for order in (torch.arange(len(batch.labels)), torch.arange(len(batch.labels)).flip(0)):
@@ -298,7 +295,6 @@ def _ties(component: Any, batch: Batch, found: Tensor, wanted: Tensor) -> bool:
         matrix = component.distance(batch.embeddings)
 
     def distances(rows: Tensor) -> Tensor:
-        """Distances of each row's pairs, sorted."""
         first = matrix[rows[:, 0], rows[:, 1]]
         if pairs:  # the third column says whether a pair is positive
             second = rows[:, 2].to(first.dtype)
@@ -356,7 +352,6 @@ def check_arguments(subject: Subject) -> None:
     batch = batch_of(subject)
 
     def with_(**more: Any) -> Any:
-        """Return an object with further arguments, or None if they are refused."""
         if not {*more} <= {*subject.accepted}:
             return None
         with contextlib.suppress(TypeError, ValueError, AssertionError):
@@ -372,7 +367,6 @@ def check_arguments(subject: Subject) -> None:
 
 
 def _check_parts(subject: Subject, batch: Batch, with_: Callable[..., Any]) -> None:
-    """Fail if a loss's regularizer or reducer does not act as in PML."""
     regularizer = pml.regularizers.LpRegularizer()
     bare = with_(embedding_regularizer=None) or subject.make()
     if regularized := with_(embedding_regularizer=regularizer, embedding_reg_weight=0.5):
@@ -387,7 +381,6 @@ def _check_parts(subject: Subject, batch: Batch, with_: Callable[..., Any]) -> N
 
 
 def _check_distance(subject: Subject, with_: Callable[..., Any]) -> None:
-    """Fail if exchanging near and far does not change the result."""
     distance = subject.make().distance
 
     class Turned(pml.BaseDistance):

@@ -98,7 +98,6 @@ def _gain_of_training(subject: Subject, batch: Batch) -> float | None:
 
 
 def _share_in_order(points: Tensor, labels: Tensor) -> list[float]:
-    """Return how often a positive pair is nearer than a negative one, by distance and angle."""
     shares = []
     same = labels[:, None] == labels
     others = ~torch.eye(len(labels), dtype=torch.bool)
@@ -111,7 +110,6 @@ def _share_in_order(points: Tensor, labels: Tensor) -> list[float]:
 
 
 def _counted(subject: Subject, classes: int) -> list[CountedOperations]:
-    """Return the operations of a call with each of two growing batches."""
     found = []
     for batch in _growing(subject, classes):
         component = subject.make().float()
@@ -222,7 +220,6 @@ def check_devices(subject: Subject) -> str:
 
 
 def _outcomes(subject: Subject, component: Any, device: torch.device, plain: bool = False) -> list[Tensor]:
-    """Return values and gradients of each call form, or only of the ``plain`` one."""
     batches = []
     for seed in (0, 1):
         on_cpu = batch_of(subject, (4, 4), torch.float32, seed)
