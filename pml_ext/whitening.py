@@ -181,14 +181,11 @@ class WithinClassWhitening(_Whitening):
         Args:
             features: numbers ``[N, F]`` on any device.
             labels: the class of each item, ``[N]``, integers or texts; with a ``relation``, labels in its form. Classes
-                with a
-                single item do not count.
+                with a single item do not count.
             pairs: in place of labels, positive pairs ``[P, 2]`` of row numbers. The covariance is that of the
-                differences within
-                pairs; all pairs of all classes give that of the classes.
+                differences within pairs; all pairs of all classes give that of the classes.
 
-        ValueError or TypeError unless features are a finite matrix, labels fit them, and some class has two different
-        items.
+        ValueError or TypeError for invalid features or labels, or without a class of two different items.
         """
         self._reset()
         _check_features(features)

@@ -31,17 +31,13 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         \tilde F = \sum_k \max_{j: y_j = k} -\sum_{i: y_i = k} \|x_i - x_j\|_2
 
     for normalized embeddings x. S has one medoid per class of the batch; :math:`g(S)` assigns each embedding to its
-    nearest
-    medoid. The maximum is approximated as in the paper: a greedy choice of medoids, then rounds of swaps within
-    clusters.
-    Gradients flow only through the distances to the medoids.
+    nearest medoid. As in the paper, medoids are chosen greedily, then swapped within clusters. Gradients flow only
+    through the distances to the medoids.
 
-    The value is a sum over the batch. It may depend slightly on the order of the batch: a few thousandths for 1,000
-    embeddings.
+    The value is a sum over the batch, whose order may change it slightly.
 
     *Cost:* one product of ``B x D x B``. The search, without gradient, takes at most one product of ``B x B x B`` per
-    class,
-    plus one per round.
+    class, plus one per round.
 
     *Pair with:* a sampler of several images per class, and batches of a few hundred images; no miner.
 
@@ -51,13 +47,13 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         kwargs: as in PML's losses.
 
     Raises:
-        ValueError: a setting outside its range; in a call, missing labels, or references or an ``indices_tuple``.
+        ValueError: in a call, missing labels, references or an ``indices_tuple``.
 
     Example:
         >>> ClusteringLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
         torch.Size([])
 
-    *Source:* Song et al., Deep Metric Learning via Facility Location, 2017, https://arxiv.org/abs/1612.01213.
+    *Source:* Song et al., 2017, https://arxiv.org/abs/1612.01213.
     """
 
     capabilities = frozenset({"labels"})

@@ -37,26 +37,20 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
     over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's normalized
-    embeddings
-    to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second term increases them,
-    which
-    keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the embedding layer, preserve the
-    relative variation of the classes. A run computes them before training; without them this is Eq. (6). The penalty
-    (third
-    term) leaves out classes with base density 0.
+    embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second term
+    increases them, which keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the
+    embedding layer, preserve the relative variation of the classes. A run computes them before training; without them
+    this is Eq. (6). The third term leaves out classes with base density 0.
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
-    of
-    several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
+    of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
 
-    *Weight:* the paper uses 10 with losses summed over the batch. This is 20 for PML's ``ContrastiveLoss`` with a
-    ``SumReducer``, which counts each pair twice, and 10 for its triplet loss. A loss that averages, PML's default,
-    needs
-    about 0.1; a weight of 10 destroys the embedding.
+    *Weight:* about 0.1 for a loss that averages, PML's default; 10 would destroy the embedding. The paper's 10, with
+    losses summed over the batch, is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``, which counts each pair
+    twice.
 
-    ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``, the terms of Eq. (8). A run
-    also
-    writes all targets and densities to ``records/density.csv`` and plots them. *Cost:* ``O(B D)``.
+    ``collect_stats`` records the terms as ``density_loss``, ``target_loss`` and ``correlation_loss``. A run also writes
+    targets and densities to ``records/density.csv`` and plots them. *Cost:* ``O(B D)``.
 
     Args:
         num_classes: number of training classes.
@@ -68,14 +62,14 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         collect_stats: whether the terms are recorded.
 
     Raises:
-        TypeError, ValueError: a setting of wrong type, range or length; in a call, a label that is not a class label.
+        TypeError, ValueError: a wrong setting; in a call, a label that is not a class label.
 
     Example:
         >>> regularizer = DensityRegularizer(num_classes=2, class_labels=[101, 102])
         >>> regularizer(torch.eye(4), torch.tensor([101, 101, 102, 102])).item()
         -0.5
 
-    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, https://arxiv.org/abs/1909.03909.
+    *Source:* Li et al., 2019, https://arxiv.org/abs/1909.03909.
     """
 
     base_density: Tensor

@@ -15,8 +15,7 @@ class WholeClassSampler(GroupSampler):
     """Sampler of all images of randomly drawn classes, class by class, until a batch is full.
 
     If the last class does not fit, a random subset of its images fills the batch. Every class is drawn once, in a
-    random
-    order that continues across epochs, before any class is drawn again. A pass has full batches only.
+    random order that continues across epochs, before any class is drawn again. A pass has full batches only.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
@@ -26,8 +25,7 @@ class WholeClassSampler(GroupSampler):
     Raises:
         ValueError: ``batch_size`` is not between 1 and N, or one class alone fills a batch.
 
-    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, Sec. IV-A (for Stanford Online Products),
-    https://arxiv.org/abs/1909.03909.
+    *Source:* Li et al., 2019, Sec. IV-A, https://arxiv.org/abs/1909.03909.
     """
 
     def __init__(self, labels: Sequence[int] | Tensor, batch_size: int, seed: int = 0) -> None:

@@ -32,11 +32,8 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
     .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
 
     This is Kozachenko and Leonenko's estimator (1987), up to constants and sign, on normalized embeddings: our reading
-    of
-    the "entropy regularizer" of Fig. 4, for which the paper prints no formula. It needs no labels, so it also fits
-    PML's
-    ``embedding_regularizer``. The reducer gets one value per embedding. Distances below ``least_distance`` have no
-    gradient.
+    of the "entropy regularizer" of Fig. 4, for which the paper prints no formula. It also fits PML's
+    ``embedding_regularizer``, because it needs no labels. Distances below ``least_distance`` have no gradient.
 
     *Cost:* one product of ``B x D x B``, without gradient, in tiles if the batch is large.
 
@@ -46,10 +43,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         reducer: one of PML's; the mean by default.
         collect_stats: as in PML.
 
-    Raises:
-        ValueError: ``least_distance`` is not above 0.
-
-    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, https://arxiv.org/abs/1909.03909.
+    *Source:* Li et al., 2019, https://arxiv.org/abs/1909.03909.
     """
 
     capabilities = frozenset[str]()
@@ -90,8 +84,7 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
     :math:`\overline{s^2}` of their squares; for uniform points in d dimensions their expectations are 0 and 1/d.
 
     *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
-    batch is
-    computed in tiles, with four products and memory linear in B.
+    batch is computed in tiles, with four products and memory linear in B.
 
     Args:
         distance: one of PML's similarities; cosine by default.
@@ -101,7 +94,7 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
     Raises:
         ValueError: the distance is not a similarity.
 
-    *Source:* Zhang et al., Learning Spread-out Local Feature Descriptors, 2017, https://arxiv.org/abs/1708.06320.
+    *Source:* Zhang et al., 2017, https://arxiv.org/abs/1708.06320.
     """
 
     def __init__(

@@ -47,22 +47,18 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
 
     with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. S is symmetric; larger
-    means
-    more similar (``is_inverted``); its values have no fixed range. Use it wherever PML takes a distance, and pass its
-    parameters to an optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and
-    ``pml-ext
-    query --metric learned`` searches with it.
+    means more similar (``is_inverted``); its values have no fixed range. Use it as any PML distance, with its
+    parameters in an optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and
+    ``pml-ext query --metric learned`` searches with it.
 
     Dropout follows the layers ``difference``, ``position`` and ``combine``, in training mode with gradients, so miners
-    see
-    no dropout. All pairs of a call share one dropout mask per layer.
+    see no dropout. All pairs of a call share one dropout mask per layer.
 
     *Cost:* ``2 H (D + 2 H)`` operations per pair, and ``2 H D`` per embedding. Each unordered pair of a set is computed
     once. Memory beyond the matrix is ``memory_budget`` bytes, because the backward pass recomputes tiles.
 
     *Export:* models exported by ``torch.jit.trace``, ``torch.export`` and ``torch.onnx.export`` accept any number of
-    rows,
-    and compute all pairs at once, without tiles.
+    rows, without tiles.
 
     Args:
         embedding_size: D, the size of the embeddings.
@@ -81,7 +77,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         >>> distance(torch.randn(4, 8)).shape
         torch.Size([4, 4])
 
-    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    *Source:* Huang et al., 2016, https://arxiv.org/abs/1610.08904.
     """
 
     capabilities = frozenset({"tiles"})
@@ -228,9 +224,7 @@ class MahalanobisDistance(EuclideanDistance):
     .. math:: D_{ij} = \|L (f(x_i) - f(x_j))\|_2 = \sqrt{(f(x_i) - f(x_j))^T M (f(x_i) - f(x_j))}, \quad M = L^T L
 
     with normalized embeddings and a square matrix L, initially the identity, which gives the Euclidean distance.
-    Smaller
-    means nearer. Use it wherever PML takes a distance, and pass its parameters to an optimizer. A run also tests with
-    it.
+    Smaller means nearer. Use it as any PML distance, with its parameters in an optimizer. A run also tests with it.
 
     *Cost:* one product of ``B x D x D`` for each side beyond the Euclidean distance.
 
@@ -242,7 +236,7 @@ class MahalanobisDistance(EuclideanDistance):
         >>> MahalanobisDistance(embedding_size=8)(torch.randn(4, 8)).shape
         torch.Size([4, 4])
 
-    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    *Source:* Huang et al., 2016, https://arxiv.org/abs/1610.08904.
     """
 
     def __init__(self, embedding_size: int, **kwargs: Any) -> None:

@@ -1,8 +1,7 @@
 """Huang et al. (2016): the metric of Eq. 2, quadruplets of Sec. 3.1, hinges of Eq. 3 and 4.
 
-Functions expect normalized embeddings. A dropout mask on a layer's output equals the same mask on the rows of its
-weight
-and bias. So a :class:`Head` contains its dropout masks, and all its scores share them.
+Functions expect normalized embeddings. A :class:`Head` contains its dropout masks, because a mask on a layer's output
+equals the same mask on the rows of its weight and bias.
 """
 
 from __future__ import annotations

@@ -56,21 +56,16 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     S is the learned similarity, min-max scaled to [0, 1] over the batch. D is the Euclidean distance of normalized
     embeddings. (i, j) is the most dissimilar positive pair under S; k and l are the hardest negatives of i and j. The
-    sum
-    over quadruplets is divided by their number. Without positives or negatives, the loss is 0.
+    sum over quadruplets is divided by their number; without positives or negatives, it is 0. Triplets as
+    ``indices_tuple`` give one hinge each, divided by half their number; pairs restrict the mining.
 
-    An ``indices_tuple`` of triplets gives one hinge per triplet, and the sum is divided by half their number. An
-    ``indices_tuple`` of pairs restricts the mining.
+    Use at least 4 images per class (Sec. 3.3). The paper's one quadruplet per batch does not train a network from
+    scratch: first train some epochs with another loss, then use a large ``num_quadruplets`` and smaller margins.
 
-    Use at least 4 images per class (Sec. 3.3). One quadruplet per batch, as in the paper, does not train a network from
-    scratch: use all positive pairs (a large ``num_quadruplets``) and smaller margins, after some epochs of another
-    loss.
+    ``collect_stats`` records ``score_loss``, :math:`E_m`, and ``feature_loss``, :math:`E_e`.
 
-    ``collect_stats`` records ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight).
-
-    *Cost:* all scores of the batch once, without gradients; with gradients, only the pairs of the quadruplets and the
-    two
-    extreme scores. Mining, scaling and hinges share one dropout mask per layer.
+    *Cost:* all scores of the batch once; gradients only of the quadruplets and the two extreme scores. All share one
+    dropout mask per layer.
 
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
@@ -84,10 +79,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         detach_scaling: whether no gradient flows through the minimum and maximum score.
         detach_embeddings: whether :math:`E_m` gives the embeddings no gradient.
         pointwise: replaces :math:`E_m` by a loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1), or ``"fisher"``,
-            minus
-            the Fisher criterion. Scores are not scaled, ``score_margin`` has no effect, and all scores have gradients.
-        embedding_loss: a PML loss instead of :math:`E_e`, called with the triplets; with ``TripletMarginLoss`` this is
-            "PDDM + Triplet" of Table 1. ``embedding_margin`` and ``squared`` then have no effect.
+            minus the Fisher criterion. Scores are not scaled, ``score_margin`` has no effect.
+        embedding_loss: a PML loss of the triplets instead of :math:`E_e`, such as ``TripletMarginLoss`` ("PDDM +
+            Triplet" of Table 1); ``embedding_margin`` and ``squared`` then have no effect.
         kwargs: as in PML's losses; only the default ``reducer`` divides by the number of quadruplets.
 
     Raises:
@@ -99,7 +93,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         >>> loss(torch.randn(8, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])).shape
         torch.Size([])
 
-    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    *Source:* Huang et al., 2016, https://arxiv.org/abs/1610.08904.
     """
 
     capabilities = frozenset({"labels", "indices_tuple"})

@@ -19,27 +19,23 @@ class HardQuadrupletMiner(PairMiner):
         \hat l = \arg\max_{N} S_{\hat j l}
 
     as in Sec. 3.1. The miner returns the triplets (i, j, k) and (j, i, l), which PML's losses accept.
-    ``num_quadruplets=n``
-    mines the n most dissimilar distinct unordered pairs. Mining has no gradient and no dropout. Of equal values, the
-    first
-    in row-major order is mined.
+    ``num_quadruplets=n`` mines the n most dissimilar unordered pairs, without gradient or dropout. Of equal values, the
+    first in row-major order is mined.
 
     *Cost:* the distance matrix, and a sort of the positive pairs.
 
     Args:
-        distance: a PML distance. S is its value if larger means nearer, as with :class:`pml_ext.PDDMDistance`, else its
-            negative. Euclidean by default, the baseline of Fig. 4.
+        distance: S, or its negative if smaller means nearer; Euclidean by default, the baseline of Fig. 4.
         num_quadruplets: number of quadruplets, at least 1; 1 in the paper.
-        per_class: whether to mine ``num_quadruplets`` in each class, rather than in the whole batch.
+        per_class: whether ``num_quadruplets`` is per class rather than per batch.
         relation: as in :class:`pml_ext.plugin.PairLoss`.
         kwargs: as in PML's miners: ``collect_stats``.
 
     Raises:
-        ValueError: ``num_quadruplets`` below 1; in a call, references, because positives become anchors, or
-            ``per_class``
-            with labels that are not classes.
+        ValueError: references in a call, because positives become anchors, or ``per_class`` with labels that are not
+            classes.
 
-    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    *Source:* Huang et al., 2016, https://arxiv.org/abs/1610.08904.
     """
 
     def __init__(

@@ -20,13 +20,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
     """A ``batch_sampler`` that divides the batches of any sampler among the processes.
 
     Rank 0 draws each pass for all; rank r of W gets the r-th of W consecutive parts of every batch. With
-    :class:`pml_ext.DistributedLoss`, W processes train as one does on whole batches. Separate samplers would draw
-    different
-    classes, and torch's ``DistributedSampler`` does not accept a sampler.
+    :class:`pml_ext.DistributedLoss`, W processes train as one does on whole batches.
 
     The generators of ``random``, numpy and torch are seeded with the seed and the number of the pass while it is drawn,
-    and
-    restored afterwards. A sampler with its own generator keeps it.
+    and restored afterwards.
 
     Args:
         sampler: a sampler of indices or of batches, from PML, ``pml_ext`` or torch.

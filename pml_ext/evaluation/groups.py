@@ -32,12 +32,8 @@ class Groups:
 def groups_of(query: Any, reference: Any, queries: int, references: int | None, device: torch.device) -> Groups:
     """Check groups and number them.
 
-    Args:
-        query: group of each query, integers or texts. Negative integers, "", None and NaN mean no group.
-        reference: group of each gallery item; None if the queries are their own gallery.
-        queries: number of queries.
-        references: number of gallery items; None if the queries are their own gallery.
-        device: of the result.
+    Groups are integers or texts; negative integers, "", None and NaN mean no group. ``reference`` and ``references``,
+    the number of gallery items, are None if the queries are their own gallery.
 
     Raises:
         TypeError: groups that are neither integers nor texts.
@@ -101,13 +97,8 @@ def neighbors_outside(
 
     Both are ``[n, columns]``. Missing items have index -1 and infinite distance.
 
-    Args:
-        find: returns the k nearest of some queries, ``find(rows, k)``, perhaps with the query itself.
-        groups: of queries and gallery, or None.
-        rows: the queries, ``[n]``.
-        itself: whether gallery item i is query i, which is left out too.
-        columns: number of neighbors.
-        total: number of gallery items.
+    ``find(rows, k)`` returns the k nearest of some queries, perhaps with the query itself. ``rows`` are the queries,
+    ``[n]``. ``itself``: whether gallery item i is query i, which is left out too. ``total``: size of the gallery.
     """
     own = torch.full_like(rows, int(itself))
     if groups is not None:

@@ -24,12 +24,8 @@ class Reranking(Protocol):
     ) -> Find:
         """Return ``find(rows, k)``: distances and indices of some queries' k nearest items.
 
-        Args:
-            query: normalized embeddings, ``[Q, D]``.
-            reference: normalized embeddings of the gallery, ``[R, D]``.
-            itself: whether gallery item i is query i; it may then be among its own nearest.
-            groups: of queries and gallery, or None.
-            search: the search that is re-ranked.
+        Embeddings ``[Q, D]`` and ``[R, D]`` are normalized. ``itself``: whether gallery item i is query i; it may then
+        be among its own nearest. ``search`` is re-ranked.
         """
         ...
 

@@ -3,10 +3,10 @@
 A pair has a *score*, greater for more similar items, and is accepted if its score is at least a threshold. TAR is the
 share of same pairs that are accepted, FAR the share of other pairs.
 
-- ``roc_auc``, ``average_precision``: areas under scikit-learn's curves over all thresholds.
+- ``roc_auc``, ``average_precision``: as in scikit-learn.
 - ``eer``: the equal error rate, where FAR equals 1 - TAR on the ROC curve, interpolated linearly.
 - ``tar_at_far_X``: the greatest TAR with a FAR of at most X. With fewer than 1 / X different pairs, the FAR must be 0.
-- ``accuracy``: the share of right decisions at the threshold with the best accuracy on training pairs.
+- ``accuracy``: the share of right decisions at a threshold from training pairs.
 - ``accuracy_10_fold``: the mean accuracy of ten folds, each at the best threshold of the nine others, as for Labeled
   Faces in the Wild (Huang et al. 2007); ``accuracy_10_fold_error`` is its standard error.
 """

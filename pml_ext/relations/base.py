@@ -16,8 +16,7 @@ class Relation(nn.Module):
     r"""Base of relations between items by their labels ``[B, ...]``; define :meth:`weights`.
 
     Two items are positive if their weight :math:`w_{ij} \in [0, 1]` is above 0, negative if it is 0, and neither if it
-    is
-    NaN. A ``graded`` relation has weights between 0 and 1. An item is never its own partner.
+    is NaN. A ``graded`` relation has weights between 0 and 1.
 
     Attributes:
         graded: whether positive pairs have weights other than 1, for losses that use them.
