@@ -47,7 +47,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
 
     *Weight:* about 0.1 for a loss that averages, PML's default; 10 would destroy the embedding. The paper's 10, with
     losses summed over the batch, is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``, which counts each pair
-    twice.
+    twice, and 10 for its triplet loss.
 
     ``collect_stats`` records the terms as ``density_loss``, ``target_loss`` and ``correlation_loss``. A run also writes
     targets and densities to ``records/density.csv`` and plots them. *Cost:* ``O(B D)``.

@@ -57,8 +57,7 @@ def _set_allocator() -> bool:
     if not _has_glibc() or _has_other_allocator():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    accepted = [mallopt(parameter, value) for parameter, value in _SETTINGS.items()]
-    return all(accepted)
+    return all([mallopt(parameter, value) for parameter, value in _SETTINGS.items()])  # noqa: C419 (sets each)
 
 
 def _has_glibc() -> bool:

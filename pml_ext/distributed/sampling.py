@@ -130,13 +130,12 @@ def _seeded(seed: int, epoch: int) -> Iterator[None]:
     number = int(np.random.default_rng((seed, epoch)).integers(2**32))
     before_random = random.getstate()
     before_numpy = np.random.get_state()
-    before_torch = torch.get_rng_state()
     random.seed(number)
     np.random.seed(number)
-    torch.set_rng_state(torch.Generator().manual_seed(number).get_state())
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(torch.Generator().manual_seed(number).get_state())
+            yield
     finally:
         random.setstate(before_random)
         np.random.set_state(before_numpy)
-        torch.set_rng_state(before_torch)

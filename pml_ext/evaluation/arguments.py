@@ -33,7 +33,7 @@ class MetricArguments:
     pair_values: Mapping[str, float] | None = None  # metrics of pairs, by name
 
     def keywords(self) -> dict[str, Any]:
-        """Return the arguments that are known."""
+        """The arguments that are known."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -57,7 +57,7 @@ class Clusterings:
         return ""
 
     def of(self, per_class: int) -> Tensor:
-        """Return the cluster of each query, ``[Q]``."""
+        """The cluster of each query, ``[Q]``."""
         if per_class not in self._found:
             self._found[per_class] = torch.as_tensor(self._kmeans(self._query, per_class * self._classes))
         return self._found[per_class]

@@ -14,8 +14,7 @@ def reason_of_neighbors(sides: Sides, classes: QueryClasses) -> str:
         return ""
     if bool(classes.lone_query.all()):
         return f"none of the {queries} queries has another item of its class in the gallery"
-    all_are_right = classes.relevant >= sides.gallery_sizes().cpu()
-    if bool(all_are_right.all()):
+    if bool((classes.relevant >= sides.gallery_sizes().cpu()).all()):
         return "every item of the gallery is right for every query, as in a test of one class"
     return ""
 

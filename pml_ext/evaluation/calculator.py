@@ -182,7 +182,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return [*super().requires_clustering(), *ours, *of_plugins]
 
     def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the functions of all metrics to compute, by name."""
+        """The functions of all metrics to compute, by name."""
         chosen: dict[str, Any] = super().get_function_dict(include, exclude)
         for name in chosen:
             if name in self._metrics:
@@ -204,7 +204,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return ``{name: value}``, each a fraction or a list per class; see :meth:`evaluate`.
+        """``{name: value}``, each a fraction or a list per class; see :meth:`evaluate`.
 
         A meaningless metric is NaN, with a warning.
         """
@@ -227,7 +227,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         query_groups: Any = None,
         reference_groups: Any = None,
     ) -> Evaluation:
-        """Return accuracies and nearest neighbors, searched in tiles of 8 million neighbors.
+        """Accuracies and nearest neighbors, searched in tiles of 8 million neighbors.
 
         Args:
             query: embeddings of the queries, ``[N, D]``, tensor or array.

@@ -22,7 +22,7 @@ Parents = Mapping[str, Sequence[str]]
 def nearest_class_mean(
     points: Tensor, labels: Tensor, classes: Tensor, means: Tensor, top: Iterable[int] = (1, 5)
 ) -> dict[str, float]:
-    r"""Return the flat top-k accuracies of the nearest class mean (Euclidean distance).
+    r"""The flat top-k accuracies of the nearest class mean (Euclidean distance).
 
     A point counts if fewer than k classes have a nearer mean than its own class. Ties are broken at random: in
     expectation,
@@ -99,7 +99,7 @@ def _nearest_relatives(name: str, parents: Parents, descendants: Mapping[str, se
 
 
 def ancestors(name: str, parents: Parents) -> list[list[str]]:
-    """Return the ancestors of a class by level, parents first, each at its lowest level."""
+    """The ancestors of a class by level, parents first, each at its lowest level."""
     levels: list[list[str]] = []
     met: set[str] = set()
     level = list(dict.fromkeys(parents.get(name, ())))

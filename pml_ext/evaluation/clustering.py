@@ -17,7 +17,7 @@ MAX_MULTIPLICATIONS = 70_000_000_000  # per k-means iteration, summed over all s
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
-    """Return the cluster of every point, ``[N]``, by k-means with a fixed seed.
+    """The cluster of every point, ``[N]``, by k-means with a fixed seed.
 
     Keeps the best of ten random starts of 20 iterations (faiss) or of three k-means++ starts (scikit-learn, without
     faiss);
@@ -45,7 +45,7 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
 
 
 def purity(labels: Any, clusters: Any) -> float:
-    r"""Return the share of points in their cluster's most frequent class, from 0 to 1.
+    r"""The share of points in their cluster's most frequent class, from 0 to 1.
 
     .. math:: \frac{1}{N} \sum_k \max_c |\omega_k \cap c|
     """
@@ -56,7 +56,7 @@ def purity(labels: Any, clusters: Any) -> float:
 
 
 def nmi(labels: Any, clusters: Any) -> float:
-    r"""Return the normalized mutual information of classes and clusters.
+    r"""The normalized mutual information of classes and clusters.
 
     .. math:: \frac{2 I(\omega; c)}{H(\omega) + H(c)}
     """
@@ -66,7 +66,7 @@ def nmi(labels: Any, clusters: Any) -> float:
 
 
 def nmi_majority(labels: Any, clusters: Any) -> float:
-    r"""Return :func:`nmi` with each cluster replaced by its most frequent class.
+    r""":func:`nmi` with each cluster replaced by its most frequent class.
 
     .. math:: \frac{2 I(m; c)}{H(m) + H(c)}, \quad m_i = \arg\max_c |\omega_{k(i)} \cap c|
 
@@ -81,7 +81,7 @@ def nmi_majority(labels: Any, clusters: Any) -> float:
 
 
 def ami(labels: Any, clusters: Any) -> float:
-    r"""Return the mutual information of classes and clusters, adjusted for chance.
+    r"""The mutual information of classes and clusters, adjusted for chance.
 
     .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
 
@@ -94,7 +94,7 @@ def ami(labels: Any, clusters: Any) -> float:
 
 
 def pairwise_f1(labels: Any, clusters: Any) -> float:
-    r"""Return F1 over pairs (Manning et al., Introduction to Information Retrieval, 16.3).
+    r"""F1 over pairs (Manning et al., Introduction to Information Retrieval, 16.3).
 
     .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
 

@@ -93,7 +93,7 @@ def _is_missing(group: Any) -> bool:
 def neighbors_outside(
     find: Find, groups: Groups | None, rows: Tensor, itself: bool, columns: int, total: int
 ) -> tuple[Tensor, Tensor]:
-    """Return distances and indices of the nearest items outside each query's group.
+    """Distances and indices of the nearest items outside each query's group.
 
     Both are ``[n, columns]``. Missing items have index -1 and infinite distance.
 
@@ -145,7 +145,7 @@ def right_in_own_group(
     by_equality: bool,
     itself: bool,
 ) -> Tensor:
-    """Return the number of right items in each query's own group, without itself, ``[Q]``."""
+    """The number of right items in each query's own group, without itself, ``[Q]``."""
     if by_equality:
         labels = torch.cat([query_labels, reference_labels])
         classes = torch.unique(labels, return_inverse=True)[1]

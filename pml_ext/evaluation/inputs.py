@@ -27,7 +27,7 @@ class Inputs:
     def sides(
         self, query: Any, query_labels: Any, reference: Any, reference_labels: Any, ref_includes_query: bool
     ) -> Sides:
-        """Return checked queries and gallery; without a gallery, the queries are their own."""
+        """Checked queries and gallery; without a gallery, the queries are their own."""
         query, query_labels = self._points("query", query, query_labels, axis=0)
         if reference is None:
             return Sides(query, query_labels, query, query_labels, ref_includes_query=True)
@@ -48,7 +48,7 @@ class Inputs:
         return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
 
     def _points(self, name: str, points: Any, labels: Any, axis: int) -> tuple[Tensor, Tensor]:
-        """Return embeddings ``[N, D]`` in float32, and labels; ``axis`` 1 is the gallery."""
+        """Embeddings ``[N, D]`` in float32, and labels; ``axis`` 1 is the gallery."""
         points = torch.as_tensor(points, device=self.device).detach().float()
         check_embeddings(name, points)
         if self.relation is not None:

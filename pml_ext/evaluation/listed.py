@@ -21,7 +21,7 @@ PREFIX = "verification_"  # of the metrics of pairs
 def tuple_metrics(
     embeddings: Any, tuples: ListedTuples, threshold: float | None = None, distance: BaseDistance | None = None
 ) -> dict[str, float]:
-    """Return the metrics of listed pairs or triplets by name.
+    """The metrics of listed pairs or triplets by name.
 
     Pairs: the metrics of :func:`pml_ext.evaluation.verify`, with the prefix ``verification_``. Accuracy needs a
     ``threshold``; ten-fold accuracy needs ten pairs of each kind. Triplets: ``triplet_accuracy``.
@@ -48,7 +48,7 @@ def tuple_metrics(
 
 
 def scores_of_pairs(embeddings: Any, pairs: ListedTuples, distance: BaseDistance | None = None) -> NDArray[np.float64]:
-    """Return the scores ``[T]`` of listed pairs, greater for more similar ones."""
+    """The scores ``[T]`` of listed pairs, greater for more similar ones."""
     assert pairs.same is not None
     first, second = pairs.rows.T
     return pair_scores(embeddings, VerificationPairs(first, second, pairs.same), distance=distance)
@@ -57,7 +57,7 @@ def scores_of_pairs(embeddings: Any, pairs: ListedTuples, distance: BaseDistance
 def scores_of_triplets(
     embeddings: Any, triplets: ListedTuples, distance: BaseDistance | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the scores of anchor and positive, and of anchor and negative, ``[T]`` each."""
+    """The scores of anchor and positive, and of anchor and negative, ``[T]`` each."""
     anchors, positives, negatives = triplets.rows.T
     right = torch.ones(len(triplets), dtype=torch.bool)
     known = pair_scores(embeddings, VerificationPairs(anchors, positives, right), distance=distance)
@@ -66,7 +66,7 @@ def scores_of_triplets(
 
 
 def triplet_accuracy(embeddings: Any, triplets: ListedTuples, distance: BaseDistance | None = None) -> float:
-    r"""Return the share of triplets whose positive is nearer to the anchor than the negative.
+    r"""The share of triplets whose positive is nearer to the anchor than the negative.
 
     .. math:: \frac{1}{T} \sum_{a, p, n} [d_{ap} < d_{an}] + \frac{1}{2} [d_{ap} = d_{an}]
 

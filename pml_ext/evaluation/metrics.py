@@ -25,7 +25,7 @@ from .clustering import ami, nmi, nmi_majority, pairwise_f1, purity
 
 
 def recall_at_k(right: Tensor, k: int) -> Tensor:
-    r"""Return Recall@K: whether at least one of the k nearest is right.
+    r"""Recall@K: whether at least one of the k nearest is right.
 
     .. math:: \max_{j \le k} r_{ij}
 
@@ -35,7 +35,7 @@ def recall_at_k(right: Tensor, k: int) -> Tensor:
 
 
 def precision_at_k(right: Tensor, k: int) -> Tensor:
-    r"""Return Precision@K: the share of right items among the k nearest.
+    r"""Precision@K: the share of right items among the k nearest.
 
     .. math:: \frac{1}{k} \sum_{j \le k} r_{ij}
 
@@ -45,7 +45,7 @@ def precision_at_k(right: Tensor, k: int) -> Tensor:
 
 
 def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
-    r"""Return R-precision: the share of right items among the :math:`R_i` nearest.
+    r"""R-precision: the share of right items among the :math:`R_i` nearest.
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij}
 
@@ -56,7 +56,7 @@ def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def map_at_r(right: Tensor, relevant: Tensor) -> Tensor:
-    r"""Return MAP@R (Musgrave et al. 2020, "A Metric Learning Reality Check", Sec. 3.2).
+    r"""MAP@R (Musgrave et al. 2020, "A Metric Learning Reality Check", Sec. 3.2).
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
@@ -66,7 +66,7 @@ def map_at_r(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
-    r"""Return average precision; its mean over queries is MAP.
+    r"""Average precision; its mean over queries is MAP.
 
     .. math:: \frac{1}{R_i} \sum_{j \le K} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
@@ -76,7 +76,7 @@ def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def reciprocal_rank(right: Tensor) -> Tensor:
-    r"""Return the reciprocal rank of the first right neighbor; its mean is MRR.
+    r"""The reciprocal rank of the first right neighbor; its mean is MRR.
 
     .. math:: \max_{j \le K} \frac{r_{ij}}{j}
 
@@ -87,7 +87,7 @@ def reciprocal_rank(right: Tensor) -> Tensor:
 
 
 def ndcg(gains: Tensor, ideal: Tensor) -> Tensor:
-    r"""Return NDCG@K: the discounted gains of the K nearest, divided by the ideal ones.
+    r"""NDCG@K: the discounted gains of the K nearest, divided by the ideal ones.
 
     .. math:: \frac{\sum_{j \le K} g_{ij} / \log_2(j + 1)}{\sum_{j \le K} g^*_{ij} / \log_2(j + 1)}
 
@@ -200,7 +200,7 @@ def metrics_of(
     levels: Iterable[int] = (),
     verification: bool = False,
 ) -> list[Metric]:
-    """Return the metrics in the order of ``metrics.json``; arguments as in the calculator.
+    """The metrics in the order of ``metrics.json``; arguments as in the calculator.
 
     ``levels``: additional levels of a tree for recall. ``verification``: whether to include the metrics of pairs.
     """
@@ -233,7 +233,7 @@ def _variant(metric: Metric, suffix: str, **changes: Any) -> Metric:
 
 
 def title_of(name: str) -> str:
-    """Return a metric's heading, ``"Recall@1"`` for ``"recall_at_1"``, or the name itself."""
+    """A metric's heading, ``"Recall@1"`` for ``"recall_at_1"``, or the name itself."""
     return _known_title(name) or name
 
 
@@ -264,7 +264,7 @@ def _known_title(name: str) -> str | None:
 
 
 def headline_metric(metrics: Mapping[str, Any]) -> str:
-    """Return the name of the metric that summarizes a test, or an empty string."""
+    """The name of the metric that summarizes a test, or an empty string."""
     return next((name for name in ("recall_at_1", "verification_roc_auc", "triplet_accuracy") if name in metrics), "")
 
 
@@ -277,19 +277,19 @@ def _counts(name: str, values: Iterable[int]) -> list[int]:
 
 
 def relevant_counts(query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
-    """Return the number of gallery items of each query's class, ``[Q]``, int64."""
+    """The number of gallery items of each query's class, ``[Q]``, int64."""
     classes, places = torch.unique(torch.cat([query_labels, gallery_labels]), return_inverse=True)
     counts = torch.bincount(places[len(query_labels) :], minlength=len(classes))
     return counts[places[: len(query_labels)]]
 
 
 def mean(values: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of ``[Q]`` values over the ``counted`` queries; NaN without any."""
+    """The mean of ``[Q]`` values over the ``counted`` queries; NaN without any."""
     return float((values if counted is None else values[counted]).mean())
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the classes, ascending, ``[C]`` or ``[C, L]``, and their means.
+    """The classes, ascending, ``[C]`` or ``[C, L]``, and their means.
 
     Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count.
     """
@@ -303,5 +303,5 @@ def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -
 
 
 def mean_of_class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of :func:`class_means`, with equal weight for all classes."""
+    """The mean of :func:`class_means`, with equal weight for all classes."""
     return float(class_means(values, labels, counted)[1].mean())

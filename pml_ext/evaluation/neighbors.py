@@ -38,7 +38,7 @@ def check_embeddings(name: str, points: Tensor) -> None:
 
 
 def has_faiss() -> bool:
-    """Return whether faiss can be imported."""
+    """Whether faiss can be imported."""
     try:
         import faiss  # noqa: F401
     except ImportError:
@@ -47,7 +47,7 @@ def has_faiss() -> bool:
 
 
 def faiss_sees_a_gpu() -> bool:
-    """Return whether faiss is installed and finds a GPU."""
+    """Whether faiss is installed and finds a GPU."""
     if has_faiss():
         import faiss
 
@@ -72,7 +72,7 @@ class NearestNeighbors:
     def __call__(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return distances and indices of the nearest references, ``[N, min(k, R)]``.
+        """Distances and indices of the nearest references, ``[N, min(k, R)]``.
 
         With ``ref_includes_query``, reference i is query i and is excluded.
         """
@@ -80,7 +80,7 @@ class NearestNeighbors:
         return distances, indices
 
     def among(self, query: Tensor, reference: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
-        """Return ``find(rows, k)``, which searches the references for some of the queries."""
+        """``find(rows, k)``, which searches the references for some of the queries."""
         return lambda rows, k: self.search(query[rows], k, reference)
 
     def tiles(
@@ -124,7 +124,7 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
 
 
 def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Euclidean distances and indices of the nearest references, ``[N, k]``.
+    """Euclidean distances and indices of the nearest references, ``[N, k]``.
 
     Uses faiss if it supports the device, else torch in tiles.
     """
@@ -145,7 +145,7 @@ def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor
 
 
 def inverted_lists(vectors: NDArray[np.float32]) -> Any | None:
-    """Return a faiss index of vectors ``[N, D]`` that searches only near lists, or None.
+    """A faiss index of vectors ``[N, D]`` that searches only near lists, or None.
 
     It has sqrt(N) lists and searches 16 of them. None up to 20,000 vectors, or without faiss.
     """
@@ -163,12 +163,12 @@ def inverted_lists(vectors: NDArray[np.float32]) -> Any | None:
 
 
 def default_neighbors() -> NearestNeighbors:
-    """Return the exact search by Euclidean distance."""
+    """The exact search by Euclidean distance."""
     return NearestNeighbors(nearest_of)
 
 
 def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors:
-    """Return a search by any PML distance; memory grows with ``tile`` x gallery."""
+    """A search by any PML distance; memory grows with ``tile`` x gallery."""
     from ..pml import CustomKNN
 
     knn = CustomKNN(distance, batch_size=tile)
@@ -181,7 +181,7 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
 
 
 def distance_matrix(distance: BaseDistance, points: Tensor) -> Tensor:
-    """Return the ``[N, N]`` values of a PML distance, without gradients or dropout."""
+    """The ``[N, N]`` values of a PML distance, without gradients or dropout."""
     with evaluating(distance):
         return distance(points)  # type: ignore[no-any-return]
 
@@ -201,7 +201,7 @@ def evaluating(distance: BaseDistance) -> Iterator[None]:
 def reranked_under(
     distance: BaseDistance, shortlist: int, nearest: Search = nearest_of, normalized: bool = False
 ) -> NearestNeighbors:
-    """Return a search that re-ranks a Euclidean shortlist by a PML distance.
+    """A search that re-ranks a Euclidean shortlist by a PML distance.
 
     ``nearest``, by default exact, finds max(k, ``shortlist``) candidates per query; -1 marks a missing one.
     ``normalized``: embeddings already have length 1.
@@ -234,7 +234,7 @@ def reranked_under(
 
 
 def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
-    """Return the first attribute ``metric`` that is a PML distance, or None."""
+    """The first attribute ``metric`` that is a PML distance, or None."""
     from ..pml import BaseDistance
 
     metrics = (getattr(part, "metric", None) for part in parts)

@@ -19,7 +19,7 @@ PREFIX = "calculate_"  # of a metric's method in PML's calculator
 
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
-    """Return the metrics of plugins by name; a warning reports names already in use."""
+    """The metrics of plugins by name; a warning reports names already in use."""
     if calculator is None:
         calculator = AccuracyCalculator
     taken = {metric.name for metric in metrics_of()}
@@ -35,7 +35,7 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
 
 
 def needs_clusters(metric: Callable[..., Any]) -> bool:
-    """Return whether a plugin's metric needs ``cluster_labels``."""
+    """Whether a plugin's metric needs ``cluster_labels``."""
     return "cluster_labels" in inspect.signature(metric).parameters
 
 
@@ -54,6 +54,6 @@ def value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, (int, float)):
-        return True
-    return getattr(value, "ndim", None) == 0 and hasattr(value, "item") and isinstance(value.item(), (int, float))
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    return isinstance(value, (int, float))

@@ -72,7 +72,7 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
 def pairs_of_classes(
     labels: Any, reference_labels: Any = None, most: int | None = None, seed: int = 0
 ) -> VerificationPairs:
-    """Return pairs of items, which are the same if their classes are equal.
+    """Pairs of items, which are the same if their classes are equal.
 
     Args:
         labels: classes of the embeddings, integers ``[N]``.
@@ -108,7 +108,7 @@ def pairs_of_classes(
 
 
 def pairs_of_sides(sides: Sides, most: int | None = None) -> VerificationPairs:
-    """Return pairs of a query and a gallery item, or of two queries; never within a group."""
+    """Pairs of a query and a gallery item, or of two queries; never within a group."""
     reference_labels = None
     if sides.reference is not sides.query:
         if sides.ref_includes_query:
@@ -125,7 +125,7 @@ def pairs_of_sides(sides: Sides, most: int | None = None) -> VerificationPairs:
 
 
 def answers(same: Any) -> Tensor:
-    """Return whether pairs are the same, as booleans; ValueError unless values are 0 and 1."""
+    """Whether pairs are the same, as booleans; ValueError unless values are 0 and 1."""
     tensor = _numbers("same", same)
     known = (tensor == 0) | (tensor == 1)
     if not known.all():
@@ -186,7 +186,7 @@ class _PairsByNumber:
         return int(self._sums[-1]) if len(self._sums) else 0
 
     def at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return pairs ``[n, 2]`` by their numbers."""
+        """Pairs ``[n, 2]`` by their numbers."""
         first = np.searchsorted(self._sums, numbers, side="right")
         number_in_row = numbers - np.insert(self._sums, 0, 0)[first]
         first_end = self._first_end[first]
@@ -195,7 +195,7 @@ class _PairsByNumber:
         return np.stack([first, self._order[place]], axis=1)
 
     def sample(self, most: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Return at most ``most`` pairs without repetition."""
+        """At most ``most`` pairs without repetition."""
         if self.count <= most:
             return self.at(np.arange(self.count))
         return self.at(np.sort(generator.choice(self.count, most, replace=False)))

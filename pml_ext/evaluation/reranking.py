@@ -22,7 +22,7 @@ class Reranking(Protocol):
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """Return ``find(rows, k)``: distances and indices of some queries' k nearest items.
+        """``find(rows, k)``: distances and indices of some queries' k nearest items.
 
         Embeddings ``[Q, D]`` and ``[R, D]`` are normalized. ``itself``: whether gallery item i is query i; it may then
         be among its own nearest. ``search`` is re-ranked.
@@ -57,7 +57,7 @@ class QueryExpansion:
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """Return the search of the expanded queries; see :class:`Reranking`."""
+        """The search of the expanded queries; see :class:`Reranking`."""
         find = search.among(query, reference)
         every = torch.arange(len(query), device=query.device)
         columns = min(self.k, len(reference) - int(itself))
@@ -68,7 +68,7 @@ class QueryExpansion:
         return search.among(torch.cat(parts), reference)
 
     def expanded(self, query: Tensor, nearest: Tensor, exists: Tensor) -> Tensor:
-        """Return expanded queries ``[Q, D]`` from nearest items ``[Q, k, D]``, if they exist."""
+        """Expanded queries ``[Q, D]`` from nearest items ``[Q, k, D]``, if they exist."""
         weights = exists.to(query.dtype)
         if self.alpha is not None:
             similarity = torch.einsum("qd,qkd->qk", query, nearest).clamp(min=0)
@@ -117,7 +117,7 @@ class KReciprocal:
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """Return the ranking by the new distance; see :class:`Reranking`. Ignores ``search``."""
+        """The ranking by the new distance; see :class:`Reranking`. Ignores ``search``."""
         points = reference if itself else torch.cat([query, reference])
         first = len(points) - len(reference)  # of the gallery
         neighbors, farthest = self._neighbors(points)
@@ -152,7 +152,7 @@ class KReciprocal:
         return torch.cat(nearest).numpy(), torch.cat(farthest).clamp(min=1e-12)
 
     def _encoded(self, points: Tensor, neighbors: Any, farthest: Tensor) -> Any:
-        """Return V', a sparse matrix ``[N, N]``."""
+        """V', a sparse matrix ``[N, N]``."""
         from scipy import sparse
 
         reciprocal = _reciprocal(neighbors[:, : self.k1 + 1])

@@ -59,7 +59,7 @@ class QueryClasses:
 
 
 def query_classes(sides: Sides, compare: Comparison, relation: Relation | None) -> QueryClasses:
-    """Return the classes of the queries, and the number of right items of each."""
+    """The classes of the queries, and the number of right items of each."""
     classes, class_of_query = torch.unique(sides.query_labels, dim=0, return_inverse=True)
     if compare is EQUALITY:
         counts = relevant_counts(classes, sides.reference_labels)
@@ -94,7 +94,7 @@ class Neighbors:
 
     @classmethod
     def empty(cls, queries: int, columns: int) -> Neighbors:
-        """Return room for the neighbors of all queries."""
+        """Room for the neighbors of all queries."""
         return cls(
             distances=torch.empty(queries, columns, dtype=torch.float32),
             indices=torch.empty(queries, columns, dtype=torch.int64),
@@ -109,7 +109,7 @@ class Neighbors:
         self.right[rows] = right[:, :columns].cpu()
 
     def nearest(self, count: int) -> Neighbors:
-        """Return the ``count`` nearest."""
+        """The ``count`` nearest."""
         return Neighbors(self.distances[:, :count], self.indices[:, :count], self.right[:, :count])
 
 

@@ -35,7 +35,7 @@ _PAIRS_AT_A_TIME = 1 << 16
 def pair_scores(
     embeddings: Any, pairs: VerificationPairs, references: Any = None, distance: BaseDistance | None = None
 ) -> NDArray[np.float64]:
-    """Return the scores ``[P]`` of pairs, greater for more similar ones.
+    """The scores ``[P]`` of pairs, greater for more similar ones.
 
     Args:
         embeddings: ``[N, D]``.
@@ -66,7 +66,7 @@ def verify(
     distance: BaseDistance | None = None,
     far: Iterable[float] = FAR,
 ) -> dict[str, float]:
-    """Return the verification metrics of pairs of embeddings, named as in this module.
+    """The verification metrics of pairs of embeddings, named as in this module.
 
     Args:
         embeddings: ``[N, D]``.
@@ -90,7 +90,7 @@ def verify(
 def verification_metrics(
     scores: Any, same: Any, *, threshold: float | None = None, folds: Any = None, far: Iterable[float] = FAR
 ) -> dict[str, float]:
-    """Return the verification metrics of scores ``[P]`` by name; see :func:`verify`.
+    """The verification metrics of scores ``[P]`` by name; see :func:`verify`.
 
     Raises:
         ValueError: different lengths, NaN among the scores, pairs of one kind alone, or too few for the folds.
@@ -105,7 +105,7 @@ def verification_metrics(
 
 
 def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[str, float]:
-    """Return the metrics without a threshold: ROC AUC, average precision, EER, TAR at FAR."""
+    """The metrics without a threshold: ROC AUC, average precision, EER, TAR at FAR."""
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
     scores, same = _checked(scores, same)
@@ -123,7 +123,7 @@ def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[st
 
 
 def best_threshold(scores: Any, same: Any) -> float:
-    """Return the threshold with the best accuracy, the greatest one if several have it.
+    """The threshold with the best accuracy, the greatest one if several have it.
 
     Thresholds lie halfway between two neighboring scores, or are infinite.
     """
@@ -145,14 +145,14 @@ def best_threshold(scores: Any, same: Any) -> float:
 
 
 def accuracy_at(scores: Any, same: Any, threshold: float) -> float:
-    """Return the share of right decisions at ``threshold``."""
+    """The share of right decisions at ``threshold``."""
     if np.isnan(threshold):
         raise ValueError("threshold is NaN; wanted a number, such as best_threshold(...) of training pairs")
     return float(((np.asarray(scores) >= threshold) == np.asarray(same)).mean())
 
 
 def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.float64]:
-    """Return the accuracy of each fold at the best threshold of the others."""
+    """The accuracy of each fold at the best threshold of the others."""
     scores, same = _checked(scores, same)
     fold_of_pair = _folds(same) if folds is None else np.asarray(folds)
     if fold_of_pair.shape != same.shape or fold_of_pair.dtype.kind not in "iu":
@@ -170,11 +170,13 @@ def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.flo
 
 
 def fold_metrics(scores: Any, same: Any, folds: Any = None) -> dict[str, float]:
-    """Return mean and standard error of :func:`fold_accuracies`."""
+    """Mean and standard error of :func:`fold_accuracies`."""
     accuracies = fold_accuracies(scores, same, folds)
     name = f"accuracy_{len(accuracies)}_fold"
-    error = accuracies.std(ddof=1) / np.sqrt(len(accuracies))
-    return {name: float(accuracies.mean()), f"{name}_error": float(error)}
+    return {
+        name: float(accuracies.mean()),
+        f"{name}_error": float(accuracies.std(ddof=1) / np.sqrt(len(accuracies))),
+    }
 
 
 def _folds(same: NDArray[np.bool_]) -> NDArray[np.int64]:

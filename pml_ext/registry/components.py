@@ -116,7 +116,7 @@ class Command:
 
 
 def package_of(path: str) -> str:
-    """Return the top package of a module or an import path."""
+    """The top package of a module or an import path."""
     return path.partition(":")[0].partition(".")[0]
 
 
@@ -141,7 +141,7 @@ def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) ->
 
 
 def reason_of(error: BaseException, package: str) -> str:
-    """Return an error as one line, with the innermost line of a package's own code."""
+    """An error as one line, with the innermost line of a package's own code."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if package_of(str(frame.f_globals.get("__name__", ""))) == package:
@@ -151,7 +151,7 @@ def reason_of(error: BaseException, package: str) -> str:
 
 
 def kind_of(cls: type) -> str:
-    """Return the kind of a class by its PML or torch base class; TypeError without one."""
+    """The kind of a class by its PML or torch base class; TypeError without one."""
     from .. import pml
 
     for kind, bases in pml.BASES.items():
@@ -162,7 +162,7 @@ def kind_of(cls: type) -> str:
 
 
 def capabilities(component: object) -> frozenset[str]:
-    """Return the capabilities of a class or instance, its own or those of its PML base.
+    """The capabilities of a class or instance, its own or those of its PML base.
 
     - ``"labels"``: uses labels. ``"indices_tuple"``: accepts a miner's pairs. These two are the default.
     - ``"references"``: accepts ``ref_emb`` and ``ref_labels``.
@@ -178,7 +178,7 @@ def capabilities(component: object) -> frozenset[str]:
 
 
 def kebab(class_name: str) -> str:
-    """Return a default name: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
+    """A default name: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
     for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):

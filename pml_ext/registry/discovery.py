@@ -67,7 +67,7 @@ class PluginRecord:
 
 
 def read_entry_points() -> list[PluginRecord]:
-    """Return all entry points, this distribution's first.
+    """All entry points, this distribution's first.
 
     PluginError if an environment variable names a plugin that is not installed.
     """
@@ -86,8 +86,8 @@ def read_entry_points() -> list[PluginRecord]:
     names = [record.name for record in found]
     for variable in (ALLOW, BLOCK):
         for name in sorted(_listed_in(variable).difference(names)):
-            installed = ", ".join(names) or "none"
-            raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
+            text = unknown("installed plugin", name, names)
+            raise PluginError(f"{variable}: {text}; installed: {', '.join(names) or 'none'}")
     return found
 
 
@@ -188,7 +188,7 @@ class Plugins:
                 raise
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return ``{name: {plugin: value}}`` of a kind; UnknownNameError for an unknown kind."""
+        """``{name: {plugin: value}}`` of a kind; UnknownNameError for an unknown kind."""
         if kind not in HOOK_OF:
             raise UnknownNameError(unknown("kind", kind, HOOK_OF))
         self.load()

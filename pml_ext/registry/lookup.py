@@ -25,18 +25,18 @@ _plugins = Plugins()
 
 
 def plugins() -> list[PluginRecord]:
-    """Return the record of each entry point, without calling hooks."""
+    """The record of each entry point, without calling hooks."""
     _plugins.load()
     return _plugins.records
 
 
 def registered(kind: str) -> dict[str, dict[str, Any]]:
-    """Return ``{name: {plugin: value}}`` of a kind; ``"class"`` has names for ``import``."""
+    """``{name: {plugin: value}}`` of a kind; ``"class"`` has names for ``import``."""
     return _plugins.registered(kind)
 
 
 def record_of(plugin: str) -> PluginRecord | None:
-    """Return the record of a loaded plugin; None for the layer, PML and this process."""
+    """The record of a loaded plugin; None for the layer, PML and this process."""
     _plugins.load()
     return None if plugin == BUILTIN else _plugins.loaded.get(plugin)
 
@@ -54,7 +54,7 @@ def isolated() -> Iterator[None]:
 
 
 def owners_of(kind: str, name: str) -> dict[str, Any]:
-    """Return the possible meanings of a name, by plugin; several if it is ambiguous."""
+    """The possible meanings of a name, by plugin; several if it is ambiguous."""
     registered = _plugins.registered(kind)
     prefix, _, bare_name = name.rpartition(":")
     if prefix in registered.get(bare_name, {}):
@@ -64,7 +64,7 @@ def owners_of(kind: str, name: str) -> dict[str, Any]:
 
 
 def find(kind: str, name: str) -> tuple[str, Any]:
-    """Return the plugin and the value of a name.
+    """The plugin and the value of a name.
 
     UnknownNameError for an unknown name, PluginError if two plugins claim it.
     """
@@ -81,7 +81,7 @@ def find(kind: str, name: str) -> tuple[str, Any]:
 
 
 def components(kind: str | None = None) -> list[Component]:
-    """Return all components, or those of one kind, sorted by name; PML's come last."""
+    """All components, or those of one kind, sorted by name; PML's come last."""
     found: list[Component] = []
     for chosen in (kind,) if kind else KINDS:
         for by_plugin in _plugins.registered(chosen).values():
@@ -90,7 +90,7 @@ def components(kind: str | None = None) -> list[Component]:
 
 
 def get(name: str, kind: str | None = None) -> Component:
-    """Return a component: ``"my-loss"``, ``"pml/multi-similarity"`` or ``"plugin:name"``.
+    """A component: ``"my-loss"``, ``"pml/multi-similarity"`` or ``"plugin:name"``.
 
     ``kind``, one of :data:`KINDS`, is required if two kinds share the name. Errors as in :func:`find`.
     """
@@ -106,12 +106,12 @@ def get(name: str, kind: str | None = None) -> Component:
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
-    """Return all components that a name may refer to, of any kind or plugin."""
+    """All components that a name may refer to, of any kind or plugin."""
     return [component for each in ((kind,) if kind else KINDS) for component in owners_of(each, name).values()]
 
 
 def short_name(component: Component) -> str:
-    """Return the shortest unambiguous name: ``name`` or ``plugin:name``."""
+    """The shortest unambiguous name: ``name`` or ``plugin:name``."""
     alone = candidates(component.name, component.kind) == [component]
     return component.name if alone else component.qualified_name
 
@@ -133,17 +133,17 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
 
 
 def recipes() -> dict[str, Traversable]:
-    """Return recipe files by name, sorted."""
+    """Recipe files by name, sorted."""
     return values("recipe")
 
 
 def values(kind: str) -> dict[str, Any]:
-    """Return everything of a kind, such as ``"trunk"``, by its shortest unambiguous name."""
+    """Everything of a kind, such as ``"trunk"``, by its shortest unambiguous name."""
     return {name: value for name, (_, value) in sorted(_by_shortest_name(kind).items())}
 
 
 def commands() -> dict[str, tuple[str, Command]]:
-    """Return the plugin and the command of each command name."""
+    """The plugin and the command of each command name."""
     return _by_shortest_name("command")
 
 
@@ -157,12 +157,12 @@ def _by_shortest_name(kind: str) -> dict[str, tuple[str, Any]]:
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
-    """Return the value of a name, usually a factory; errors as in :func:`find`."""
+    """The value of a name, usually a factory; errors as in :func:`find`."""
     return find(kind, name)[1]  # type: ignore[no-any-return]
 
 
 def service(name: str, what: str) -> Any:
-    """Return a service of the hook ``pml_ext_services``; PluginError without one."""
+    """A service of the hook ``pml_ext_services``; PluginError without one."""
     if owners_of("service", name):
         return factory("service", name)()
     reasons = [f"{record.status} ({shortened(record.error, 200)})" for record in plugins() if record.name == name]
@@ -178,7 +178,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(error: BaseException) -> Origin | None:
-    """Return where in another distribution's plugin an error comes from, or None.
+    """Where in another distribution's plugin an error comes from, or None.
 
     Methods that a plugin's class inherits from PML or torch count as its own.
     """
@@ -197,7 +197,7 @@ def origin_of(error: BaseException) -> Origin | None:
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
-    """Return an instance of the component that :func:`get` finds.
+    """An instance of the component that :func:`get` finds.
 
     ``context``, a :class:`BuildContext`, fills omitted settings. A table with a ``name``, such as
     ``distance={"name": "pml/lp", "p": 2}``, is built first; the last word of its key is its kind. ConfigError for an

@@ -95,8 +95,7 @@ class SharedLabel(Relation):
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """1 for a shared label, or the Jaccard index."""
         first, second = _of_one_width(self._sets(x), self._sets(y))
-        shared = (first & second).sum(-1)
-        return self._weights_of(shared, first.sum(-1), second.sum(-1))
+        return self._weights_of((first & second).sum(-1), first.sum(-1), second.sum(-1))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Weights of all pairs, from one product of the sets."""

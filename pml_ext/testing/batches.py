@@ -30,18 +30,18 @@ class Batch:
     labels: Tensor
 
     def ordered(self, order: Tensor) -> Batch:
-        """Return the batch in another order, with the embeddings as a new leaf."""
+        """The batch in another order, with the embeddings as a new leaf."""
         embeddings = new_leaf(self.embeddings[order]).requires_grad_(self.embeddings.requires_grad)
         return Batch(embeddings, self.labels[order])
 
 
 def new_leaf(x: Tensor) -> Tensor:
-    """Return a leaf with gradient."""
+    """A leaf with gradient."""
     return x.detach().clone().requires_grad_()
 
 
 def shuffle(length: int, seed: int) -> Tensor:
-    """Return a random permutation, drawn from a separate generator."""
+    """A random permutation, drawn from a separate generator."""
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
 
 
@@ -54,7 +54,7 @@ def batch_of(
     common: float = 0,
     scale: float = 1,
 ) -> Batch:
-    """Return a batch of a subject's embedding size.
+    """A batch of a subject's embedding size.
 
     ``labels`` are ``[B]``, or (number of classes, images per class), limited to the subject's classes. ``spread`` is
     the
@@ -71,6 +71,6 @@ def batch_of(
 
 
 def sample_pairs(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Return a random subset of parallel index tensors, at least one entry."""
+    """A random subset of parallel index tensors, at least one entry."""
     chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
     return tuple(index[chosen] for index in indices)

@@ -35,7 +35,7 @@ def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable:
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
-    """Return a component's value, matrix or indices for a batch."""
+    """A component's value, matrix or indices for a batch."""
     if registry.kind_of(type(component)) == "reducer":
         losses = named.get("losses", batch.embeddings.square().sum(1))
         info = {"losses": losses, "indices": torch.arange(len(losses)), "reduction_type": "element", "divisor": 8}
@@ -46,13 +46,13 @@ def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
 
 
 def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
-    """Return the result of :func:`call` after ``torch.manual_seed(0)``."""
+    """The result of :func:`call` after ``torch.manual_seed(0)``."""
     set_seed(0)
     return call(component, batch, *more, **named)
 
 
 def compute(component: Any, batch: Batch, references: Batch | None = None) -> dict[str, Any]:
-    """Return the unreduced values of a loss or a regularizer; skip the check of a wrapper."""
+    """The unreduced values of a loss or a regularizer; skip the check of a wrapper."""
     if not hasattr(component, "compute_loss"):
         raise SkipCheck("a wrapper: the wrapped component is checked by itself")
     labels = batch.labels if takes_labels(component) else None
@@ -64,7 +64,7 @@ def compute(component: Any, batch: Batch, references: Batch | None = None) -> di
 
 
 def reseeded_generators(act: Callable[[], object]) -> list[str]:
-    """Return the names of the global generators that ``act`` seeds.
+    """The names of the global generators that ``act`` seeds.
 
     They draw the same numbers after it, whatever the seed before.
     """
@@ -85,7 +85,7 @@ def reseeded_generators(act: Callable[[], object]) -> list[str]:
 
 
 def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
-    """Return a seeded call's value and gradients, or a miner's indices, sorted."""
+    """A seeded call's value and gradients, or a miner's indices, sorted."""
     result = seeded(component, batch, **named)
     if isinstance(result, tuple):
         return [sorted_rows(result)]
@@ -95,7 +95,7 @@ def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
 
 
 def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
-    """Return the outcome of a reordered batch, restored to the order of the batch."""
+    """The outcome of a reordered batch, restored to the order of the batch."""
     other = batch.ordered(order)
     back = order.argsort()
     result = seeded(component, other)
@@ -109,7 +109,7 @@ def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
 
 
 def call_forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[str, Any]]:
-    """Return the optional arguments of each form of call that a component declares, by name."""
+    """The optional arguments of each form of call that a component declares, by name."""
     found: dict[str, dict[str, Any]] = {"": {}}
     if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
         found[" with a miner's tuple"] = {"indices_tuple": pml.get_all_pairs_indices(batch.labels)}
@@ -147,7 +147,7 @@ def has_fixed_rows(subject: Subject) -> bool:
 
 
 def used(component: Any, subject: Subject) -> Any:
-    """Return a component after three calls in training, because a weight may grow from zero."""
+    """A component after three calls in training, because a weight may grow from zero."""
     for seed in (5, 6, 7):
         seeded(component, batch_of(subject, seed=seed))
     return component
@@ -171,7 +171,7 @@ def is_repeatable(subject: Subject) -> bool:
 
 
 def error_location(error: BaseException) -> str:
-    """Return file and line of the author's code that raised an error, or an empty string."""
+    """File and line of the author's code that raised an error, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename.startswith(KIT):
         return ""
@@ -180,7 +180,7 @@ def error_location(error: BaseException) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an error as one line, with the author's file and line if known."""
+    """An error as one line, with the author's file and line if known."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     place = error_location(error)
     return f"{text} (at {place})" if place else text

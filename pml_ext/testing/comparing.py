@@ -70,7 +70,7 @@ def difference_of_rows(found: set[tuple[int, ...]], wanted: set[tuple[int, ...]]
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a value, zeros for unused leaves; the graph is retained."""
+    """The gradients of a value, zeros for unused leaves; the graph is retained."""
     if not value.requires_grad or not leaves:
         return [torch.zeros_like(leaf) for leaf in leaves]
     slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
@@ -81,12 +81,12 @@ def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradient(value: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of a value with respect to one tensor."""
+    """The gradient of a value with respect to one tensor."""
     return gradients(value, [x])[0]
 
 
 def weighted(value: Tensor) -> Tensor:
-    """Return a scalar unchanged, or a matrix's sum with fixed random weights."""
+    """A scalar unchanged, or a matrix's sum with fixed random weights."""
     if value.ndim == 0:
         return value
     weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(10), dtype=value.dtype)
@@ -94,7 +94,7 @@ def weighted(value: Tensor) -> Tensor:
 
 
 def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
-    """Return a miner's unique, sorted rows; the third entry of a pair is 0 if positive, else 1."""
+    """A miner's unique, sorted rows; the third entry of a pair is 0 if positive, else 1."""
     if len(indices) == 3:
         rows = torch.stack(indices, 1)
     else:

@@ -137,7 +137,7 @@ def check_component(
 
 
 def failures_in_reading_order(results: Iterable[CheckResult]) -> list[CheckResult]:
-    """Return the results that fail, first those that explain others."""
+    """The results that fail, first those that explain others."""
     places = {check: place for place, check in enumerate(READ_FIRST)}
     failures = [result for result in results if result.fails]
     return sorted(failures, key=lambda result: places.get(result.check, len(places)))
@@ -227,7 +227,7 @@ def parametrize_with_checks(
     expected_failed_checks: Callable[[Any], Expected] | None = None,
     **options: Any,
 ) -> Any:
-    """Return a pytest decorator that calls a test with each ``component`` and ``check``.
+    """A pytest decorator that calls a test with each ``component`` and ``check``.
 
     Args:
         components: each as in :func:`check_component`.

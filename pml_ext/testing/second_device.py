@@ -49,7 +49,7 @@ class _Elsewhere(Tensor):
         raise OtherDeviceError(f"{func} was called after the second device was left")
 
     def tolist(self) -> Any:
-        """Return the values by way of the CPU."""
+        """The values by way of the CPU."""
         return self.cpu().tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -103,7 +103,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.shapes.clear()
 
     def move(self, module: M) -> M:
-        """Return a copy of a module on the device; references to its parameters stay valid."""
+        """A copy of a module on the device; references to its parameters stay valid."""
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -162,7 +162,7 @@ def _check_one_device(name: str, args: Any, tensors: list[Tensor]) -> None:
 
 
 def _wrapped(output: Any, elsewhere: list[_Elsewhere]) -> Any:
-    """Return an output on the second device; an in-place operation returns its own argument."""
+    """An output on the second device; an in-place operation returns its own argument."""
     known = {id(tensor.held): tensor for tensor in elsewhere}
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor) and id(leaf) not in known:
@@ -199,7 +199,7 @@ def _index(index: Any) -> Any:
 
 
 def in_words(counted: Counter[str]) -> str:
-    """Return the counts in words, the most frequent first."""
+    """The counts in words, the most frequent first."""
     return ", ".join(what if count == 1 else f"{what} ({count} times)" for what, count in counted.most_common())
 
 

@@ -124,7 +124,7 @@ def takes_labels(component: Any) -> bool:
 
 
 def label_arguments(component: Any, labels: torch.Tensor) -> list[torch.Tensor]:
-    """Return the arguments of a call that follow the embeddings."""
+    """The arguments of a call that follow the embeddings."""
     return [labels] if takes_labels(component) else []
 
 
@@ -136,7 +136,7 @@ def subject_of(
     embedding_size: int | None = None,
     num_classes: int | None = None,
 ) -> Subject:
-    """Return a component as a subject; see :func:`pml_ext.testing.check_component`."""
+    """A component as a subject; see :func:`pml_ext.testing.check_component`."""
     grid = _grid(settings or {})
     fixed = dict[str, Any]()
     if isinstance(component, functools.partial):

@@ -397,10 +397,8 @@ def check_dtypes(subject: Subject) -> None:
         if subject.kind == "distance":
             continue
         if value.dtype not in _FULL:
-            remedy = "compute it in float32 or float64"
-            if subject.kind == "regularizer":
-                remedy += ", from pml_ext.plugin.to_full_precision(embeddings)"
-            raise AssertionError(f"{given} give a {subject.kind} in {value.dtype}; {remedy}")
+            text = f"{given} give a {subject.kind} in {value.dtype}; compute it in float32 or float64"
+            raise AssertionError(f"{text}, from pml_ext.plugin.to_full_precision(embeddings)")
         if not is_random(subject):
             exact = call(module(torch.float64), Batch(new_leaf(batch.embeddings.double()), batch.labels))
             tolerance = 1e-4 if dtype in _FULL else 2e-2

@@ -60,8 +60,7 @@ def check_mined_references(subject: Subject) -> None:
             where = f", among {len(order)} references; partners are rows of ref_emb, with ref_labels"
             check_tuple(found, batch.labels, references.labels, where, is_random(subject))
             in_batch_order = list(found)
-            partners = (1, 2) if len(found) == 3 else (1, 3)
-            for partner in partners:
+            for partner in (1, len(found) - 1):
                 in_batch_order[partner] = order[found[partner]]
             mined.append(sorted_rows(tuple(in_batch_order)))
         if not all_close(mined[:1], mined[1:]) and not is_random(subject):

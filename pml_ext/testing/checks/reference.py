@@ -87,7 +87,7 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
 
 
 def _with_ties(batch: Batch) -> Batch:
-    """Return a batch in which similarities of positives and negatives are exactly equal.
+    """A batch in which similarities of positives and negatives are exactly equal.
 
     Four coordinates of 1 or -1 make sums without rounding errors. The first image of each class also belongs to the
     next
@@ -211,7 +211,7 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 
 
 def declared(subject: Subject) -> dict[str, Any]:
-    """Return the defaults of a class's own settings; none for an instance.
+    """The defaults of a class's own settings; none for an instance.
 
     A setting that the class passes to its base, as in ``super().__init__(alpha=3.0)``, is not its own.
     """
@@ -271,7 +271,7 @@ def _choices(subject: Subject, name: str) -> list[Any]:
 
 
 def other_settings(subject: Subject) -> dict[str, Any]:
-    """Return settings of a class, each changed to a nearby value if accepted."""
+    """Settings of a class, each changed to a nearby value if accepted."""
     settings = dict(subject.settings)
     for name in declared(subject):
         settings = next(variants(subject, settings, name), settings)

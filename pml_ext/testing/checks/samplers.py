@@ -130,8 +130,7 @@ def _labels_of(subject: Subject, sampler: Any) -> Any:
         return None if lists_classes else labels
     if "labels" not in subject.accepted:
         return None
-    default = np.arange(CLASSES).repeat(4)
-    return np.asarray(subject.settings.get("labels", default))
+    return np.asarray(subject.settings.get("labels", np.arange(CLASSES).repeat(4)))
 
 
 def _batch_size(subject: Subject) -> int:
@@ -167,7 +166,7 @@ class _Samplers:
         return True
 
     def passes(self, count: int, generators: int = 0, labels: Any = None, **settings: Any) -> list[list[int]]:
-        """Return the indices of ``count`` passes; ``generators`` seeds the global generators."""
+        """The indices of ``count`` passes; ``generators`` seeds the global generators."""
         _seed(generators)
         sampler = self.of(self.labels if labels is None else labels, **settings)
         return [_flat(_pass(sampler)) for _ in range(count)]

@@ -60,7 +60,7 @@ _WITHOUT_GRADIENT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]
 
 
 def settings_of_process() -> dict[str, Any]:
-    """Return the process settings to compare, except those that pytest changes."""
+    """The process settings to compare, except those that pytest changes."""
     return {name: get() for name, get in _GLOBALS.items() if name not in ("warnings.filters", "os.environ")}
 
 
@@ -171,7 +171,7 @@ def check_modes(subject: Subject) -> None:
 
 
 def _names(classes: int) -> dict[str, Tensor]:
-    """Return other labels of the classes, negative ones first, where indexing by labels stops."""
+    """Other labels of the classes, negative ones first, where indexing by labels stops."""
     numbers = torch.arange(classes)
     return {
         "below 0": numbers - classes,

@@ -38,7 +38,7 @@ _GAIN = 0.1  # least share of the wrong order of pairs that it must mend
 
 
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
-    """Return a batch of ``classes`` x 4 images and one ``factor`` times as large."""
+    """A batch of ``classes`` x 4 images and one ``factor`` times as large."""
     if subject.has_class_rows or any(True for _ in subject.make().parameters()):
         each = max(2, 4 * classes // subject.classes)  # also of a hundred classes
         return [batch_of(subject, (subject.classes, size), torch.float32) for size in (each, factor * each)]
@@ -73,7 +73,7 @@ def check_classes_separate(subject: Subject) -> str:
 
 
 def _gain_of_training(subject: Subject, batch: Batch) -> float | None:
-    """Return the share of wrongly ordered pairs that training corrects; None without movement."""
+    """The share of wrongly ordered pairs that training corrects; None without movement."""
     component = with_noise(subject.make())
     points = new_leaf(batch.embeddings)
     leaves = [points, *(parameter for parameter in component.parameters() if parameter.requires_grad)]
