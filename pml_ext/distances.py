@@ -42,7 +42,7 @@ class _Gram(BaseDistance):  # type: ignore[misc]
 class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ignore[misc]
     """PML's cosine similarity, with one matrix product in the backward pass, not two.
 
-    A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
+    A row of zeros gets gradient zero.
     """
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:

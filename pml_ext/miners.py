@@ -151,9 +151,8 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 class TiledMiner(PairMiner):
     """Base of miners that choose an anchor's tuples from its row alone; define :meth:`choose`.
 
-    The miner compares ``tile_size`` anchors (automatic by default) with all columns at a time; apart from the result,
-    memory
-    is linear in the batch. Other settings as in :class:`PairMiner`.
+    ``tile_size`` anchors, automatic by default, are compared with all columns at a time, so memory is linear in the
+    batch. Other settings as in :class:`PairMiner`.
     """
 
     capabilities = frozenset({"labels", "references", "relation"})

@@ -217,11 +217,8 @@ def converted_settings(
 ) -> dict[str, Any]:
     """Settings of a recipe in the types that PML's class accepts.
 
-    ``weights`` of ``ClassWeightedReducer`` become a tensor indexed by label. A list with one weight for each of the
-    sorted
-    ``class_labels`` is spread over them; a list of another length is already indexed by label. ValueError for weights
-    that
-    are not numbers.
+    ``weights`` of ``ClassWeightedReducer``, one for each of the sorted ``class_labels``, become a tensor indexed by
+    label; another length is already indexed by label.
     """
     weights = settings.get("weights")
     if not issubclass(cls, reducers.ClassWeightedReducer) or not isinstance(weights, (list, tuple)):

@@ -83,9 +83,8 @@ def require_sums(owner: object, reducer: BaseReducer) -> None:
     if isinstance(stated, _OF_SINGLE_VALUES) and not isinstance(stated, reducers.SumReducer):  # a MeanReducer in PML
         name = type(owner).__name__
         raise ValueError(
-            f"{name} lists no triplets and gives its reducer the sum over each pair's triplets, which a "
-            f"{type(stated).__name__} would take for single values; leave out reducer for {name}'s mean over triplets, "
-            "take a SumReducer, or pass triplets as indices_tuple"
+            f"{name} gives its reducer sums over each pair's triplets, which a {type(stated).__name__} would take for "
+            "single values; leave out reducer, use a SumReducer, or pass triplets as indices_tuple"
         )
 
 

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 class RunView(Protocol):
     """The part of a run that a component's hooks may use.
 
-    The hooks are ``prepare``, ``start_epoch``, ``after_step`` and ``figures``. Names of ``splits``: ``"train"``;
-    ``"test"``,
-    or ``"query"`` and ``"gallery"``; ``"validation"`` if classes are held out; ``"train_sample"``, unless all training
-    images are tested.
+    The hooks are ``prepare``, ``start_epoch``, ``after_step`` and ``figures``. Splits are ``"train"``; ``"test"``, or
+    ``"query"`` and ``"gallery"``; perhaps ``"validation"`` and ``"train_sample"``.
     """
 
     folder: Path  # components write their own tables to records/ in it

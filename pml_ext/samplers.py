@@ -27,9 +27,8 @@ def members_by_class(class_of: NDArray[np.int64]) -> Members:
 class GroupSampler(Sampler[int]):
     """Base of samplers that draw group by group until a batch is full.
 
-    Every group is drawn once, in a random order that continues over batches, before any is drawn again. By default, as
-    many
-    of a group's images are drawn as fit; subclasses may override :meth:`draw`.
+    Every group is drawn once, in a random order that continues over batches, before any is drawn again. Subclasses may
+    override :meth:`draw`, which draws as many images as fit.
 
     Args:
         members: the images of each group.
@@ -106,9 +105,6 @@ class MPerLabelSampler(GroupSampler):
         length_before_new_iter: images in a pass, cut to whole batches; N by default.
         seed: of the sampler's own generator.
         relation: a :class:`pml_ext.SharedLabel` with the label sets of classes; None if ``labels`` are the sets.
-
-    Raises:
-        ValueError: fewer images with labels than ``batch_size``.
     """
 
     def __init__(
@@ -150,10 +146,7 @@ class TreeSampler(GroupSampler):
     """Sampler of several parents in a tree, several classes of each, and m images per class.
 
     Every parent is drawn once before any is drawn again. A batch has ``batch_size / (parents * m)`` classes of a
-    parent; if
-    a parent has fewer, further parents fill the batch. PML's ``HierarchicalSampler`` supports two levels, and draws
-    with
-    NumPy's global generator, which a resumed run does not restore.
+    parent; if a parent has fewer, further parents fill the batch.
 
     Args:
         labels: the class of every image, integers ``[N]``, indices into the tree's paths.
@@ -164,9 +157,6 @@ class TreeSampler(GroupSampler):
         level: level of the parents, from 1; by default the level above the classes.
         length_before_new_iter: images in a pass, cut to whole batches; by default N.
         seed: of the sampler's own generator.
-
-    Raises:
-        ValueError: fewer images than a batch, a tree without parents, or a level outside of it.
     """
 
     def __init__(
@@ -216,13 +206,9 @@ class TupleSampler(Sampler[TupleBatch]):
     Every pass has a new order. A last batch that is not full is left out.
 
     Args:
-        tuples: the listed pairs or triplets.
+        tuples: a :class:`pml_ext.pairwise.ListedTuples`, at least a batch.
         batch_size: pairs or triplets in a batch.
         seed: of the sampler's own generator.
-
-    Raises:
-        TypeError: ``tuples`` are not :class:`pml_ext.pairwise.ListedTuples`.
-        ValueError: a batch larger than the list.
 
     Example:
         >>> tuples = ListedTuples([[0, 1, 2], [0, 3, 2], [4, 1, 5]])

@@ -182,8 +182,8 @@ class WithinClassWhitening(_Whitening):
             features: numbers ``[N, F]`` on any device.
             labels: the class of each item, ``[N]``, integers or texts; with a ``relation``, labels in its form. Classes
                 with a single item do not count.
-            pairs: in place of labels, positive pairs ``[P, 2]`` of row numbers. The covariance is that of the
-                differences within pairs; all pairs of all classes give that of the classes.
+            pairs: in place of labels, positive pairs ``[P, 2]`` of row numbers; all pairs of all classes give the same
+                layer.
 
         ValueError or TypeError for invalid features or labels, or without a class of two different items.
         """

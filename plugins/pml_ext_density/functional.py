@@ -1,8 +1,7 @@
 """The equations of Li et al. (2019), Sec. III-B. Distances are squared.
 
-Slot c holds the c-th class of the batch in increasing order. On an accelerator and under torch.compile there are as
-many
-slots as embeddings, so no shape depends on the labels; the rest are empty.
+Slot c holds the c-th class of the batch in increasing order. On accelerators and under torch.compile there are as many
+slots as embeddings, some empty, so no shape depends on labels.
 """
 
 from __future__ import annotations

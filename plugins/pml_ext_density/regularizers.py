@@ -54,7 +54,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
 
     Args:
         num_classes: number of training classes.
-        initial_density: initial value of the targets; the paper's value, like all defaults here.
+        initial_density: initial value of the targets; defaults are the paper's.
         base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``.
         eta: :math:`\eta`, exponent of the base densities.
         correlation_weight: w, the weight of the penalty; 0 disables it.
@@ -62,7 +62,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         collect_stats: whether the terms are recorded.
 
     Raises:
-        TypeError, ValueError: a wrong setting; in a call, a label that is not a class label.
+        ValueError: in a call, a label that is not a class label.
 
     Example:
         >>> regularizer = DensityRegularizer(num_classes=2, class_labels=[101, 102])

@@ -39,7 +39,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     Args:
         least_distance: lower bound of the Euclidean distances, above 0.
-        tile_size: number of embeddings per tile, compared with all others at once; None chooses it automatically.
+        tile_size: embeddings per tile; automatic by default.
         reducer: one of PML's; the mean by default.
         collect_stats: as in PML.
 
@@ -88,11 +88,8 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
 
     Args:
         distance: one of PML's similarities; cosine by default.
-        tile_size: number of embeddings per tile, compared with all others at once; None chooses it automatically.
+        tile_size: embeddings per tile; automatic by default.
         collect_stats: as in PML.
-
-    Raises:
-        ValueError: the distance is not a similarity.
 
     *Source:* Zhang et al., 2017, https://arxiv.org/abs/1708.06320.
     """

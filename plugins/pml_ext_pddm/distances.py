@@ -46,10 +46,10 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         u' = r(\sigma(W_u u + b_u)), \quad v' = r(\sigma(W_v v + b_v)), \\
         c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
 
-    with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. S is symmetric; larger
-    means more similar (``is_inverted``); its values have no fixed range. Use it as any PML distance, with its
-    parameters in an optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and
-    ``pml-ext query --metric learned`` searches with it.
+    with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. S is symmetric, without
+    a fixed range; larger means more similar (``is_inverted``). Use it as any PML distance, with its parameters in an
+    optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and ``pml-ext query
+    --metric learned`` searches with it.
 
     Dropout follows the layers ``difference``, ``position`` and ``combine``, in training mode with gradients, so miners
     see no dropout. All pairs of a call share one dropout mask per layer.
@@ -63,14 +63,11 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     Args:
         embedding_size: D, the size of the embeddings.
         hidden_size: H, of all layers; D by default, as in the paper.
-        dropout: dropout probability, from 0 to less than 1; 0.5 in the paper.
+        dropout: probability, from 0 to less than 1; 0.5 in the paper.
         position: False leaves out v, "from the feature difference only" (LMDM of Table 1).
         memory_budget: bytes for the pairs of one tile; by default 4 MiB on the CPU, 16 MiB on a GPU.
         normalize_embeddings: False uses the raw embeddings.
         collect_stats: whether PML's statistics of the embeddings are recorded.
-
-    Raises:
-        ValueError: a setting outside its range, or embeddings of another size.
 
     Example:
         >>> distance = PDDMDistance(embedding_size=8)

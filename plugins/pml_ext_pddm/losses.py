@@ -85,8 +85,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         kwargs: as in PML's losses; only the default ``reducer`` divides by the number of quadruplets.
 
     Raises:
-        TypeError: a distance that is not a ``PDDMDistance``.
-        ValueError: a setting outside its range; in a call, references or embeddings of another size.
+        ValueError: in a call, references or embeddings of another size.
 
     Example:
         >>> loss = PDDMLoss(PDDMDistance(embedding_size=8), per_class=True)

@@ -26,7 +26,7 @@ class HardQuadrupletMiner(PairMiner):
 
     Args:
         distance: S, or its negative if smaller means nearer; Euclidean by default, the baseline of Fig. 4.
-        num_quadruplets: number of quadruplets, at least 1; 1 in the paper.
+        num_quadruplets: at least 1; 1 in the paper.
         per_class: whether ``num_quadruplets`` is per class rather than per batch.
         relation: as in :class:`pml_ext.plugin.PairLoss`.
         kwargs: as in PML's miners: ``collect_stats``.

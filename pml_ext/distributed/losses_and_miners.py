@@ -25,18 +25,15 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
 
     Every process gets the loss of the joined batch. After DistributedDataParallel has averaged gradients over the W
     processes, the network and the loss's parameters have the gradients of one process on the joined batch, whether or
-    not
-    DistributedDataParallel wraps the loss. For this, the gradient of this process's embeddings is W times that of the
-    joined
-    loss.
+    not DistributedDataParallel wraps the loss. For this, the gradient of this process's embeddings is W times that of
+    the joined loss.
 
     Batches may differ in size. All processes draw the random numbers of rank 0. Put a loss with a memory inside,
     ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. The first call copies the
     loss's parameters and buffers from rank 0. A single process calls the loss directly.
 
     *Cost:* processes share the tiles of a loss in tiles (every pair and triplet loss of ``pml_ext``), and sum the
-    gradients
-    of the joined embeddings. Small batches and other losses are computed in every process.
+    gradients of the joined embeddings. Other losses are computed in every process.
 
     Args:
         loss: any loss or wrapper, or one inside DistributedDataParallel.

@@ -33,8 +33,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         rank: of this process. With ``num_processes`` and ``rank``, every process draws for itself.
 
     Raises:
-        TypeError: not a sampler, a TupleSampler, or ``batch_size`` together with a sampler of batches.
-        ValueError: a batch with fewer items than processes, or an invalid rank.
+        TypeError, ValueError: a TupleSampler, ``batch_size`` with a sampler of batches, or fewer items than
+            processes in a batch.
 
     Example:
         >>> batches = DistributedBatchSampler(range(8), 4, num_processes=2, rank=1)

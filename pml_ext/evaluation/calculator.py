@@ -47,9 +47,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     """PML's calculator with Recall@K and precision@K for any K, and more cluster metrics.
 
     PML's metrics keep their names and meaning and use ``k`` neighbors. ``recall_at_K`` and ``precision_at_K``
-    (:mod:`pml_ext.evaluation.metrics`) use K neighbors; neighbors missing from a small gallery count as wrong. ``f1``
-    and ``purity`` evaluate k-means clusters (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins are available by
-    name. Labels are compared as integers; PML's float32 merges 16777216 and 16777217.
+    (:mod:`pml_ext.evaluation.metrics`) use K neighbors; neighbors missing from a small gallery count as wrong. Cluster
+    metrics are in :mod:`pml_ext.evaluation.clustering`. Metrics of plugins are available by name. Labels are compared
+    as integers; PML's float32 merges 16777216 and 16777217.
 
     A metric is NaN, with a reason, if no query has a right answer, if no answer can be wrong, or if k-means would have
     as many clusters as queries. As in PML, ``exclude=("NMI", "AMI")`` turns clustering off, except for metrics that
@@ -58,14 +58,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     Args:
         include: names of the metrics to compute; empty for all.
         exclude: names of metrics to leave out.
-        avg_of_avgs: average per class first, then over classes.
+        avg_of_avgs: average classes instead of queries.
         return_per_class: return a list with one mean per class.
-        k: number of neighbors of PML's metrics: None for the whole gallery, a number, or ``"max_bin_count"`` for the
-            size of the largest class.
+        k: neighbors of PML's metrics: None for the gallery, a number, or ``"max_bin_count"``, the size of the largest
+            class.
         label_comparison_fn: as in PML. Clustering metrics support only equality.
         device: for the computation; by default a GPU if available.
-        knn_func: a neighbor search as in PML; by default exact and Euclidean, with faiss or else torch. A
-            :class:`NearestNeighbors` bounds memory by tiles.
+        knn_func: a neighbor search as in PML, preferably a :class:`NearestNeighbors`; by default exact and Euclidean.
         kmeans_func: a clustering as in PML; by default k-means with a fixed seed.
         recall_at: values of K for ``recall_at_K``.
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
@@ -74,13 +73,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         relation: replaces equality of labels: a neighbor is right if it is positive to the query. A
             :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
-        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`), such as ``verification_eer``.
-            A number draws that many pairs of each kind, with a fixed seed; ``"all"`` uses all. Pairs within a group are
-            left out. Scores use the distance of the neighbor search.
+        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`), by the distance of the search:
+            a number of pairs of each kind, drawn with a fixed seed, or ``"all"``.
         reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, for
             normalized embeddings.
-        lone_queries: queries without another item of their class. ``"drop"`` leaves them out of every metric of
-            neighbors, as PML does; ``"miss"`` counts them as misses in ``recall_at_K``.
+        lone_queries: queries without another item of their class: ``"drop"`` ignores them, as PML does; ``"miss"``
+            counts them as misses in ``recall_at_K``.
 
     Raises:
         ValueError: a K below 1, an unknown metric.
@@ -234,11 +232,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             query_labels: integers, ``[N]`` or ``[N, 1]``, or labels for the relation.
             reference: embeddings of the gallery, ``[R, D]``; None for the queries themselves.
             reference_labels: labels of the gallery, ``[R]``.
-            ref_includes_query: whether the gallery's first N rows are the queries; each query then skips its own row.
+            ref_includes_query: whether the gallery begins with the queries; each query then skips itself.
             include: names of the metrics to compute; empty for all.
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
-            on_failure: called with a message if a plugin's metric fails; the metric is then left out.
+            on_failure: called with a message if a plugin's metric fails.
             query_groups: group of each query, integers or texts, ``[N]``. A query's own group is left out of its
                 gallery. Negative integers and "" mean no group.
             reference_groups: groups of the gallery, ``[R]``. A query whose right items are all in its own group is
@@ -247,7 +245,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         Raises:
             ValueError: an unknown metric, wrong shapes, NaN, a gallery that does not begin with the queries despite
                 ``ref_includes_query``, or groups that leave no gallery.
-            PluginError: a plugin's metric failed, and there is no ``on_failure``.
+            PluginError: a plugin's metric failed, without ``on_failure``.
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))

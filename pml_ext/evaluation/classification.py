@@ -25,14 +25,13 @@ def nearest_class_mean(
     r"""The flat top-k accuracies of the nearest class mean (Euclidean distance).
 
     A point counts if fewer than k classes have a nearer mean than its own class. Ties are broken at random: in
-    expectation,
-    a point with c nearer means and t equally near ones, including its own, counts :math:`\min(1, (k - c) / t)`.
+    expectation, a point with c nearer means and t equally near ones, including its own, counts :math:`\min(1, (k - c) /
+    t)`.
 
     Points are ``[N, D]`` (normalize embeddings first) with classes ``[N]``; means are ``[C, D]`` with distinct classes
-    ``[C]``. The result is ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
+    ``[C]``. The result is ``{"top_1": ..., "top_5": ...}``.
 
-    Raises:
-        ValueError: a label has no mean, or values are not finite.
+    ValueError if a label has no mean, or values are not finite.
     """
     if not (points.isfinite().all() and means.isfinite().all()):
         raise ValueError("points or means have values that are not finite")

@@ -98,9 +98,8 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
 
     .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
 
-    A pair is true positive if it shares class and cluster, false positive if it shares the cluster alone, false
-    negative if
-    it shares the class alone. The value is 0 if no pair shares anything.
+    True positives share class and cluster, false positives only the cluster, false negatives only the class. It is 0 if
+    no pair shares anything.
     """
     from sklearn.metrics.cluster import pair_confusion_matrix
 

@@ -35,9 +35,7 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
     Groups are integers or texts; negative integers, "", None and NaN mean no group. ``reference`` and ``references``,
     the number of gallery items, are None if the queries are their own gallery.
 
-    Raises:
-        TypeError: groups that are neither integers nor texts.
-        ValueError: a wrong number of groups, groups of one side alone, or no item with a group.
+    TypeError or ValueError for other values, a wrong number, groups of one side alone, or no group.
     """
     if (reference is None) != (references is None):
         given, missing = (

@@ -23,17 +23,11 @@ def tuple_metrics(
 ) -> dict[str, float]:
     """The metrics of listed pairs or triplets by name.
 
-    Pairs: the metrics of :func:`pml_ext.evaluation.verify`, with the prefix ``verification_``. Accuracy needs a
-    ``threshold``; ten-fold accuracy needs ten pairs of each kind. Triplets: ``triplet_accuracy``.
+    Pairs: the metrics of :func:`pml_ext.evaluation.verify`, with the prefix ``verification_``. Ten-fold accuracy needs
+    ten pairs of each kind. Triplets: ``triplet_accuracy``.
 
-    Args:
-        embeddings: ``[N, D]``.
-        tuples: rows of the embeddings.
-        threshold: of training pairs: ``best_threshold(scores_of_pairs(...), same)``.
-        distance: see :func:`pml_ext.evaluation.pair_scores`.
-
-    Raises:
-        ValueError: NaN, or pairs of one kind alone.
+    ``threshold`` comes from training pairs, ``best_threshold(scores_of_pairs(...), same)``; ``distance`` is as in
+    :func:`pml_ext.evaluation.pair_scores`. ValueError for NaN, or pairs of one kind alone.
     """
     if tuples.same is None:
         return {"triplet_accuracy": triplet_accuracy(embeddings, tuples, distance)}

@@ -7,8 +7,8 @@ A neighbor metric has two arguments, from a search for the K nearest gallery ite
 - ``relevant``, ``[Q]``, integers :math:`R_i`: the number of gallery items of the query's class, without the query
   itself. A query is *lone* if :math:`R_i = 0`.
 
-It returns one value per query, ``[Q]``, float64 from 0 to 1. To add a metric, write its function and a row of
-``_METRICS``.
+It returns one value per query, ``[Q]``, float64 from 0 to 1; for a lone query 0, or NaN where :math:`R_i` divides. To
+add a metric, write its function and a row of ``_METRICS``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ def recall_at_k(right: Tensor, k: int) -> Tensor:
     r"""Recall@K: whether at least one of the k nearest is right.
 
     .. math:: \max_{j \le k} r_{ij}
-
-    The value is 0 for a lone query.
     """
     return right[:, :k].any(dim=1).to(torch.float64)
 
@@ -39,7 +37,7 @@ def precision_at_k(right: Tensor, k: int) -> Tensor:
 
     .. math:: \frac{1}{k} \sum_{j \le k} r_{ij}
 
-    The divisor is k even if K is smaller. The value is 0 for a lone query.
+    The divisor is k even if K is smaller.
     """
     return right[:, :k].sum(dim=1).to(torch.float64) / k
 
@@ -49,7 +47,7 @@ def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij}
 
-    If K is smaller than :math:`R_i`, K replaces it, as in PML. The value is NaN for a lone query.
+    If K is smaller than :math:`R_i`, K replaces it, as in PML.
     """
     right = right & _within(right, relevant)
     return right.sum(dim=1).to(torch.float64) / relevant.clamp(max=right.shape[1])
@@ -59,8 +57,6 @@ def map_at_r(right: Tensor, relevant: Tensor) -> Tensor:
     r"""MAP@R (Musgrave et al. 2020, "A Metric Learning Reality Check", Sec. 3.2).
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
-
-    The value is NaN for a lone query.
     """
     return average_precision(right & _within(right, relevant), relevant)
 
@@ -70,7 +66,7 @@ def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
     .. math:: \frac{1}{R_i} \sum_{j \le K} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
-    For the usual MAP, K is the size of the gallery. The value is NaN for a lone query.
+    For the usual MAP, K is the size of the gallery.
     """
     return ((right.cumsum(dim=1) * right).to(torch.float64) / _ranks(right)).sum(dim=1) / relevant
 
@@ -80,7 +76,7 @@ def reciprocal_rank(right: Tensor) -> Tensor:
 
     .. math:: \max_{j \le K} \frac{r_{ij}}{j}
 
-    For the usual MRR, K is the size of the gallery. The value is 0 without a right neighbor.
+    For the usual MRR, K is the size of the gallery.
     """
     first = right & (right.cumsum(dim=1) == 1)
     return (first.to(torch.float64) / _ranks(right)).sum(dim=1)

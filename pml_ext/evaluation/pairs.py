@@ -44,9 +44,7 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
         rows: the number of embeddings.
         reference_rows: the number of references; None if both items are rows of the embeddings.
 
-    Raises:
-        TypeError: indices that are not integers.
-        ValueError: different lengths, a row out of range, an item paired with itself, or a wrong ``same``.
+    TypeError or ValueError for invalid rows, different lengths, or an item paired with itself.
     """
     columns = {"first": _indices("first", first), "second": _indices("second", second), "same": answers(same)}
     lengths = {name: tuple(column.shape) for name, column in columns.items()}

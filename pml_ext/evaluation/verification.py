@@ -71,10 +71,10 @@ def verify(
     Args:
         embeddings: ``[N, D]``.
         pairs: of :func:`listed_pairs` or :func:`pairs_of_classes`.
-        references: ``[R, D]``, the rows of the second items; by default the embeddings.
+        references: see :func:`pair_scores`.
+        distance: see :func:`pair_scores`.
         threshold: from :func:`best_threshold` of training pairs, for ``accuracy``; None for the ten-fold protocol.
         folds: fold of each pair, integers ``[P]``; by default ten random folds with equal shares of both kinds.
-        distance: see :func:`pair_scores`.
         far: false accept rates.
 
     Example:

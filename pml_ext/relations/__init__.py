@@ -1,4 +1,4 @@
-"""Relations beyond equal labels: label sets, trees, matrices, numbers, groups, unknown classes."""
+"""Relations instead of equal labels: sets, trees, matrices, numbers, groups, unknown classes."""
 
 from .base import Relation as Relation
 from .batch import (

@@ -79,24 +79,21 @@ def check_component(
     fast: bool = False,
     on_fail: Literal["raise"] | None = "raise",
 ) -> list[CheckResult]:
-    """Run the checks of a component.
+    """Run the checks of a component; return a result for each.
 
     ``reference(embeddings, labels, **settings)`` returns the value of the whole batch: a tensor, whose gradient is
-    compared
-    too, or a number. For a miner it returns the set of triplets ``{(anchor, positive, negative), ...}``, or two sets of
-    pairs, ``({(anchor, positive), ...}, {(anchor, negative), ...})``. Parameters named ``indices_tuple``, ``ref_emb``
-    and
-    ``ref_labels`` get a miner's indices and references; ``component`` gets the instance. It may raise
-    :class:`SkipCheck`.
-    A class is compared under every table of ``settings``, and with other values of each flag, ``Literal`` and number.
+    compared too, or a number. For a miner it returns the set of triplets ``{(anchor, positive, negative), ...}``, or
+    two sets of pairs, ``({(anchor, positive), ...}, {(anchor, negative), ...})``. Parameters named ``indices_tuple``,
+    ``ref_emb`` and ``ref_labels`` get a miner's indices and references; ``component`` gets the instance. It may raise
+    :class:`SkipCheck`. A class is compared under every table of ``settings``, and with other values of each flag,
+    ``Literal`` and number.
 
     Args:
         component: a :class:`pml_ext.plugin.Component`, a class, a ``functools.partial`` of one, or an instance built
-            with
-            its settings.
+            with its settings.
         expected_failed_checks: ``{check name: reason}``, added to the class's attribute of this name; if one of them
             passes, the run fails.
-        reference: a slow implementation of a loss, a miner, a regularizer or a distance.
+        reference: a slow implementation.
         settings: values of a class's settings by name, ``{"margin": [0.1, 0.5], "kind": ["soft"]}``, combined as in
             scikit-learn's ``ParameterGrid``, or a list of such tables. The other checks use the first combination.
         without_effect: settings that change how the value is computed but not the value, such as a tile size.
@@ -106,12 +103,9 @@ def check_component(
         fast: whether to leave out the checks that need a compiler, another device, another process or PML's trainer.
         on_fail: ``"raise"`` an AssertionError after the last check, or None to only return the results.
 
-    Returns:
-        A result for each check.
-
     Raises:
         AssertionError: a check failed, or one that was expected to fail passed; the text lists all of them.
-        ConfigError: the class needs further settings, or does not have one of those given.
+        ConfigError: a setting of the class is missing or unknown.
         ValueError: an expected failure without a reason, or an unknown check.
 
     Example:

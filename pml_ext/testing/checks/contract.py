@@ -51,8 +51,7 @@ def check_call_forms(subject: Subject) -> None:
         if isinstance(error, (RuntimeError, IndexError)) and [*subject.make().parameters()]:
             raise AssertionError(
                 f"it cannot be called with embeddings of {subject.size} numbers and {subject.classes} classes: {error}."
-                " If it is made for others, keep them in self.embedding_size and self.num_classes, or name them: "
-                "check_component(..., embedding_size=..., num_classes=...)"
+                " Name other sizes: check_component(..., embedding_size=..., num_classes=...)"
             ) from error
         raise
     if not isinstance(value, Tensor) or value.ndim != 0:
@@ -363,9 +362,9 @@ def _compare_with_differences(name: str, function: Callable[[Tensor], Any], leaf
         along = float((slope * direction).sum())
         if not abs(difference - along) <= tolerance:  # NaN does not agree
             raise AssertionError(
-                f"the gradient of {name} differs from finite differences: along a direction, backward() gives "
-                f"{along:.6g}, the value changes by {difference:.6g}; detach(), .data, no_grad() or item() leave a "
-                "part out. If the paper wants it so, name check_gradients in expected_failed_checks"
+                f"the gradient of {name} differs from finite differences: backward() gives {along:.6g}, not "
+                f"{difference:.6g}; look for detach(), .data, no_grad() and item(), or name check_gradients in "
+                "expected_failed_checks"
             )
 
 

@@ -189,9 +189,8 @@ def check_settings(subject: Subject) -> str:
         if not changed and name not in subject.without_effect:
             tried = f"{len(pairs)} pairs tried, the last with {_shown(pairs[-1][1])}"
             raise AssertionError(
-                f"the setting {name} changes neither value nor gradient ({tried}); use it, or take it away. If it acts "
-                "with another setting alone, give both in one table of settings=; if it changes only how the value is "
-                "computed, name it in without_effect="
+                f"the setting {name} changes neither value nor gradient ({tried}); use it, give the settings that it "
+                "needs in one table of settings=, or name it in without_effect="
             )
     return f"varied: {', '.join(varied)}"
 
