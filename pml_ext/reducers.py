@@ -83,8 +83,8 @@ def require_sums(owner: object, reducer: BaseReducer) -> None:
     if isinstance(stated, _OF_SINGLE_VALUES) and not isinstance(stated, reducers.SumReducer):  # a MeanReducer in PML
         name = type(owner).__name__
         raise ValueError(
-            f"{name} gives its reducer sums over each pair's triplets, which a {type(stated).__name__} would take for "
-            "single values; leave out reducer, use a SumReducer, or pass triplets as indices_tuple"
+            f"{name} lists no triplets but sums over each pair's, which a {type(stated).__name__} would take for single "
+            "values; leave out reducer, use a SumReducer, or pass triplets as indices_tuple"
         )
 
 

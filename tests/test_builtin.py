@@ -21,7 +21,7 @@ def test_a_component_is_registered_with_a_summary(component):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_a_function_that_says_what_it_does(name):
+def test_command_is_a_function_with_a_summary(name):
     command = COMMANDS[name]
     function = pkgutil.resolve_name(command.function)
     assert inspect.isfunction(function)

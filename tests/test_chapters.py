@@ -42,14 +42,14 @@ def test_the_lines_of_a_chapter_run(page, names):
         exec(compile(block, page.name, "exec"), names)
 
 
-def test_the_loop_of_the_page_on_checks_is_that_of_the_scaffold(names):
+def test_loop_on_the_checks_page_is_tested(names):
     block = next(block for block in blocks(DOCS / "plugins" / "checks.md") if "def loop(" in block)
     exec("from pml_ext.testing import parametrize_with_checks", names)
     exec(block, names)
     check_component(names["MyLoss"], reference=names["loop"], checks=["check_reference", "check_settings"])
 
 
-def test_the_fixture_isolates(isolated_registry):
+def test_registry_fixture_isolates_the_test(isolated_registry):
     (block,) = [block for block in blocks(DOCS / "plugins.md") if "isolated_registry" in block]
     lines: dict[str, object] = {}
     exec(block, lines)

@@ -39,7 +39,7 @@ def foreign(file):
     return {name.partition(".")[0] for name in modules} - OURS - sys.stdlib_module_names
 
 
-def test_everything_imported_is_declared():
+def test_every_imported_package_is_declared_somewhere():
     found = {top: str(file) for file in FILES for top in foreign(file)}
     assert {"torch", "numpy", "sklearn", "PIL", "faiss"} <= set(found)
     by = {top: {normal(top), f"{normal(top)}-skinny"} for top in found} | DISTRIBUTIONS  # the former: not installed

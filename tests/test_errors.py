@@ -36,7 +36,7 @@ def test_a_signal_passes_handlers_of_exceptions():
     assert not isinstance(stopped, Exception)
 
 
-def test_an_unknown_name_has_the_nearest_or_some_known():
+def test_unknown_name_suggests_the_nearest_or_some():
     names = ["cbml", "angular", "pml/triplet-margin", "n-pair", "CBML"]
     assert unknown("loss", "cbmll", names) == "no loss 'cbmll'; nearest: cbml"
     assert unknown("loss", "triplet-margin", ["triplet-margin-x", "other/triplet-margin"]).endswith(
@@ -54,7 +54,7 @@ def test_numbers_and_lists_in_words():
     assert first_of(["a", "b"], 2) == "a, b"
 
 
-def test_a_missing_package_is_named_with_what_to_type():
+def test_missing_package_is_named_with_its_remedy():
     with (
         pytest.raises(MissingExtraError) as caught,
         needs_extra("train", "a figure"),

@@ -57,7 +57,7 @@ def test_a_star_leaves_out_what_cannot_be_imported(install_plugin, monkeypatch):
     assert "CBMLLoss" not in dir(pml_ext)
 
 
-def test_every_name_is_in_an_example_on_a_page_or_in_a_plugin():
+def test_every_name_is_in_some_example():
     texts = []
     for pattern in ("examples/**/*.py", "examples/**/*.ipynb", "docs/**/*.md", "plugins/**/*.md", "README.md"):
         texts += [file.read_text("utf-8") for file in ROOT.glob(pattern)]

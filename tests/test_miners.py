@@ -105,7 +105,7 @@ def test_neither_labels_nor_a_tuple(kind):
             kind()(points(), LABELS, points(9, 1))
 
 
-def test_classes_that_nobody_gave():
+def test_miners_of_classes_need_given_labels():
     listed = HardPairMiner()(points(), LABELS)
     with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner needs classes"):
         HardQuadrupletMiner(per_class=True)(points(), None, indices_tuple=listed)

@@ -62,7 +62,7 @@ def test_the_python_of_a_page_runs(name, capsys):
 
 
 @pytest.mark.parametrize("page", READMES, ids=lambda page: page.parent.name)
-def test_the_python_of_a_readme_runs_in_a_loop(page):
+def test_python_of_a_readme_runs_in_loops(page):
     labels = torch.arange(32) // 4 + 1
     embeddings = torch.eye(9, 64)[labels] + 0.05 * torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
     lines = {"__name__": "page", "torch": torch, "labels": labels, "embeddings": embeddings.requires_grad_()}
@@ -75,7 +75,7 @@ def test_the_python_of_a_readme_runs_in_a_loop(page):
 
 
 @pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_blocks_of_a_page_run_in_a_test_or_have_a_reason(page):
+def test_every_block_is_run_or_excused(page):
     runs = page.stem in ALONE or page.name in RUN_ELSEWHERE or page in READMES
     assert runs or page.name in NOT_RUN or not blocks_of(page, "python")
     assert page.name in FILES | PHOTOGRAPHS | set(NOT_RUN) or not blocks_of(page, "bash")

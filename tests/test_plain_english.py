@@ -120,12 +120,12 @@ def test_a_reason_beside_a_line_is_heard(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_page_is_plain(page):
+def test_pages_have_no_forbidden_phrases(page):
     found = complaints(page, [(1, prose_of(page.read_text("utf-8")))])
     assert not found, "\n" + "\n".join(found)
 
 
-def test_messages_are_plain():
+def test_messages_have_no_forbidden_phrases():
     found = []
     for module in MODULES:
         texts = [(line, text) for line, text, is_docstring in texts_of(module.read_text("utf-8")) if not is_docstring]
@@ -133,7 +133,7 @@ def test_messages_are_plain():
     assert not found, "\n" + "\n".join(found)
 
 
-def test_docstrings_are_plain():
+def test_docstrings_have_few_forbidden_phrases():
     found = []
     for module in MODULES:
         texts = [(line, text) for line, text, is_docstring in texts_of(module.read_text("utf-8")) if is_docstring]

@@ -15,7 +15,7 @@ from pml_ext_train.training.run import Run
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_listed_name_exists():
+def test_every_listed_name_of_plugin_exists():
     assert {"RunView", "figures", "kmeans", "pair_masks"} <= set(dir(plugin))
     assert all(getattr(plugin, name) is not None for name in dir(plugin))
     with pytest.raises(AttributeError, match="no name 'pair_mask'; nearest: pair_masks"):

@@ -39,7 +39,7 @@ def test_the_mean_of_an_anchor_counts_its_values():
 
 
 @pytest.mark.parametrize("with_references", [False, True])
-def test_lists_of_pairs_and_triplets_are_those_of_pml(with_references):
+def test_lists_of_pairs_and_triplets_equal_pmls(with_references):
     from pytorch_metric_learning.utils import loss_and_miner_utils as of_pml
 
     generator = torch.Generator().manual_seed(0)
@@ -73,7 +73,7 @@ def test_a_name_that_is_imported_later_is_pmls():
         _ = pml.Nothing
 
 
-def test_names_that_pml_3_moves_are_taken_from_there(monkeypatch):
+def test_names_moved_by_pml_3_are_found(monkeypatch):
     """A double has the one module of PML 3 whose address and names its documentation gives."""
     names = ("AccuracyCalculator", "CustomKNN", "FaissKMeans", "FaissKNN")
     evaluation = types.ModuleType("pytorch_metric_learning.evaluation")

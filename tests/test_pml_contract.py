@@ -83,12 +83,12 @@ def exists(path):
         ("utils.indexing", 3, 3),
     ],
 )
-def test_where_a_name_is(path, since, until, major):
+def test_names_are_where_each_version_has_them(path, since, until, major):
     assert exists(path) == (since <= major <= until)
 
 
 @pytest.mark.parametrize("base", [losses.BaseMetricLossFunction])
-def test_the_order_of_arguments_is_that_of_compute_loss(base, major):
+def test_arguments_have_the_order_of_compute_loss(base, major):
     given = ["embeddings", "labels", "indices_tuple", "ref_emb", "ref_labels"]
     assert list(inspect.signature(base.forward).parameters)[1:] == given
     assert list(inspect.signature(base.compute_loss).parameters)[1:] == given
@@ -141,7 +141,7 @@ def test_what_version_3_takes_away_from_the_bases(path, names, major):
         ("miners:EmbeddingsAlreadyPackagedAsTriplets", "forward"),
     ],
 )
-def test_methods_of_the_bases_that_are_overridden_or_called(path, names):
+def test_bases_have_the_methods_that_we_use(path, names):
     assert [each for each in names.split() if not callable(getattr(of_pml(path), each, None))] == []
 
 
@@ -162,7 +162,7 @@ def test_methods_of_the_bases_that_are_overridden_or_called(path, names):
         ("losses:CrossBatchMemory.forward", "embeddings labels indices_tuple enqueue_mask"),
     ],
 )
-def test_the_order_of_arguments_that_are_given_by_position(path, names):
+def test_arguments_given_by_position_keep_their_order(path, names):
     wanted = names.split()
     assert list(inspect.signature(of_pml(path)).parameters)[1 : 1 + len(wanted)] == wanted
 

@@ -16,7 +16,7 @@ DIVISORS = (0, 2, 0.5, torch.tensor(0), torch.tensor(0.0), torch.tensor(3), torc
 
 
 @pytest.mark.parametrize("divisor", DIVISORS)
-def test_sum_over_divisor_is_pmls_and_0_where_the_divisor_is_0(divisor):
+def test_sum_over_divisor_equals_pmls_or_0(divisor):
     losses, twin = (torch.tensor([1.0, 2.0, 4.0], requires_grad=True) for _ in range(2))
     embeddings = torch.randn(3, 2, requires_grad=True)
     kept = torch.arange(3)

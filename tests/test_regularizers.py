@@ -33,7 +33,7 @@ REGULARIZERS = [MetricVarianceRegularizer(), LpRegularizer(), ZeroMeanRegularize
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=lambda r: type(r).__name__)
 @pytest.mark.parametrize("weight", [0.5, 0])
-def test_is_the_weighted_sum(batch, loss, regularizer, weight):
+def test_regularized_loss_is_the_weighted_sum(batch, loss, regularizer, weight):
     x, labels = batch
     second = regularizer(x, labels) if isinstance(regularizer, MetricVarianceRegularizer) else regularizer(x)
     wrapped = RegularizedLoss(loss, regularizer, weight=weight, collect_stats=True)
@@ -59,7 +59,7 @@ def test_tuples_and_references_are_passed_on(batch):
     assert torch.equal(wrapped.regularizer.seen[1], labels)
 
 
-def test_cross_batch_memory_inside(batch):
+def test_regularized_loss_may_contain_a_memory(batch):
     x, labels = batch
     wrapped = RegularizedLoss(losses.CrossBatchMemory(losses.ContrastiveLoss(), 4, 24), LpRegularizer(), weight=0.1)
     alone = losses.CrossBatchMemory(losses.ContrastiveLoss(), 4, 24)
@@ -71,7 +71,7 @@ def test_cross_batch_memory_inside(batch):
         wrapped(x, labels, ref_emb=x.detach().clone(), ref_labels=labels)
 
 
-def test_capabilities_follow_the_loss():
+def test_capabilities_follow_the_regularized_loss():
     def of(loss, regularizer):
         return RegularizedLoss(loss, regularizer).capabilities
 
@@ -82,7 +82,7 @@ def test_capabilities_follow_the_loss():
     assert MetricVarianceRegularizer.capabilities == {"labels"}
 
 
-def test_bad_input(batch):
+def test_regularizer_with_labels_suggests_the_wrapper(batch):
     x, labels = batch
     with pytest.raises(TypeError, match=r"Type: RegularizedLoss\(your_loss, MetricVarianceRegularizer\(\.\.\.\)"):
         losses.ContrastiveLoss(embedding_regularizer=MetricVarianceRegularizer())(x, labels)

@@ -42,7 +42,7 @@ def test_m_images_of_each_label(given):
     assert len(drawn) == 70
 
 
-def test_single_labels_and_resume():
+def test_single_labels_are_sampled_and_resumed():
     first, second = (MPerLabelSampler(LABELS, m=2, batch_size=8, seed=3) for _ in range(2))
     for batch in batches(first):
         assert set(Counter(LABELS[batch].tolist()).values()) == {2}
@@ -52,7 +52,7 @@ def test_single_labels_and_resume():
         MPerLabelSampler(multi_hot(), m=2, batch_size=71)
 
 
-def test_members_of_classes():
+def test_members_are_grouped_by_class_number():
     members = members_by_class(np.array([2, 0, 2, 1, 0]))
     assert [each.tolist() for each in members] == [[1, 4], [3], [0, 2]]
 
@@ -63,7 +63,7 @@ def test_many_single_labels_need_no_matrix(monkeypatch):
     assert set(Counter(label % 20_000 for label in batches(sampler)[0]).values()) == {2}
 
 
-def test_classes_of_some_parents():
+def test_batches_have_classes_of_some_parents():
     tree = Hierarchy([f"{'ab'[k % 2] if k < 6 else 'c'}/{k}" for k in range(8)])  # c has two classes
     sampler = TreeSampler(LABELS.tolist(), tree, m=2, batch_size=12, parents=2, length_before_new_iter=240)
     parents = Counter()
@@ -81,7 +81,7 @@ def test_classes_of_some_parents():
 PAIRS = ListedTuples(torch.arange(40).view(20, 2), torch.arange(20) % 2 == 0)
 
 
-def test_whole_tuples_each_at_most_once_in_a_pass():
+def test_each_tuple_is_drawn_at_most_once():
     sampler = TupleSampler(PAIRS, batch_size=6, seed=3)
     assert len(sampler) == 3
     passes = [list(sampler), list(sampler)]

@@ -35,7 +35,7 @@ def test_arrays_are_restored_with_type_and_shape(value):
     assert read.flags.writeable
 
 
-def test_containers_are_restored():
+def test_containers_of_numpy_values_are_restored():
     value = {
         "range": range(1, 9, 2),
         "frozen": frozenset({"a", "b"}),

@@ -52,12 +52,12 @@ def test_numbers_in_their_range_pass(value):
         ("other", {"or_else": "'auto'"}, ValueError, "must be a finite number or 'auto', not 'other'"),
     ],
 )
-def test_other_numbers_are_refused(value, limits, error, text):
+def test_numbers_outside_their_range_are_refused(value, limits, error, text):
     with pytest.raises(error, match=f"^margin of Owner {text}$"):
         check_number(Owner(), "margin", value, **limits)
 
 
-def test_counts_flags_and_choices():
+def test_counts_flags_and_choices_are_checked():
     check_count(Owner(), "count", 1)
     check_tile_size(Owner(), None)
     check_flag(Owner(), "swap", False)
@@ -102,7 +102,7 @@ def test_a_repr_has_the_settings():
     assert number_settings(Owner) == ("margin", "count")
 
 
-def test_settings_of_base_classes_are_those_of_a_class():
+def test_settings_of_base_classes_are_included():
     class Base:
         def __init__(self, margin: float = 1.0, base: "int" = 2) -> None: ...
 

@@ -30,13 +30,13 @@ def site(tmp_path_factory):
     return place
 
 
-def test_a_search_finds_a_loss_by_the_name_of_its_paper(site):
+def test_search_finds_a_loss_by_its_paper(site):
     entries = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
     for title, name in PAPERS.items():
         found = {entry["location"] for entry in entries if title in f"{entry['title']} {entry['text']}"}
         assert any(place.endswith(f".{name}") for place in found), f"{title}: {found}"
 
 
-def test_the_list_of_what_is_stable_is_on_its_page(site):
+def test_stable_list_is_on_its_page(site):
     page = (site / "stable" / "index.html").read_text("utf-8")
     assert "pml_ext.TotalWhitening(shrinkage=0.6, size=None)" in page

@@ -51,7 +51,7 @@ def outputs_without_signs(weight, center, features):
 
 @pytest.mark.parametrize("shrinkage", [0.1, 0.6, 1.0])
 @pytest.mark.parametrize("size", [None, 3])
-def test_equals_a_slow_loop(shrinkage, size):
+def test_within_class_whitening_equals_a_loop(shrinkage, size):
     features, labels = some_features()
     layer = WithinClassWhitening(shrinkage, size).fit(features, labels)
     weight, center = slow_whitening(features, labels, shrinkage)
@@ -87,7 +87,7 @@ def test_batches_give_what_all_at_once_gives(batch):
     torch.testing.assert_close(head.to_linear().bias, whole.bias, rtol=1e-9, atol=1e-9)
 
 
-def test_large_classes_and_many_small_ones_are_added_in_parts(monkeypatch):
+def test_large_and_small_classes_are_added_in_parts(monkeypatch):
     features, labels = some_features(30)
     whole = WithinClassWhitening().fit(features, labels)
     monkeypatch.setattr("pml_ext.whitening._ROWS", 3)
@@ -103,7 +103,7 @@ def test_pairs_of_all_classes_give_the_labels_result():
     torch.testing.assert_close(by_pairs.bias, by_labels.bias, rtol=1e-9, atol=1e-9)
 
 
-def test_a_relation_leaves_out_pairs_that_are_not_positive():
+def test_relation_chooses_the_positive_pairs_only():
     features, labels = some_features()
     groups = torch.arange(len(labels)) % 2
     relation = DifferentGroups()
@@ -135,7 +135,7 @@ def test_the_layer_is_float32_and_deterministic():
     assert half.weight.dtype == torch.float32
 
 
-def test_a_constant_feature_is_ignored_with_shrinkage_and_named_without():
+def test_constant_feature_needs_shrinkage_above_zero():
     features, labels = some_features()
     features[:, 2] = 5
     outputs = WithinClassWhitening().fit(features, labels)(features)
@@ -171,12 +171,12 @@ def test_auto_takes_the_best_on_held_out_classes():
         ({"features": torch.randn(3, 2), "pairs": [[1, 1]]}, "no pair of two different items"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, text):
+def test_wrong_features_labels_and_pairs_raise(arguments, text):
     with pytest.raises(ValueError, match=text):
         WithinClassWhitening().fit(**arguments)
 
 
-def test_wrong_settings_are_named():
+def test_wrong_settings_of_whitening_are_named():
     for call, error, text in (
         (
             lambda: WithinClassWhitening(shrinkage=1.5),
@@ -208,7 +208,7 @@ def test_wrong_settings_are_named():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_gives_on_a_gpu_what_it_gives_on_the_cpu():
+def test_gpu_layer_equals_that_of_the_cpu():
     features, labels = some_features(20)
     layer = WithinClassWhitening(size=3).fit(features.cuda(), labels.cuda())
     assert layer.weight.is_cuda

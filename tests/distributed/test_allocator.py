@@ -98,7 +98,7 @@ def test_musl_does_not_know_the_name(monkeypatch):
     assert not allocator._has_glibc()
 
 
-def test_an_unknown_value_of_the_variable_is_an_error(monkeypatch):
+def test_unknown_value_of_the_variable_raises(monkeypatch):
     monkeypatch.setenv(allocator.VARIABLE, "jemalloc")
     with pytest.raises(ConfigError, match="PML_EXT_ALLOCATOR: found 'jemalloc'; wanted 'default'"):
         allocator.keep_freed_memory("cuda")

@@ -10,7 +10,7 @@ from . import primitives
 pytestmark = pytest.mark.timeout(0)  # two processes on a busy machine take as long as they take
 
 
-def test_synchronized_batch_norm_is_batch_norm_in_one_process():
+def test_joined_batch_norm_is_torchs_in_one_process():
     torch.manual_seed(0)
     plain = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten())
     twin = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten())
@@ -50,7 +50,7 @@ def test_a_batch_norm_of_another_class_warns():
 
 
 @pytest.mark.parametrize("name", primitives.SETTINGS)
-def test_two_processes_have_the_statistics_of_the_joined_batch(collectives, name):
+def test_two_processes_share_the_joined_batchs_statistics(collectives, name):
     settings = primitives.SETTINGS[name]
     layer = torch.nn.BatchNorm1d(3, **settings).double()
     layer.load_state_dict(primitives.batch_norm(**settings).state_dict())
@@ -75,6 +75,6 @@ def test_half_precision_is_normalized_with_statistics_in_full(collectives):
         torch.testing.assert_close(each["buffers"], expected["buffers"], rtol=1e-5, atol=1e-6)
 
 
-def test_an_input_has_channels():
+def test_batch_norm_needs_an_input_with_channels():
     with pytest.raises(ValueError, match="expected an input of two dimensions or more; got 1"):
         JoinedBatchNorm(3)(torch.zeros(3))

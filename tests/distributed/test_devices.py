@@ -20,7 +20,7 @@ def pretended(monkeypatch):
     return monkeypatch
 
 
-def test_a_device_by_name(monkeypatch):
+def test_device_is_chosen_by_its_name(monkeypatch):
     monkeypatch.setattr(devices, "accelerator", lambda: None)
     assert devices.choose_device("auto") == devices.choose_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="--device gpu: wanted auto, cpu, cuda, mps or xpu"):
@@ -29,7 +29,7 @@ def test_a_device_by_name(monkeypatch):
         devices.choose_device("mps")
 
 
-def test_each_process_of_a_machine_has_a_device_of_its_own(pretended):
+def test_each_local_rank_has_its_own_device(pretended):
     assert devices.choose_device("auto") == devices.choose_device("cuda") == "cuda"
     assert devices.choose_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="this torch sees no xpu device; type --device cuda"):
@@ -42,7 +42,7 @@ def test_each_process_of_a_machine_has_a_device_of_its_own(pretended):
         devices.choose_device("auto")
 
 
-def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
+def test_unsupported_precision_of_a_device_is_refused(monkeypatch):
     cpu = torch.device("cpu")
     for precision in ("float32", "bfloat16"):
         devices.check_precision(cpu, precision)

@@ -9,7 +9,7 @@ from . import primitives
 JOINED = torch.cat([primitives.rows(0), primitives.rows(1)])
 
 
-def test_rows_are_joined_in_the_order_of_the_ranks(collectives):
+def test_rows_are_joined_in_rank_order(collectives):
     for saved in collectives:
         joined = saved["gather"]["joined"]
         assert torch.equal(joined["x"], JOINED)
@@ -48,7 +48,7 @@ def test_tiles_are_divided_and_their_results_joined(collectives):
         assert saved["gather"]["summed"][0].tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
-def test_tiles_are_shared_where_all_need_the_same_gradients(collectives):
+def test_tiles_are_shared_if_gradients_agree(collectives):
     for saved in collectives:
         assert saved["gather"]["shared"]
         assert not saved["gather"]["unlike"]

@@ -39,7 +39,7 @@ def test_two_processes_are_one_on_the_joined_batch(two, name, parts):
     assert any(grad.abs().max() > 1e-4 for grad in expected["network"])
 
 
-def test_a_memory_in_pmls_wrapper_is_one_process_on_the_joined_batch(two):
+def test_memory_in_pmls_wrapper_sees_the_joined_batch(two):
     """Its value is that times the processes; DistributedDataParallel averages gradients."""
     expected = CASES.step(CASES.network(), CASES.two_batches(), None, None)
     for rank in range(2):
@@ -62,7 +62,7 @@ def test_cached_gradients_of_two_encoders(two, dropout):
             torch.testing.assert_close(found, CASES.of_two_encoders(dropout, False), rtol=0, atol=1e-12)
 
 
-def test_three_views_in_two_processes_are_those_of_one(two):
+def test_three_views_equal_one_process(two):
     expected = CASES.of_views()
     for rank in range(2):
         torch.testing.assert_close(two[rank]["results"]["views", rank], expected, rtol=0, atol=1e-12)
@@ -96,7 +96,7 @@ def test_a_process_without_images_has_the_others_value(two):
     torch.testing.assert_close(first["proxies"], losses.ProxyAnchorLoss(2, 4).proxies.detach(), rtol=0, atol=0)
 
 
-def test_half_precision_and_references(two):
+def test_half_precision_and_references_are_joined(two):
     x = torch.arange(32.0).reshape(8, 4).sin().bfloat16()
     labels = torch.arange(8) % 2
     references = torch.cat([x[:4].flip(0), x[4:].flip(0)])
@@ -112,14 +112,14 @@ def test_a_miners_triplets_are_counted_in_every_process(two):
     assert [saved["results"]["counted"] for saved in two] == [wanted] * 2
 
 
-def test_a_memory_inside_ddp_keeps_its_own_processs_batches(two):
+def test_memory_inside_ddp_keeps_its_own_batches(two):
     for rank, saved in enumerate(two):
         own = torch.cat([labels[8 * rank : 8 * rank + 8] for _, labels in CASES.batches()])
         assert torch.equal(saved["results"]["memory"]["labels"], own)
         assert saved["results"]["memory"]["filled"] == 24
 
 
-def test_one_process_is_the_loss_itself_without_a_warning():
+def test_one_process_calls_the_loss_without_warnings():
     x = torch.randn(8, 4, requires_grad=True)
     labels = torch.arange(8) % 4
     loss = losses.TripletMarginLoss()
@@ -135,6 +135,6 @@ def test_one_process_is_the_loss_itself_without_a_warning():
     assert DistributedMiner(miner).capabilities == registry.capabilities(miner)
 
 
-def test_the_memory_goes_inside():
+def test_memory_outside_a_distributed_loss_is_refused():
     with pytest.raises(TypeError, match=r"DistributedLoss\(CrossBatchMemory\(loss"):
         CrossBatchMemory(DistributedLoss(losses.ContrastiveLoss()), 4, 16)

@@ -32,7 +32,7 @@ def test_one_process_needs_no_group(monkeypatch):
         assert processes.max_over_ranks(-3) == -3
 
 
-def test_two_processes_exchange_objects(collectives):
+def test_objects_are_exchanged_between_two_processes(collectives):
     first, second = (saved["processes"] for saved in collectives)
     for mine, found in enumerate((first, second)):
         assert (found["number"], found["rank"]) == (2, mine)
@@ -44,7 +44,7 @@ def test_two_processes_exchange_objects(collectives):
     assert second["from ranks"] == []
 
 
-def test_processes_wait_for_each_other_and_for_rank_0(collectives):
+def test_processes_wait_for_each_other_and_rank_0(collectives):
     first, second = (saved["order"] for saved in collectives)
     assert first["went on"] >= second["came"]
     assert second["entered"] >= first["left"]

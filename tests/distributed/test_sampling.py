@@ -55,7 +55,7 @@ def test_batches_are_those_of_the_sampler():
     assert [batch[0].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_pass_draws_from_no_generator_of_the_process():
+def test_pass_leaves_the_process_generators_unchanged():
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     first = passes("random")[0]
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
@@ -102,6 +102,6 @@ def test_an_empty_pass_has_no_batches(batch_size):
         (lambda: list(DistributedBatchSampler(range(5), 2, 0, 3, 0)), "a batch of 2 items has none for some of 3"),
     ],
 )
-def test_what_does_not_fit(make, text):
+def test_unusable_samplers_and_ranks_are_refused(make, text):
     with pytest.raises((TypeError, ValueError), match=text):
         make()

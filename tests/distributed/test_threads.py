@@ -14,7 +14,7 @@ def test_the_variable_of_openmp_goes_first(monkeypatch, variable, wanted):
 
 
 @pytest.mark.parametrize("variable", ["", "0", "all"])
-def test_processes_share_the_processors(monkeypatch, variable):
+def test_processes_share_the_processors_among_threads(monkeypatch, variable):
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert [threads_for(processes) for processes in (1, 4, 16)] == [8, 2, 1]

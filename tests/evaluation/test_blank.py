@@ -48,7 +48,7 @@ def test_as_many_clusters_as_queries_are_left_blank():
     assert found.blank == {"purity_2": "8 clusters of 8 queries have one each, whatever the embeddings"}
 
 
-def test_one_class_gives_nothing():
+def test_tests_of_one_class_are_blank():
     calculator = RetrievalAccuracyCalculator()
     points = points_of(10)
     labels = torch.full((10,), 3)
@@ -62,7 +62,7 @@ def test_one_class_gives_nothing():
     assert math.isnan(by_class.accuracies["recall_at_1"][0])
 
 
-def test_queries_of_one_class_and_others_in_the_gallery_can_be_tested():
+def test_one_queried_class_among_others_is_tested():
     points = points_of(10)
     labels = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0, 0, 0])
     calculator = RetrievalAccuracyCalculator(("recall_at_1",))
@@ -72,7 +72,7 @@ def test_queries_of_one_class_and_others_in_the_gallery_can_be_tested():
     assert 0 <= found["recall_at_1"] <= 1
 
 
-def test_a_relation_in_which_all_are_right_gives_nothing():
+def test_relation_that_makes_all_right_is_blank():
     sets = torch.ones(6, 2)
     found = RetrievalAccuracyCalculator(("recall_at_1", "ndcg_at_2"), relation=SharedLabel(), ndcg_at=(2,)).evaluate(
         points_of(6), sets

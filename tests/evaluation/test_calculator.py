@@ -86,7 +86,7 @@ def test_pmls_metrics_keep_their_values(k, settings, gallery):
     assert "recall_at_16" in mine
 
 
-def test_large_labels_stay_apart():
+def test_large_labels_differ_without_float32_rounding():
     points = torch.tensor([[0.0], [1.0], [0.1], [1.1]])
     labels = torch.tensor([16777216, 16777216, 16777217, 16777217])
     assert RetrievalAccuracyCalculator().get_accuracy(points, labels)["recall_at_1"] == 0
@@ -145,7 +145,7 @@ def extended(base):
         ("r_precision", "twice", "precision_at_1"),
     ],
 )
-def test_metrics_of_a_subclass_are_those_of_pmls_calculator(include, k):
+def test_subclass_metrics_equal_those_of_pmls_calculator(include, k):
     points, labels = data()
     ours, theirs = (
         extended(base)(include=include, k=k, kmeans_func=kmeans).get_accuracy(points, labels)
@@ -169,12 +169,12 @@ LARGEST = int(data()[1].bincount().max()) - 1  # other images of the largest cla
         (("mean_reciprocal_rank",), 5, 5),
     ],
 )
-def test_one_search_for_as_many_neighbors_as_the_metrics_need(include, k, asked, watched):
+def test_one_search_finds_the_neighbors_that_metrics_need(include, k, asked, watched):
     RetrievalAccuracyCalculator(include=include, knn_func=watched, k=k).get_accuracy(*data())
     assert watched.asked == [(60, asked + 1)]  # and the query itself
 
 
-def test_tiles_change_nothing(monkeypatch, watched):
+def test_tiles_change_no_metric_of_neighbors(monkeypatch, watched):
     points, labels = data()
     whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None).get_accuracy(points, labels)
     monkeypatch.setattr(neighbors, "_NEIGHBORS", 600)
@@ -183,7 +183,7 @@ def test_tiles_change_nothing(monkeypatch, watched):
     assert watched.asked == [(10, 60)] * 6
 
 
-def test_a_neighbor_that_an_index_did_not_have_is_wrong():
+def test_missing_neighbors_of_an_index_are_wrong():
     points, labels = data()
     labels[-1] = labels[0]  # what an index of -1 would pick
 
@@ -208,7 +208,7 @@ def test_pmls_way_of_leaving_clustering_out(when):
     assert set(found) == {*theirs, "recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8"}
 
 
-def test_label_comparison():
+def test_label_comparisons_agree_with_pmls_calculator():
     """PML's documented functions: labels of two columns, and labels that are near."""
     points, first = data()
     two = torch.stack([first, torch.arange(60) % 5], 1)
@@ -228,7 +228,7 @@ def test_label_comparison():
             RetrievalAccuracyCalculator(label_comparison_fn=torch.eq, **wrong)
 
 
-def test_neighbors_that_are_kept():
+def test_kept_neighbors_equal_a_direct_search():
     points, labels = data()
     distances, indices = default_neighbors()(points, 5, points, ref_includes_query=True)
     calculator = RetrievalAccuracyCalculator(include=("recall_at_8", "precision_at_1"))
@@ -254,7 +254,7 @@ def test_neighbors_that_are_kept():
         ({"include": ("recall_at_3",)}, "no metric 'recall_at_3'; nearest: recall_at_"),
     ],
 )
-def test_wrong_settings(settings, message):
+def test_wrong_settings_of_the_calculator_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         RetrievalAccuracyCalculator(**settings)
 
@@ -312,7 +312,7 @@ def test_a_subclass_cannot_count_missing_neighbors():
 @pytest.mark.parametrize(
     "settings", [{}, {"relation": NegativesOnly()}, {"near": True}], ids=["equal", "relation", "fn"]
 )
-def test_labels_of_one_column(settings, as_given):
+def test_labels_of_one_column_are_accepted(settings, as_given):
     """PML's testers give labels of shape [N, 1]."""
     points, labels = data()
     reference, reference_labels = data(40, seed=1)

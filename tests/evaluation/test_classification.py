@@ -118,7 +118,7 @@ def test_related_means_against_a_loop(tested):
         assert slow_related("gull", known, TREE) == ["owl", "tit", "wren"]
 
 
-def test_hierarchies_that_are_none():
+def test_cyclic_hierarchies_raise_and_levels_are_listed():
     assert ancestors("hawk", TREE) == [["raptor", "hunter"], ["bird", "animal"]]
     with pytest.raises(DataError, match="hen is its own ancestor"):
         ancestors("hen", {"hen": ["egg"], "egg": ["hen"]})
@@ -218,7 +218,7 @@ ALONE = "c,4.png,validation,1,1\nd,5.png,validation,1,1\n"
 
 
 @pytest.mark.parametrize("tested", [ALONE_IN_QUERIES, ALONE])
-def test_a_class_without_a_mean_is_refused_before_the_training(tmp_path, tested):
+def test_class_without_a_mean_is_refused_before_training(tmp_path, tested):
     for number in range(8):
         Image.new("L", (8, 8), 30 * number).save(tmp_path / f"{number}.png")
     (tmp_path / "mine.csv").write_text(f"label,path,split,is_query,is_gallery\n{TRAINED}{tested}")

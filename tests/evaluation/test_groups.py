@@ -109,7 +109,7 @@ def check(case, result, lone_queries):
 @pytest.mark.parametrize("lone_queries", ["miss", "drop"])
 @pytest.mark.parametrize("within", [True, False])
 @pytest.mark.parametrize("search", ["default", "torch", "PML"])
-def test_evaluation_equals_a_loop(within, lone_queries, search):
+def test_evaluation_with_groups_equals_a_loop(within, lone_queries, search):
     knn = {
         "default": default_neighbors(),
         "torch": neighbors_under(LpDistance(normalize_embeddings=False), tile=7),
@@ -168,7 +168,7 @@ def test_verification_leaves_out_pairs_of_one_group():
 
 
 @pytest.mark.parametrize("reranking", [None, QueryExpansion(3), KReciprocal(6, 3)])
-def test_on_a_second_device(reranking):
+def test_groups_work_on_a_second_device(reranking):
     points, labels = data()
     groups = torch.arange(60) // 2
     settings = {"reranking": reranking, "verification": "all", "ndcg_at": (5,)}
@@ -238,7 +238,7 @@ def test_missing_texts_of_pandas_are_no_group(kind):
         ),
     ],
 )
-def test_bad_groups(arguments, text):
+def test_invalid_groups_raise_with_a_reason(arguments, text):
     points, labels = data()
     calculator = RetrievalAccuracyCalculator(("recall_at_1",))
     with pytest.raises((TypeError, ValueError), match=text) as error:

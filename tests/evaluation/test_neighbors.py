@@ -38,7 +38,7 @@ def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
     assert torch.equal(kmeans(points, 7), kmeans(points, 7))
 
 
-def test_under_a_learned_metric():
+def test_search_under_a_learned_metric_is_exact():
     points, labels = data()
     normalized = torch.nn.functional.normalize(points)
     wanted = RetrievalAccuracyCalculator().get_accuracy(normalized, labels)
@@ -60,7 +60,7 @@ def test_under_a_learned_metric():
     assert learned.training
 
 
-def test_a_shortlist_nears_the_exact_answer_as_it_grows():
+def test_longer_shortlists_come_nearer_to_exact_answers():
     generator = torch.Generator().manual_seed(0)
     points = torch.nn.functional.normalize(torch.randn(300, 8, generator=generator))
     metric = LpDistance(p=1, normalize_embeddings=False)
@@ -134,7 +134,7 @@ def test_a_missing_candidate_is_last():
         assert [set(row) for row in indices[:, :2].tolist()] == nearest
 
 
-def test_the_first_metric_of_the_parts_is_the_learned_one():
+def test_first_metric_of_the_parts_is_chosen():
     metric = LpDistance()
     assert neighbors.learned_metric([object(), SimpleNamespace(metric="cosine")]) is None
     parts = [SimpleNamespace(metric=None), SimpleNamespace(metric=metric), SimpleNamespace(metric=LpDistance(p=1))]

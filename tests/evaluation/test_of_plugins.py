@@ -65,7 +65,7 @@ def test_a_plugins_metric_is_named_where_it_fails(install_plugin):
 
 
 @pytest.mark.usefixtures("isolated_registry")
-def test_a_plugins_metric_stands_in_a_run_and_chooses_its_epoch(install_plugin, tmp_path):
+def test_plugin_metric_in_a_run_chooses_its_epoch(install_plugin, tmp_path):
     install_plugin("far", PLUGIN.replace("{METRICS}", BOTH))
     quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
     quick += ("evaluation.validation=0.3", "evaluation.select=largest", "sampler.batch_size=56")

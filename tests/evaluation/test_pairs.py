@@ -23,7 +23,7 @@ REFERENCES = torch.tensor([1, 3, 3, 9, 2])
 
 
 @pytest.mark.parametrize("reference_labels", [None, REFERENCES])
-def test_pairs_of_classes(reference_labels):
+def test_pairs_of_classes_equal_a_loop(reference_labels):
     expected = set()
     for i, label in enumerate(LABELS.tolist()):
         for j, other in enumerate((LABELS if reference_labels is None else reference_labels).tolist()):
@@ -42,7 +42,7 @@ def test_pairs_of_classes(reference_labels):
     assert as_set(some) != as_set(pairs_of_classes(LABELS, reference_labels, most=3, seed=1))
 
 
-def test_a_sample_is_even():
+def test_sampled_pairs_are_drawn_equally_often():
     """Each of the 15 + 21 pairs is drawn about as often as any other."""
     counts = dict.fromkeys(as_set(pairs_of_classes(LABELS, REFERENCES)), 0)
     for seed in range(600):
@@ -55,7 +55,7 @@ def test_a_sample_is_even():
         assert abs(drawn - mean).max() < 5 * math.sqrt(mean)
 
 
-def test_a_class_of_nearly_all_is_sampled_at_once():
+def test_class_of_nearly_all_items_is_sampled():
     labels = torch.zeros(60_000, dtype=torch.long)
     labels[7] = 1
     pairs = pairs_of_classes(labels, most=100_000)
@@ -80,7 +80,7 @@ def test_a_class_of_nearly_all_is_sampled_at_once():
         (lambda: pairs_of_classes(["a", "b"]), "labels must be numbers, a tensor, an array or a list"),
     ],
 )
-def test_bad_input(call, text):
+def test_invalid_pairs_raise_with_a_reason(call, text):
     with pytest.raises((TypeError, ValueError), match=text) as error:
         call()
     assert "\n" not in str(error.value)

@@ -99,7 +99,7 @@ CASES = {
 @pytest.mark.parametrize("with_groups", [False, True])
 @pytest.mark.parametrize("gallery", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_rankings_equal_a_loop(name, gallery, with_groups, monkeypatch):
+def test_rankings_of_both_methods_equal_a_loop(name, gallery, with_groups, monkeypatch):
     monkeypatch.setattr("pml_ext.evaluation.reranking._ROWS", 7)
     reranking, loop, settings = CASES[name]
     x, labels, y, others = sides(gallery)
@@ -124,7 +124,7 @@ def test_rankings_equal_a_loop(name, gallery, with_groups, monkeypatch):
     assert found.accuracies["recall_at_1"] == pytest.approx(float(torch.stack(right).double().mean()))
 
 
-def test_all_points_alike():
+def test_equal_points_are_ranked_without_nan():
     labels = torch.arange(6) // 2
     for reranking in (KReciprocal(3, 2), QueryExpansion(2)):
         calculator = RetrievalAccuracyCalculator(("recall_at_1",), recall_at=(1,), reranking=reranking)
@@ -147,7 +147,7 @@ def test_all_points_alike():
         ),
     ],
 )
-def test_bad_settings(make, text):
+def test_wrong_settings_of_a_reranking_raise(make, text):
     with pytest.raises((TypeError, ValueError), match=text):
         make()
     RetrievalAccuracyCalculator(reranking=KReciprocal(), knn_func=default_neighbors())

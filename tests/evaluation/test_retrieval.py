@@ -49,7 +49,7 @@ def loop(points, weights, gallery=None):
 
 
 @pytest.mark.parametrize("relation", [SharedLabel(), SharedLabel(graded=True), SharedLabel(0.4, graded=True)])
-def test_sets(relation):
+def test_label_sets_are_evaluated_as_a_loop(relation):
     points, sets = made(N)
     settings = {"relation": relation, "precision_at": (5,), "ndcg_at": (10,), "include": tuple(NAMES.values())}
     settings["lone_queries"] = "miss"
@@ -60,7 +60,7 @@ def test_sets(relation):
     assert found == pytest.approx(loop(points, relation.matrix(sets, others), gallery))
 
 
-def test_trees_and_matrices():
+def test_trees_and_matrices_agree_with_equal_labels():
     points, _ = made(N)
     labels = torch.randint(6, (N,), generator=torch.Generator().manual_seed(2))
     tree = Hierarchy(["a/x", "a/y", "a/z", "b/u", "b/v", "b/w"])
@@ -78,7 +78,7 @@ def test_trees_and_matrices():
     assert by_tree["ndcg_at_10"] == pytest.approx(loop(points, matrix[labels][:, labels])["ndcg_at_10"])
 
 
-def test_lone_queries_are_those_of_the_level_of_a_metric():
+def test_lone_queries_follow_the_level_of_a_metric():
     """A class with one image has relatives at the level above."""
     points, _ = made(N)
     labels = torch.arange(N) // 2
@@ -123,7 +123,7 @@ def test_a_matrix_of_queries_and_gallery(shape):
     assert found["precision_at_1"] == pytest.approx(relevance[torch.arange(shape[0]), nearest].mean().item())
 
 
-def test_a_matrix_of_a_gallery_that_includes_the_queries():
+def test_gallery_may_include_the_queries_with_a_matrix():
     generator = torch.Generator().manual_seed(0)
     gallery = torch.randn(9, 4, generator=generator)
     relevance = (torch.rand(5, 9, generator=generator) < 0.4).float()

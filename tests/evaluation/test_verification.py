@@ -96,7 +96,7 @@ def by_loops(scores, same):
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_curves_equal_loops(ties, seed):
+def test_curves_of_scores_equal_slow_loops(ties, seed):
     scores, same = scores_and_same(ties=ties, seed=seed)
     found = curve_metrics(scores, same)
     expected = by_loops(scores, same)
@@ -131,7 +131,7 @@ def test_best_threshold_and_folds_equal_loops(ties, seed):
     assert found["accuracy_5_fold_error"] == pytest.approx(np.std(expected, ddof=1) / 5**0.5)
 
 
-def test_extreme_thresholds():
+def test_extreme_thresholds_accept_all_or_nothing():
     same = np.array([True, False])
     assert best_threshold([0.0, 1.0], same) == math.inf
     assert best_threshold([1.0, 1.0], same) == math.inf
@@ -141,7 +141,7 @@ def test_extreme_thresholds():
 
 
 @pytest.mark.parametrize("distance", [None, CosineSimilarity(), LpDistance(normalize_embeddings=False)])
-def test_scores(distance, monkeypatch):
+def test_scores_of_pairs_equal_a_loop(distance, monkeypatch):
     monkeypatch.setattr("pml_ext.evaluation.verification._PAIRS_AT_A_TIME", 7)
     x = data(12)[0]
     y = data(9, seed=1)[0]
@@ -158,7 +158,7 @@ def test_scores(distance, monkeypatch):
 
 @pytest.mark.parametrize("gallery", [False, True])
 @pytest.mark.parametrize("verification", ["all", 50])
-def test_the_calculator(verification, gallery):
+def test_calculator_verifies_pairs_of_its_sides(verification, gallery):
     x, labels = data()
     y, others = data(seed=1) if gallery else (None, None)
     include = [metric.name for metric in metrics_of(verification=True) if metric.of_pairs]
@@ -212,7 +212,7 @@ def test_the_calculator_takes_its_searchs_distance():
         ),
     ],
 )
-def test_bad_input(call, text):
+def test_invalid_scores_and_pairs_raise_errors(call, text):
     with pytest.raises((TypeError, ValueError), match=text) as error:
         call()
     assert "\n" not in str(error.value)

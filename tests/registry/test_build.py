@@ -10,7 +10,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.registry import BuildContext, fill_settings
 
 
-def test_unknown_settings_and_names_in_a_context_are_refused():
+def test_unknown_settings_and_context_names_are_refused():
     with pytest.raises(ConfigError, match="no setting of pml/triplet-margin 'margn'; nearest: margin"):
         registry.build("pml/triplet-margin", "loss", margn=0.1)
     with pytest.raises(ConfigError, match="no setting of a BuildContext 'embeding_size'; nearest: embedding_size"):
@@ -29,7 +29,7 @@ def wanting(embedding_size, words, metric: pml_ext.PDDMDistance, base: distances
     """Something with every kind of setting."""
 
 
-def test_a_context_fills_settings():
+def test_context_fills_the_missing_settings():
     context: BuildContext = {"embedding_size": 8, "num_classes": 2, "seed": 9}
     values, missing = fill_settings(wanting, context)
     assert values.keys() == {"embedding_size", "metric", "seed"}
@@ -46,14 +46,14 @@ def test_a_context_reaches_the_components_in_settings():
     assert (loss.collect_stats, loss.loss.collect_stats) == (True, losses.ContrastiveLoss().collect_stats)
 
 
-def test_weights_of_classes_are_a_list_in_the_order_of_labels():
+def test_class_weights_follow_the_order_of_labels():
     reducer = registry.build("pml/class-weighted", "reducer", {"class_labels": [1, 3]}, weights=[0.5, 2])
     torch.testing.assert_close(reducer.weights, torch.tensor([0, 0.5, 0, 2], dtype=torch.float64))
     with pytest.raises(ConfigError, match="weights of pml/class-weighted must be numbers, .* got \\['a'\\]"):
         registry.build("pml/class-weighted", "reducer", weights=["a"])
 
 
-def test_a_class_of_ours_on_one_of_pml_is_built_like_it(isolated_registry):
+def test_subclass_of_a_pml_reducer_is_converted(isolated_registry):
     """No class is known by its name."""
     from pytorch_metric_learning.reducers import ClassWeightedReducer
 

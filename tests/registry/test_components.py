@@ -14,7 +14,7 @@ from pml_ext.registry.components import import_name, kind_of
 from pml_ext.settings import settings_of
 
 
-def test_capabilities():
+def test_capabilities_come_from_the_nearest_base():
     assert registry.capabilities(losses.MultiSimilarityLoss()) == {"labels", "indices_tuple", "references"}
     assert registry.capabilities(losses.ProxyAnchorLoss) == {"labels", "indices_tuple"}
     assert registry.capabilities(losses.RankedListLoss) == {"labels"}
@@ -33,7 +33,7 @@ def test_kinds_follow_from_base_classes():
         kind_of(torch.nn.Linear)
 
 
-def test_settings_are_those_handed_on_to_base_classes_too():
+def test_settings_include_those_of_base_classes():
     class Handing(losses.TripletMarginLoss):
         def __init__(self, *, own=1, margin=0.3, **kwargs):
             super().__init__(margin=margin, **kwargs)
@@ -99,7 +99,7 @@ def test_ours_are_listed_without_importing_them():
         assert component.one_line == component.summary
 
 
-def test_a_summary_is_by_default_the_docstrings_first_line():
+def test_summary_defaults_to_the_docstrings_first_line():
     class MineLoss(losses.BaseMetricLossFunction):
         """A loss of mine.
 
@@ -109,7 +109,7 @@ def test_a_summary_is_by_default_the_docstrings_first_line():
     assert Component(MineLoss, "mine").one_line == "A loss of mine."
 
 
-def test_a_class_without_a_base_of_pml_names_component_and_plugin():
+def test_class_without_a_pml_base_is_named():
     component = Component("collections:Counter", "count", plugin="mine", named_kind="loss")
     with pytest.raises(PluginError, match="^the component 'count' of the plugin 'mine': .*Counter has no base class"):
         _ = component.cls
@@ -127,7 +127,7 @@ def module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "error"), [("raise SystemExit(3)", "SystemExit: 3"), ("1 / 0", "ZeroDivisionError: .*")]
 )
-def test_an_import_that_fails_names_plugin_hook_and_line(tmp_path, module, line, error):
+def test_failing_import_names_plugin_hook_and_line(tmp_path, module, line, error):
     module(f"\n{line}\n")
     text = (
         rf"the loss 'x' of the plugin 'mine' cannot be imported: {error}, in {tmp_path.name}/theirs.py:2; "

@@ -60,7 +60,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("broken", "cause"), BROKEN.items(), ids=range(len(BROKEN)))
-def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, install_loss, broken, cause):
+def test_broken_plugin_is_reported_once_without_harm(install_plugin, install_loss, broken, cause):
     package = install_plugin("broken", "")
     (package / "__init__.py").write_text(broken + "\n")
     install_loss("foreign")
@@ -76,7 +76,7 @@ def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, insta
     assert not any(component.plugin == "broken" for component in registry.components())
 
 
-def test_a_failing_hook_costs_its_own_names_and_nothing_else(install_loss):
+def test_failing_hook_loses_only_its_own_names(install_loss):
     failing = "\n    @hookimpl\n    def pml_ext_datasets():\n        raise OSError('no disk')\n"
     works = "\n    @hookimpl\n    def pml_ext_trunks():\n        return {'late-trunk': int}\n"
     install_loss("late", "Late", "late", more=failing + works)
@@ -91,7 +91,7 @@ def test_a_failing_hook_costs_its_own_names_and_nothing_else(install_loss):
     assert re.fullmatch(r"pml_ext_datasets: OSError: no disk, in late/__init__.py:\d+", record("late").error)
 
 
-def test_without_extras_the_core_hooks_cost_no_plugin_anything(install_loss, monkeypatch):
+def test_without_extras_other_plugins_still_work(install_loss, monkeypatch):
     install_loss("foreign", more="\n    @hookimpl\n    def pml_ext_datasets():\n        return {'theirs': int}\n")
     monkeypatch.setitem(sys.modules, "pml_ext_train.data", None)  # as where its extra is not installed
     monkeypatch.setitem(sys.modules, "pml_ext_train.networks.trunks", None)
@@ -185,7 +185,7 @@ IMPORTS_OURS = """
 """
 
 
-def test_a_plugin_that_is_imported_before_the_registry_is_read(install_plugin):
+def test_plugin_imported_before_the_registry_is_found(install_plugin):
     """Its own import of our class reads the entry points, when its hooks are not there yet."""
     install_plugin("aardvark", IMPORTS_OURS)
     module = importlib.import_module("aardvark")
@@ -193,7 +193,7 @@ def test_a_plugin_that_is_imported_before_the_registry_is_read(install_plugin):
     assert (record("aardvark").status, record("aardvark").components) == ("ok", 1)
 
 
-def test_an_entry_point_that_is_no_module_is_named(install_plugin):
+def test_entry_point_without_a_module_is_named(install_plugin):
     package = install_plugin("text", "plugin = 'hello'\n")
     (package.parent / "text-1.0.dist-info" / "entry_points.txt").write_text("[pml_ext]\ntext = text:plugin\n")
     with pytest.warns(PluginWarning, match="its entry point names 'hello'; expected a module with hooks"):
@@ -241,7 +241,7 @@ def interrupt(*_):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError])
-def test_a_hook_of_ours_that_raised_is_called_again(monkeypatch, error):
+def test_own_hook_that_raised_is_called_again(monkeypatch, error):
     def raises():
         raise error
 
@@ -252,7 +252,7 @@ def test_a_hook_of_ours_that_raised_is_called_again(monkeypatch, error):
     assert registry.find("data set", "digits")[0] == "pml"
 
 
-def test_an_interrupted_hook_of_a_plugin_is_called_again(install_loss):
+def test_interrupted_plugin_hook_is_called_again(install_loss):
     trunks = """
     calls = []
     @hookimpl
@@ -268,7 +268,7 @@ def test_an_interrupted_hook_of_a_plugin_is_called_again(install_loss):
     assert registry.find("trunk", "late-trunk") == ("foreign", int)
 
 
-def test_a_plugin_in_an_attribute_may_import_ours_first(install_plugin):
+def test_plugin_in_an_attribute_may_import_first(install_plugin):
     """Its entry point names an object of the module that is being imported."""
     reads = "import sys\nfrom pml_ext import registry\nregistry.components()\n"
     hooks = reads + textwrap.dedent(IMPORTS_OURS) + "hooks = sys.modules[__name__]\n"
@@ -297,7 +297,7 @@ def test_allow_list_and_deny_list(install_loss, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["PML_EXT_PLUGINS", "PML_EXT_BLOCK"])
-def test_a_typing_error_in_either_list_is_an_error_each_time(monkeypatch, variable):
+def test_misspelled_plugin_in_a_list_always_raises(monkeypatch, variable):
     monkeypatch.setenv(variable, "cbml,angullar")
     for _ in range(2):
         text = f"{variable}: no installed plugin 'angullar'; nearest: angular; installed: .*pddm"
@@ -309,7 +309,7 @@ def test_a_typing_error_in_either_list_is_an_error_each_time(monkeypatch, variab
 
 
 @pytest.mark.parametrize("value", ["my package!", ""])
-def test_an_entry_point_that_names_no_module_harms_no_other(install_plugin, install_loss, value):
+def test_invalid_entry_point_harms_no_other_plugin(install_plugin, install_loss, value):
     package = install_plugin("wrong", "")
     points = package.parent / "wrong-1.0.dist-info" / "entry_points.txt"
     points.write_text(f"[pml_ext]\nwrong = {value}\n")

@@ -41,7 +41,7 @@ def test_a_kind_chooses_among_equal_names():
     assert registry.get("pml/angular", kind="miner").cls is miners.AngularMiner
 
 
-def test_a_name_of_two_others_is_reached_by_its_plugin(install_loss):
+def test_ambiguous_name_is_reached_by_its_plugin(install_loss):
     for module in ("first", "second"):
         data = f"\n    @hookimpl\n    def pml_ext_datasets():\n        return {{'twice': lambda root: {module!r}}}\n"
         install_loss(module, "Same", "zz-same", more=data)

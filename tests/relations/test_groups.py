@@ -11,7 +11,7 @@ import pml_ext
 from .made_up import B
 
 
-def test_groups_against_a_loop():
+def test_different_groups_equal_a_slow_loop():
     classes = torch.randint(3, (B,), generator=torch.Generator().manual_seed(0))
     groups = torch.randint(-1, 4, (B,), generator=torch.Generator().manual_seed(1))
     relation = pml_ext.DifferentGroups()

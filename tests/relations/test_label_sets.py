@@ -20,7 +20,7 @@ def jaccard(first, second):
 
 @pytest.mark.parametrize("graded", [False, True])
 @pytest.mark.parametrize("threshold", [0.0, 1 / 3, 0.5, 1.0])
-def test_sets_against_a_loop(threshold, graded):
+def test_shared_labels_equal_a_slow_loop(threshold, graded):
     first = some_sets(0)
     second = some_sets(1, 17)
     relation = SharedLabel(threshold, graded)
@@ -37,7 +37,7 @@ def test_sets_against_a_loop(threshold, graded):
             assert each[i, j].item() == pytest.approx(wanted, rel=1e-6, nan_ok=True)
 
 
-def test_a_missing_label_of_a_table_is_no_label():
+def test_missing_label_of_a_table_raises():
     table = torch.tensor([[1.0, 0.0], [float("nan"), 1.0], [0.0, float("nan")]])
     with pytest.raises(ValueError, match="multi-hot labels of SharedLabel have 2 NaN; wanted 0"):
         SharedLabel().tensor(table, 3)

@@ -22,7 +22,7 @@ def random_numbers(columns, seed=0, integers=False):
 @pytest.mark.parametrize(
     ("within", "beyond", "graded", "p"), [(2, None, False, 2), (2, 4.5, True, 1), (3, None, True, 2)]
 )
-def test_numbers_against_a_loop(within, beyond, graded, p, columns, integers):
+def test_near_numbers_equal_a_slow_loop(within, beyond, graded, p, columns, integers):
     relation = pml_ext.Near(within, beyond, graded, p)
     x = random_numbers(columns, 0, integers)
     y = random_numbers(columns, 1, integers)
@@ -40,7 +40,7 @@ def test_numbers_against_a_loop(within, beyond, graded, p, columns, integers):
         assert found[i, j].item() == pytest.approx(expected, abs=1e-6, nan_ok=True)
 
 
-def test_classes_may_be_numbers():
+def test_names_of_classes_may_be_numbers():
     names = ["37", "4", "40.5"]
     relation = pml_ext.Near.of_classes(names, within=4, graded=True)
     labels = torch.tensor([0, 2, 1])

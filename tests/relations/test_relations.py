@@ -94,7 +94,7 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
         ),
     ],
 )
-def test_refusals(make, error, text):
+def test_invalid_relations_and_labels_raise_errors(make, error, text):
     with pytest.raises(error, match=text):
         make()
 
@@ -225,7 +225,7 @@ def test_a_relation_and_mined_pairs_keep_the_weights():
 
 
 @pytest.mark.parametrize("name", MINERS)
-def test_miners(name):
+def test_related_miners_equal_listed_pairs(name):
     x = points()
     labels = torch.arange(B) // 4
     sets = some_sets()
@@ -257,7 +257,7 @@ def test_miners_take_no_pairs_of_a_group(make):
     assert (classes[second] != classes[negative]).all()
 
 
-def test_miners_that_stand_apart():
+def test_wrapped_miners_keep_their_inner_relation():
     x = points()
     sets = some_sets()
     miner = AnchorSwapMiner(SemiHardTripletMiner(relation=SharedLabel()))
@@ -305,7 +305,7 @@ def test_a_memory_keeps_labels_of_any_shape(make, tmp_path):
         memory(points(3), torch.zeros(B, C + 1))
 
 
-def test_compiled():
+def test_compiled_loss_with_sets_is_equal():
     x = points()
     sets = some_sets()
     loss = CBMLLoss(relation=SharedLabel())
@@ -334,7 +334,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("relation", "labels"), ELSEWHERE)
-def test_on_a_second_device(relation, labels):
+def test_relations_work_on_a_second_device(relation, labels):
     x = points().detach()
     loss = CBMLLoss(tile_size=5, relation=relation)
     wanted = loss(x, labels)
@@ -400,7 +400,7 @@ def test_lists_of_labels_of_other_widths_are_compared():
 
 
 @pytest.mark.parametrize("loss", [CBMLLoss, TiledSupConLoss])
-def test_a_listed_positive_that_a_graded_relation_gives_no_weight_is_left_out(loss):
+def test_listed_positive_without_graded_weight_is_ignored(loss):
     """SharedLabel(threshold=...) calls a pair with a smaller share neither positive nor negative."""
     sets = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

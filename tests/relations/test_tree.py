@@ -14,7 +14,7 @@ PATHS = ["animal/bird/owl", "animal/bird/robin", "animal/fish/cod", "plant/tree/
 
 @pytest.mark.parametrize("graded", [False, True])
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_trees_against_a_loop(level, graded):
+def test_trees_of_classes_equal_a_loop(level, graded):
     relation = Hierarchy(PATHS, level, graded)
     labels = torch.arange(len(PATHS))
     found = relation.matrix(labels, labels)

@@ -26,7 +26,7 @@ class Counting(losses.ContrastiveLoss):
         return super().forward(*arguments, **named) * self.calls
 
 
-def test_what_a_check_needs_is_named_where_it_is_missing():
+def test_missing_needs_of_a_check_are_named():
     assert calling.is_random(subject_of(Drawing()))
     assert not calling.is_random(subject_of(CBMLLoss))
     calling.needs(subject_of(CBMLLoss), "labels", "references", repeatable=True)
@@ -40,7 +40,7 @@ def test_what_a_check_needs_is_named_where_it_is_missing():
         calling.needs(subject_of(Counting()), repeatable=True)
 
 
-def test_an_error_is_one_line_with_the_authors_place():
+def test_error_is_one_line_with_its_place():
     def theirs():
         raise ZeroDivisionError("by\n zero")
 

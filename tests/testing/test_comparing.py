@@ -48,6 +48,6 @@ def test_a_difference_has_both_values():
         (indices([0, 0], [1, 1], [2, 2]), "is listed twice of the batch, and counts twice"),
     ],
 )
-def test_invalid_tuples_are_named(given, text):
+def test_invalid_index_tuples_are_named_clearly(given, text):
     with pytest.raises(AssertionError, match=text):
         comparing.check_tuple(given, LABELS, LABELS, " of the batch")

@@ -32,5 +32,5 @@ def test_entries_of_a_test_are_removed(tmp_path):
     assert "2 passed" in done.stdout, done.stdout
 
 
-def test_it_gives_the_registry(isolated_registry):
+def test_fixture_gives_the_registry_module_itself(isolated_registry):
     assert isolated_registry is registry is pml_ext.registry

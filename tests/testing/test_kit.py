@@ -42,7 +42,7 @@ ONE_GRAPH = {
 
 
 @parametrize_with_checks(ours(), expected_failed_checks=lambda component: EXPECTED.get(type(component).__name__, {}))
-def test_our_own(component, check):
+def test_our_own_components_pass_all_checks(component, check):
     if check.__name__ == "check_compile" and getattr(component, "name", "") in ONE_GRAPH:
         (result,) = check_component(component, checks=["check_compile"])
         assert result.text == "one graph"
@@ -59,7 +59,7 @@ def test_our_own(component, check):
         (losses.TripletMarginLoss, "check_memory_growth"),
     ],
 )
-def test_a_sample_of_pmls(loss, check):
+def test_known_bugs_of_pml_are_found(loss, check):
     assert check in failing(loss(), checks=[check])
 
 

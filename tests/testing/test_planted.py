@@ -38,11 +38,11 @@ def test_every_check_has_a_bug():
     ],
     ids=lambda component: getattr(component, "__name__", type(component).__name__),
 )
-def test_correct_ones_pass(component):
+def test_correct_components_pass_every_fast_check(component):
     assert failing(component, fast=True) == {}
 
 
-def test_a_memory_of_pmls_loss_passes_but_for_half_precision():
+def test_memory_of_pmls_loss_fails_only_dtypes():
     memory = pml_ext.CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=8, memory_size=2048)
     assert failing(memory, fast=True).keys() <= {"check_dtypes"}  # which PML's Lp distance does not take on a CPU
 

@@ -52,7 +52,7 @@ def test_what_a_component_raises_keeps_its_traceback():
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-def test_failures_are_listed_in_the_order_in_which_to_read_them():
+def test_failures_are_listed_in_reading_order():
     with pytest.raises(AssertionError) as raised:
         check_component(bug_of("check_eval_keeps_state"), checks=["check_eval_keeps_state", "check_call_forms"])
     assert "read " not in str(raised.value)  # a single one
@@ -61,7 +61,7 @@ def test_failures_are_listed_in_the_order_in_which_to_read_them():
     assert str(raised.value).splitlines()[1].startswith("  check_labels_are_used: ")
 
 
-def test_after_a_loss_that_cannot_be_called_the_rest_is_skipped():
+def test_loss_without_calls_skips_the_rest():
     results = check_component(ValueAlone, on_fail=None)
     assert [result.check for result in results if result.fails] == ["check_call_forms"]
     skipped = [result for result in results if result.check == "check_reducers"]
@@ -75,7 +75,7 @@ class CircleLoss(ByHand):
     """A loss of somebody else with a name of PML's."""
 
 
-def test_failures_by_design_are_those_of_pmls_own_classes():
+def test_failures_by_design_are_pmls_own():
     (result,) = check_component(CircleLoss, checks=["check_gradients"], on_fail=None)
     assert result.status == "passed"
     (result,) = check_component(PMLCircleLoss, checks=["check_gradients"], on_fail=None)

@@ -46,7 +46,7 @@ def test_gives_what_the_cpu_gives():
             assert torch.equal(mine.cpu(), wanted), number
 
 
-def test_a_mix_is_refused_and_a_copy_or_a_number_is_not():
+def test_mixed_devices_raise_but_copies_do_not():
     with SecondDevice() as second:
         x = torch.ones(3, 2).to(second.device)
         for mix in (
@@ -68,7 +68,7 @@ def test_a_mix_is_refused_and_a_copy_or_a_number_is_not():
         x + 1
 
 
-def test_what_makes_the_host_wait_is_counted_with_its_place():
+def test_waits_of_the_host_are_counted_by_place():
     with SecondDevice() as second:
         x = torch.ones(3, 2).to(second.device)
         (x + x[0] * torch.arange(2, device=x.device)).sum().abs()

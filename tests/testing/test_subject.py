@@ -15,14 +15,14 @@ from pml_ext_train.cli.targets import find_components
 from tests.testing.planted import ByHand
 
 
-def test_what_cannot_be_checked():
+def test_unusable_components_raise_with_a_reason():
     with pytest.raises(ConfigError, match="RegularizedLoss needs loss, regularizer, .* check an instance"):
         check_component(pml_ext.RegularizedLoss)
     with pytest.raises(TypeError, match="has no base class of a component"):
         check_component(torch.nn.Linear(2, 2))
 
 
-def test_targets():
+def test_targets_are_found_by_any_name():
     for what in ("cbml", "pml_ext_cbml"):
         assert [name for name, _ in find_components(what)] == ["cbml", "hard-pair", "metric-variance", "softmax"]
     names = {"hard-quadruplet", "mahalanobis", "pddm (distance)", "pddm (loss)"}
@@ -46,7 +46,7 @@ def test_targets():
         (losses.ContrastiveLoss, 8, 6),
     ],
 )
-def test_what_may_be_checked(component, size, classes):
+def test_classes_partials_and_instances_are_checked(component, size, classes):
     given = {"embedding_size": size, "num_classes": classes}
     subject = subject_of(component, **given)
     assert (subject.size, subject.classes) == (size, classes)
@@ -107,7 +107,7 @@ def test_sizes_are_the_defaults_that_a_class_keeps():
     assert result.status == "passed"
 
 
-def test_a_loss_of_many_classes_gets_batches_of_them():
+def test_loss_of_many_classes_gets_large_batches():
     for result in check_component(
         ManyClasses, checks=["check_saved_bytes", "check_no_loop_over_anchors"], on_fail=None
     ):

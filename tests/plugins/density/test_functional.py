@@ -16,7 +16,7 @@ def test_slots_of_a_gpu_have_their_classes(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_densities_of_half_precision(dtype):
+def test_half_precision_densities_equal_full_precision(dtype):
     """In float16 a count of 2,049 images would be 2,048, and in bfloat16 a count of 257 would be 256."""
     x = torch.randn(2049, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     labels = torch.zeros(2049, dtype=torch.long)

@@ -7,7 +7,7 @@ def epochs(path):
     return [row["epoch"] for row in read_rows(path)]
 
 
-def test_epochs_are_added_and_those_after_a_checkpoint_are_dropped(tmp_path):
+def test_epochs_after_a_resumed_checkpoint_are_dropped(tmp_path):
     path = tmp_path / "records" / "density.csv"
     assert read_rows(path) == []
     for epoch in range(4):

@@ -38,7 +38,7 @@ def reference(
     return total
 
 
-def test_against_the_slow_loop():
+def test_density_regularizer_equals_the_slow_loop():
     full = [0.3, 0.7, 0.1, 0.9, 0.5, 0.2]
     with_a_zero = [0.3, 0.0, 0.1, 0.9, 0.5, 0.2]
     same = [0.3] * 6

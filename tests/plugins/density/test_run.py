@@ -37,7 +37,7 @@ def test_base_densities_come_from_the_trunks_features(finished):
     assert expected.min() > 0.01
 
 
-def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
+def test_targets_train_and_are_written_each_epoch(finished):
     out, metrics = finished
     state = torch.load(out / "checkpoints" / "model.pt")
     targets = state["loss"]["regularizer.target_density"]

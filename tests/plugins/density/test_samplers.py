@@ -15,7 +15,7 @@ def batches(sampler):
     return [drawn[i : i + sampler.batch_size] for i in range(0, len(drawn), sampler.batch_size)]
 
 
-def test_a_batch_is_whole_classes_and_a_part_of_the_last():
+def test_batches_have_whole_classes_but_the_last():
     labels = np.array(LABELS)
     for seed in range(20):
         for batch in batches(WholeClassSampler(LABELS, 12, seed)):

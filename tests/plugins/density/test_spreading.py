@@ -11,7 +11,7 @@ from pml_ext import EntropyRegularizer, GlobalOrthogonalRegularizer
 from .points import RAGGED, batch
 
 
-def test_entropy_against_a_loop():
+def test_entropy_regularizer_equals_a_slow_loop():
     x, y = batch(RAGGED)
     points = [p / p.norm() for p in x.detach()]
     nearest = [min((p - q).norm().item() for j, q in enumerate(points) if j != i) for i, p in enumerate(points)]

@@ -34,7 +34,7 @@ def reference(embeddings, labels, component, distance, indices_tuple=None, point
     return metric + embedding
 
 
-def test_equal_to_a_loop():
+def test_pddm_loss_equals_a_slow_loop():
     torch.manual_seed(0)
     whole, lmdm = (PDDMDistance(8, dropout=0.0, position=position) for position in (True, False))
     settings = [
@@ -124,7 +124,7 @@ def test_equal_scores_are_scaled_to_zero():
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in loss.parameters())
 
 
-def test_a_loss_of_pml_in_the_place_of_the_feature_term():
+def test_embedding_loss_of_pml_replaces_the_term():
     x = embeddings().requires_grad_()
     triplet = TripletMarginLoss(margin=0.2)
     loss = build(embedding_loss=triplet, embedding_weight=3.0, num_quadruplets=3, collect_stats=True)
@@ -137,7 +137,7 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
 
 @pytest.mark.parametrize("settings", [{}, {"pointwise": "logistic"}])
 @pytest.mark.parametrize("labels", [torch.arange(6), torch.zeros(6, dtype=torch.long)])
-def test_without_a_quadruplet_the_loss_is_0_with_every_reducer(settings, labels):
+def test_without_quadruplets_the_loss_is_always_0(settings, labels):
     """PML's MeanReducer gives NaN for no triplet."""
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = PDDMLoss(PDDMDistance(8), reducer=MeanReducer(), **settings)

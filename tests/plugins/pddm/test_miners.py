@@ -26,7 +26,7 @@ def listed(triplets):
 @pytest.mark.parametrize("count", [1, 2, 3, 99])
 @pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_equal_to_a_loop(count, per_class, seed):
+def test_mined_quadruplets_equal_a_slow_loop(count, per_class, seed):
     x = embeddings(seed)
     distance = PDDMDistance(5).double()
     settings = {"num_quadruplets": count, "per_class": per_class}

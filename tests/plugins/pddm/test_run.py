@@ -27,7 +27,7 @@ def finished(tmp_path_factory):
     return out, train("pddm/digits", out=out, overrides=typed(QUICK), device="cpu")[0]
 
 
-def test_is_tested_by_features_by_score_and_by_a_shortlist(finished):
+def test_run_is_tested_by_score_and_shortlist(finished):
     out, metrics = finished
     for phase in ("after", "learned_metric", "shortlist"):
         assert metrics[phase]["recall_at_1"] > 0.6
@@ -40,7 +40,7 @@ def test_is_tested_by_features_by_score_and_by_a_shortlist(finished):
     assert recorded["learned_metric"] == metrics["learned_metric"]
 
 
-def test_the_head_trains_with_an_optimizer_of_its_own(finished):
+def test_head_trains_with_its_own_optimizer(finished):
     out, _ = finished
     state = torch.load(out / "checkpoints" / "last.pt", weights_only=False)
     parts = state["parts"]

@@ -13,7 +13,7 @@ class NeedsGpu(Deviance):
         raise RuntimeError("no device")
 
 
-def test_a_constructor_that_raises_fails_one_check_and_skips_the_others():
+def test_raising_constructor_fails_one_check_and_skips_others():
     results = check_component(NeedsGpu, on_fail=None, fast=True)
     (failed,) = [result for result in results if result.fails]
     assert failed.check == "check_constructor"
@@ -21,7 +21,7 @@ def test_a_constructor_that_raises_fails_one_check_and_skips_the_others():
     assert {result.status for result in results} == {"failed", "skipped"}
 
 
-def test_a_registered_component_has_a_line_for_the_list():
+def test_registered_component_needs_a_listed_line():
     without = failing(Component(NeedsGpu, name="needs-gpu"), checks=["check_docstring"])
     assert "it has no docstring, which `pml-ext list` shows" in without["check_docstring"]
     for component in (Component(NeedsGpu, name="needs-gpu", summary="A loss"), pml_ext.registry.get("cbml")):

@@ -45,7 +45,7 @@ class Scaled(ByHand):
         return self.scale * super().values(*matrices)
 
 
-def test_equal_under_every_setting():
+def test_reference_is_equal_under_every_setting():
     compared, varied = results(ByHand, COMPARED, reference=loop)
     assert compared.status == varied.status == "passed"
     assert compared.text == "equal in 40 comparisons"  # 4 tables of settings, on 10 batches, tuples and references each
@@ -124,7 +124,7 @@ def test_a_reference_that_names_pairs_gets_a_miners():
     assert "pairs of a miner: the value differs" in found.text
 
 
-def test_the_instance_is_passed_to_a_reference_that_names_it():
+def test_reference_gets_the_instance_that_it_names():
     """Its parameters are moved from where they start, and their gradients are compared."""
     seen = []
 
@@ -150,7 +150,7 @@ def test_a_reference_may_leave_out_what_it_cannot():
     assert (found.status, "compared nothing" in found.text) == ("failed", True)
 
 
-def test_instances_regularizers_and_others():
+def test_instances_and_regularizers_may_be_compared():
     instance = ByHand(margin=0.25)
     assert results(instance, reference=lambda x, y: loop(x, y, margin=0.25)).status == "passed"
     assert results(instance, reference=loop).status == "failed"
@@ -174,7 +174,7 @@ def hardest(embeddings, labels, ref_emb=None, ref_labels=None):
     return triplets
 
 
-def test_a_miner_is_compared_with_the_set_of_a_loop():
+def test_miner_is_compared_with_a_loops_set():
     assert results(BatchHardMiner, reference=hardest).text == "equal in 6 comparisons"
     found = results(BatchHardMiner, reference=lambda *batch, **more: {(a, p, p) for a, p, n in hardest(*batch, **more)})
     assert "it mines different pairs from the reference" in found.text
@@ -185,7 +185,7 @@ def test_a_miner_is_compared_with_the_set_of_a_loop():
     assert "a miner's reference returns the set of triplets" in found.text
 
 
-def test_the_loop_of_a_distance_takes_its_own_settings():
+def test_distance_is_compared_with_its_own_settings():
     class Scaled(LpDistance):
         def __init__(self, factor: float = 2.0, **kwargs):
             super().__init__(**kwargs)
@@ -214,7 +214,7 @@ def test_settings_that_do_not_fit():
         check_component(ByHand, checks=["check_refrence"])
 
 
-def test_the_first_settings_are_those_of_all_other_checks():
+def test_first_settings_are_used_by_other_checks():
     with pytest.raises(ConfigError, match="Needy needs temperature"):
         check_component(Needy)
     given = {"settings": {"temperature": [0.5, 0.1], "name": ["a", "b"]}, "without_effect": ["tile", "name"]}
@@ -250,7 +250,7 @@ def mean_rank(embeddings, labels):
     return total / len(labels)
 
 
-def test_a_tie_between_a_positive_and_a_negative_is_compared():
+def test_ties_of_positives_and_negatives_are_compared():
     assert failing(Ranked, checks=["check_reference"], reference=mean_rank) == {}
     found = failing(RankedWithTies, checks=["check_reference"], reference=mean_rank)
     assert "a positive and a negative that are equal: the value differs" in found["check_reference"]
@@ -261,5 +261,5 @@ class GivesAlpha(Deviance):
         super().__init__(alpha=2.0, **kwargs)
 
 
-def test_a_setting_that_a_subclass_gives_its_parent_is_none_of_its_own():
+def test_setting_passed_to_the_base_is_not_varied():
     assert failing(GivesAlpha, checks=["check_settings", "check_reference"], reference=loop) == {}

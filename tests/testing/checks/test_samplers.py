@@ -15,6 +15,6 @@ class AssertsSizes(FewClasses):
         super().__init__(labels, batch_size, length_before_new_iter, seed)
 
 
-def test_a_sampler_may_refuse_small_classes_by_any_error():
+def test_samplers_may_refuse_small_classes_by_asserting():
     for result in check_component(AssertsSizes, checks=["check_sampler", "check_sampler_seed"]):
         assert result.status == "passed"
