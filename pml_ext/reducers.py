@@ -46,7 +46,7 @@ class SumOfReducers(MultipleReducers):  # type: ignore[misc]
         """The sum of the values."""
         self.reset_stats()
         first, *others = [reducer_of(self, name)({name: info}, embeddings, labels) for name, info in loss_dict.items()]
-        return sum(others, first)
+        return sum(others, first)  # type: ignore[no-any-return]
 
 
 # PML's reducers that can be computed from row sums of a matrix of elements.
@@ -83,8 +83,8 @@ def require_sums(owner: object, reducer: BaseReducer) -> None:
     if isinstance(stated, _OF_SINGLE_VALUES) and not isinstance(stated, reducers.SumReducer):  # a MeanReducer in PML
         name = type(owner).__name__
         raise ValueError(
-            f"{name} lists no triplets but sums over each pair's, which a {type(stated).__name__} would take for single "
-            "values; leave out reducer, use a SumReducer, or pass triplets as indices_tuple"
+            f"{name} lists no triplets but sums over each pair's, which a {type(stated).__name__} would take for "
+            "single values; leave out reducer, use a SumReducer, or pass triplets as indices_tuple"
         )
 
 

@@ -16,7 +16,8 @@ class RunView(Protocol):
     """The part of a run that a component's hooks may use.
 
     The hooks are ``prepare``, ``start_epoch``, ``after_step`` and ``figures``. Splits are ``"train"``; ``"test"``, or
-    ``"query"`` and ``"gallery"``; perhaps ``"validation"`` and ``"train_sample"``.
+    ``"query"`` and ``"gallery"``; ``"validation"`` if classes are held out; ``"train_sample"``, unless all training
+    images are tested.
     """
 
     folder: Path  # components write their own tables to records/ in it
