@@ -1,4 +1,4 @@
-"""Omniglot, characters of many alphabets: the whole set, and its two small background sets."""
+"""Omniglot, characters of many alphabets, and its two small background sets."""
 
 from __future__ import annotations
 
@@ -59,13 +59,12 @@ ONE_IN = 5  # with split = "characters", every fifth character of an alphabet is
 def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
     """Omniglot: 964 characters of 30 alphabets to train, 659 of 20 other alphabets to test, 20 drawings each.
 
-    Ink is bright on a dark ground. The drawings are read into memory when the set is opened. Alphabets are the parents
-    of their characters.
+    Ink is bright on dark. Drawings are kept in memory. Alphabets are the parents of their characters.
 
     Args:
         root: a folder with ``images_background.zip`` and ``images_evaluation.zip``.
-        image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
-        split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested.
+        image_size: height and width of the resized drawings, from 8 to 105 pixels.
+        split: ``"alphabets"``, or ``"characters"`` to test every fifth character of each alphabet.
     """
     return _splits(ABOUT, find_root(ABOUT, root, BACKGROUND, ["omniglot-py"]), image_size, split)
 
@@ -73,8 +72,8 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
     """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
 
-    The two files, ``images_background_small1.zip`` and ``images_background_small2.zip``, are downloaded on first use
-    unless ``root`` is given. Otherwise as :func:`omniglot`.
+    ``images_background_small1.zip`` and ``images_background_small2.zip`` are downloaded on first use unless ``root`` is
+    given. Otherwise as :func:`omniglot`.
     """
     if root is None:
         get_archives(SMALL, SMALL.place)
@@ -89,7 +88,7 @@ def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> D
     second = find_root(about, place, second_archive.name) / second_archive.name
     train = _read(first, image_size)
     test = _read(second, image_size, without=set(map(_alphabet, train.class_names)))
-    mend = f"pml-ext data {about.name} --download gets it again"
+    mend = f"type: pml-ext data {about.name} --download"
     for part, path, images in (("train", first, train), ("test", second, test)):
         check_count(about, part, len(images), len(images.class_names), path, mend)
     names = [*train.class_names, *test.class_names]
@@ -100,7 +99,7 @@ def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> D
 
 
 def _split_by_character(first: LabeledImages, second: LabeledImages) -> tuple[LabeledImages, LabeledImages]:
-    """Divide the characters of all alphabets: every fifth character of an alphabet is a test class."""
+    """Make every fifth character of each alphabet a test class."""
     names = [*first.class_names, *second.class_names]
     pixels = torch.cat([torch.as_tensor(first.images), torch.as_tensor(second.images)])
     labels = np.concatenate([first.labels, second.labels + len(first.class_names)])
@@ -120,7 +119,7 @@ def _alphabet(character: str) -> str:
 
 
 def _read(path: Path, image_size: int, without: Collection[str] = ()) -> LabeledImages:
-    """Read a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, but not the alphabets ``without``."""
+    """Read a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, except the alphabets ``without``."""
     from PIL import Image
 
     drawings: list[Any] = []
