@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Literal
 from pml_ext.errors import ConfigError, DataError
 
 from ..files.stat import composed, doubt_about
-from .images import LabeledImages
 from .listing import LINKED_FOLDER, RUN, SYSTEM_FOLDER, Listing, list_folder
+from .published import Entry, labeled_part
 from .splits import DataSplits, check_trainable, divide
 
 _ADVICE_ON_LEAVES = "--set data.classes=leaf makes each innermost folder a class"
@@ -76,11 +77,12 @@ def folder(
             notes.append(f"{place} has the folders train and test, so {', '.join(unused)} has no effect")
 
     listings = [list_folder(part) for part in parts]
-    found = [_files_by_class(listing, depth) for listing in listings]
-    names = sorted(set().union(*found))
+    found = [_entries(listing, depth) for listing in listings]
+    names = sorted({entry.name for entry in itertools.chain(*found)})
+    labels = {name: label for label, name in enumerate(names)}
     if doubt := doubt_about(names):
         notes.append(f"{place}: {doubt}")
-    labeled = [_labeled(files, names, channels) for files in found]
+    labeled = [labeled_part(part, entries, labels, channels) for part, entries in zip(parts, found, strict=True)]
     nested = _first_nested_folder(listings)
 
     if divided:
@@ -142,26 +144,16 @@ def _first_nested_folder(listings: Iterable[Listing]) -> Path | None:
     return None
 
 
-def _files_by_class(listing: Listing, depth: int | None) -> dict[str, list[Path]]:
-    """Image files by class, the first ``depth`` folders of a path (None: all)."""
-    for name in listing.unlisted:
-        raise DataError(f"{listing.others[name]}; check its permissions")
-    found: dict[str, list[Path]] = {}
+def _entries(listing: Listing, depth: int | None) -> list[Entry]:
+    """Images by class, the first ``depth`` folders of a path (None: all)."""
+    if listing.unlisted:
+        raise DataError(f"{listing.others[listing.unlisted[0]]}; check its permissions")
+    entries = []
     for name in listing.names:
         *folders, _ = name.split("/")
         if folders:
-            found.setdefault(composed("/".join(folders[:depth])), []).append(listing.folder / name)
-    if not found:
+            entries.append(Entry(name, composed("/".join(folders[:depth]))))
+    if not entries:
         remedy = "it needs one sub-folder of .jpg, .png, ... files per class"
         raise DataError("; ".join([f"{listing.folder}: no images in sub-folders", remedy, *_notes([listing])]))
-    return found
-
-
-def _labeled(found: dict[str, list[Path]], names: list[str], channels: int) -> LabeledImages:
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(names):
-        of_class = sorted(found.get(name, ()))
-        files += of_class
-        labels += [label] * len(of_class)
-    return LabeledImages(files, labels, names, channels=channels)
+    return sorted(entries, key=lambda entry: (entry.name, entry.path.split("/")))

@@ -228,7 +228,7 @@ def imagenet(
         raise DataError(f"{place}: train and val have different folders, {first} first; both need one per WordNet id")
     tested = set(train[about.counts["train"].classes :])
     parts: dict[str, list[Entry]] = {part: [] for part in about.counts}
-    gallery, query = list(about.counts)[1:] if "query" in about.counts else ("test", "test")
+    gallery, query = ("gallery", "query") if "query" in about.counts else ("test", "test")
     for folder, tested_part in (("train", gallery), ("val", query)):
         for name in train:
             part = tested_part if name in tested else "train"

@@ -117,8 +117,6 @@ def _check_array(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     entry = archive.getinfo(f"{name}.npy")
     with archive.open(entry) as file:
         version = np.lib.format.read_magic(file)
-        if version not in readers:
-            raise DataError(f"{path}: {name} have version {version} of .npy, for tables; save an array of numbers")
         shape, _, dtype = readers[version](file)
         stored = entry.file_size - file.tell()
     if dtype.hasobject:
@@ -155,11 +153,9 @@ def _column(path: Path, name: str, column: Any) -> Any:
         return column.to_numpy()
     if not is_list:
         return column.to_pylist()
-    lengths = sorted(compute.unique(compute.list_value_length(column)).to_pylist())
+    lengths = sorted(compute.unique(compute.list_value_length(column)).to_pylist()) or [0]
     if len(lengths) > 1:
         raise DataError(f"{path}: {name} are lists of {lengths[0]} to {lengths[-1]} numbers; they need one length")
-    if not lengths:
-        return np.empty((0, 0), dtype=np.float32)
     values = compute.list_flatten(column)
     if values.null_count:
         raise DataError(f"{path}: {name}: {counted(values.null_count, 'number')} of the vectors are missing")
@@ -179,15 +175,10 @@ def _read_safetensors(path: Path) -> Columns:
                 if tensor.is_floating_point():  # bfloat16 and others that numpy does not have
                     tensor = tensor.float()
                 columns[name] = tensor.numpy()
+            for name in _used(texts):
+                columns[name] = json.loads(texts[name])
     except (OSError, ValueError, SafetensorError) as error:
         raise _unreadable(path, error) from None
-    for name in _used(texts):
-        if name in columns:
-            raise DataError(f"{path}: {name} are both a tensor and a list in the metadata; delete one")
-        try:
-            columns[name] = json.loads(texts[name])
-        except ValueError:
-            raise DataError(f"{path}: {name} of the metadata are not JSON; write a list of texts") from None
     return columns, _unused(names)
 
 
