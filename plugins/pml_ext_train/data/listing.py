@@ -21,7 +21,7 @@ CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
 # Why folders are skipped.
 SYSTEM_FOLDER = "a recycle bin or another system folder"
 RUN = "the folder of a run, whose figures are not read as images"
-LINKED_FOLDER = "a link to a folder; links to folders are not followed"
+LINKED_FOLDER = "a link to a folder, which is not followed"
 _GONE = (errno.ENOENT, errno.ELOOP)  # errors of a file that vanished, or of a link that leads nowhere
 # Of operating systems, archivers and network drives, in lower case.
 _SYSTEM_FOLDERS = (

@@ -320,6 +320,6 @@ def check_disjoint(
         if both:
             raise DataError(
                 f"{len(both)} classes of train are also in {part}, {min(both)} first, but test classes must not be "
-                f"trained on; delete their lines in one part{advice}",
+                f"trained on: delete their lines in one part{advice}",
                 source=str(listed_in),
             )

@@ -117,7 +117,7 @@ def table(
         entries = _entries(rows)
         check_disjoint(name, place, {"train": entries})
         if len(names) < 2:
-            raise DataError(f"found {len(names)} classes in {len(rows)} rows; it needs two or more", source=name)
+            raise DataError(f"found {len(names)} classes in {len(rows)} rows; wanted two or more", source=name)
         labels = {label: number for number, label in enumerate(names)}
         whole = labeled_part(place, entries, labels, channels)
         train, test = divide(name, whole, split, train_fraction, seed)

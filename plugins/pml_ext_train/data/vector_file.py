@@ -47,7 +47,7 @@ def read_vectors(path: Path) -> VectorFile:
 
     Raises DataError, or MissingExtraError if the package that reads the file is missing.
     """
-    remedy = f"vectors:FILE needs a {', '.join(_READERS)} file"
+    remedy = f"wanted vectors:FILE, a {', '.join(_READERS)} file"
     if not path.exists():
         raise DataError(f"{path}: no such file; {remedy}")
     if not path.is_file():  # a pipe or a device may never end

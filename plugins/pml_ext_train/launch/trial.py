@@ -1,4 +1,4 @@
-"""Trials of tuning: runs tested only on validation classes, without a report."""
+"""Trials of tuning: runs tested only on validation classes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def train_and_validate(
     listener: Listener,
     report: Callable[[int, float], None],
 ) -> float:
-    """Train a recipe, or resume it; return its best ``evaluation.select`` on validation classes.
+    """Train or resume a recipe; return its best ``evaluation.select`` on validation classes.
 
-    After each epoch, ``report`` receives the epoch and the best value; its errors end the run.
+    ``report`` receives the epoch and the best value after each epoch; its errors end the run.
     """
     run = Run(recipe, name, folder, seed, device, data, listener)
     with locked(folder):

@@ -78,8 +78,7 @@ def _load(model: nn.Module, variant: _Variant) -> None:
 
     ConfigError if the file is missing or changed, or does not fit.
     """
-    module = importlib.import_module(variant.package)
-    path = Path(getattr(module, variant.class_name).get_model_file_path())
+    path = _path_of(variant)
     again = f"type: pip install --force-reinstall {variant.package.replace('_', '-')}"
     try:
         unchanged = sha256_of(path) == variant.sha256
@@ -93,3 +92,8 @@ def _load(model: nn.Module, variant: _Variant) -> None:
         model.load_state_dict(dict(zip(model.state_dict(), tensors, strict=True)))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{path}: does not fit the installed timm ({shortened(one_line(error), 100)})") from None
+
+
+def _path_of(variant: _Variant) -> Path:
+    module = importlib.import_module(variant.package)
+    return Path(getattr(module, variant.class_name).get_model_file_path())

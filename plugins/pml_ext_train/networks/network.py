@@ -117,8 +117,8 @@ class Network(nn.Module):
         self.features = features or preprocessing.features_of(trunk)
         if hidden_sizes is None and self.features != embedding_size:
             raise ConfigError(
-                f"model.embedder = 'none' leaves the trunk's {self.features} features unchanged, but embedding_size is "
-                f"{embedding_size}; set embedding_size = {self.features}"
+                f"model.embedder = 'none' leaves the trunk's {self.features} features unchanged; "
+                f"wanted embedding_size = {self.features}, not {embedding_size}"
             )
         self.embedder: nn.Module = nn.Identity()
         if hidden_sizes is not None:
