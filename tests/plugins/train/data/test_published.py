@@ -38,7 +38,8 @@ def test_a_list_with_a_wrong_line_is_refused(tmp_path, count, line, message):
 
 
 @pytest.mark.parametrize(
-    ("exists", "message"), [(False, "cub: no such folder; for what to get"), (True, "cub has no images.txt; for what")]
+    ("exists", "message"),
+    [(False, "cub: no such folder; for what to get"), (True, "cub has no images.txt; for what to get")],
 )
 def test_a_missing_set_says_what_to_get(tmp_path, monkeypatch, exists, message):
     monkeypatch.setenv("PML_EXT_DATA", str(tmp_path))
