@@ -46,17 +46,18 @@ def folder(
         path: the folder.
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
-        split: how a folder without ``train`` and ``test`` is divided: by ``"class"`` (the default; test classes are
-            never trained on), or by ``"image"`` within each class.
+        split: without ``train`` and ``test``: ``"class"`` (the default; test classes are never trained on), or
+            ``"image"``,
+            which divides each class.
         train_fraction: share of the classes, or of each class's images, to train with, in (0, 1); default 0.5.
         seed: random seed of the split; default 0.
         classes: in nested folders, the class is the outermost folder (``"outer"``), or the innermost, named by its path
             (``"leaf"``).
-        levels: instead of ``classes``: depth of the class folders, named by their paths, for a hierarchy of classes.
+        levels: instead of ``classes``: depth of the class folders, for a hierarchy of classes.
 
     Raises:
         ConfigError: a setting is outside its range.
-        DataError: the folder is missing, has no images, only one class, or split folders with other names.
+        DataError: missing folder, no images, only one class, or split folders with other names.
     """
     if levels is not None and (levels < 1 or classes != "outer"):
         raise ConfigError(f"levels of a folder must be 1 or more, without classes; found {levels}, {classes!r}")
@@ -126,7 +127,6 @@ def _notes(listings: Iterable[Listing]) -> list[str]:
 
 
 def _check_classes(place: Path, names: Collection[str]) -> None:
-    """Raise DataError if the class folders are splits with other names than ``train`` and ``test``."""
     outermost = sorted({name.partition("/")[0] for name in names})
     if all(name.lower() in (*SPLIT_FOLDERS, *VALIDATION_FOLDERS) for name in outermost):
         raise DataError(
@@ -136,7 +136,6 @@ def _check_classes(place: Path, names: Collection[str]) -> None:
 
 
 def _first_nested_folder(listings: Iterable[Listing]) -> Path | None:
-    """The folder of the first image that lies deeper than in a class folder."""
     for listing in listings:
         for name in listing.names:
             if name.count("/") > 1:
@@ -145,7 +144,6 @@ def _first_nested_folder(listings: Iterable[Listing]) -> Path | None:
 
 
 def _entries(listing: Listing, depth: int | None) -> list[Entry]:
-    """Images by class, the first ``depth`` folders of a path (None: all)."""
     if listing.unlisted:
         raise DataError(f"{listing.others[listing.unlisted[0]]}; check its permissions")
     entries = []

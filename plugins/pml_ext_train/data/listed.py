@@ -46,14 +46,13 @@ def pairs(
 ) -> DataSplits:
     """Load pairs listed in a CSV file with the columns ``image1``, ``image2``, ``same`` and ``split``.
 
-    ``same`` is 1 or 0 (``true`` or ``false``), ``split`` is ``train``, ``test`` or ``validation``. Images of each part
-    have :class:`pml_ext.pairwise.ListedTuples` instead of labels. A run warns of unused columns, and of test images
-    that are also trained on.
+    ``same`` is 1 or 0 (``true`` or ``false``), ``split`` is ``train``, ``test`` or ``validation``. Each part has
+    :class:`pml_ext.pairwise.ListedTuples` instead of labels.
 
     Args:
         root: the folder that image paths, or ``vectors``, are relative to; by default the CSV file's.
         path: the CSV file.
-        vectors: a file of vectors, whose ids are ``image1`` and ``image2``; by default they are paths of images.
+        vectors: a file of vectors, whose ids are ``image1`` and ``image2``; by default they are image paths.
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
 
@@ -111,7 +110,6 @@ def _load(
 
 
 def _read(file: Path, kind: Kind) -> _Listing:
-    """Read a CSV file; DataError for missing columns and for invalid rows."""
     columns, lines = read_rows(file, f"{kind}:FILE.csv")
     needed = COLUMNS[kind]
     missing = [name for name in needed if name not in columns]
@@ -176,7 +174,6 @@ def _named(same: bool) -> str:
 
 
 def _check_parts(listing: _Listing) -> None:
-    """Raise DataError unless there are tuples to train and to test with, and pairs with both answers."""
     for name in ("train", "test"):
         if name not in listing.rows:
             found = ", ".join(listing.rows) or "no row"
@@ -187,7 +184,6 @@ def _check_parts(listing: _Listing) -> None:
 
 
 def _note_shared_images(listing: _Listing) -> None:
-    """Note test images that are also trained on."""
     trained = np.unique(np.array(listing.rows["train"]))
     tested = np.unique(np.array(listing.rows["test"]))
     shared = np.intersect1d(trained, tested)
@@ -202,7 +198,6 @@ def _note_shared_images(listing: _Listing) -> None:
 
 
 def _image_files(listing: _Listing, place: Path) -> list[Path]:
-    """The file of each image; DataError if some are missing, or if one has two names."""
     files = []
     numbers: dict[str, int] = {}  # by the whole path
     missing = []
@@ -225,7 +220,6 @@ def _image_files(listing: _Listing, place: Path) -> list[Path]:
 
 
 def _rows_of_vectors(listing: _Listing, source: VectorFile) -> Any:
-    """The row of each listed vector, ``[N]``; DataError for unknown ids."""
     rows = {id: row for row, id in enumerate(source.ids.tolist())}
     missing = [name for name in listing.names if name not in rows]
     if missing:
@@ -237,7 +231,6 @@ def _rows_of_vectors(listing: _Listing, source: VectorFile) -> Any:
 
 
 def _note_unused(listing: _Listing, source: VectorFile) -> None:
-    """Note keys of the vector file that the list replaces."""
     given = {"split": source.split, "groups": source.groups}
     unused = [*source.unused, *(name for name, value in given.items() if value is not None)]
     if unused:

@@ -113,7 +113,7 @@ def _no_image(entry: os.DirEntry[str]) -> str:
 
 
 def is_run(place: Path, names: Collection[str]) -> bool:
-    """Whether a folder, with the names in it, holds a training run."""
+    """Whether a folder, with these names in it, holds a training run."""
     return "recipe.toml" in names and any(os.path.exists(place / name) for name in ("checkpoints", "records"))
 
 

@@ -99,7 +99,6 @@ def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> D
 
 
 def _split_by_character(first: LabeledImages, second: LabeledImages) -> tuple[LabeledImages, LabeledImages]:
-    """Make every fifth character of each alphabet a test class."""
     names = [*first.class_names, *second.class_names]
     pixels = torch.cat([torch.as_tensor(first.images), torch.as_tensor(second.images)])
     labels = np.concatenate([first.labels, second.labels + len(first.class_names)])

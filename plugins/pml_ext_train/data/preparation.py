@@ -48,8 +48,8 @@ def prepare(
     """Cache images or leave out unreadable files, if requested; also return ``{path: reason}`` of files left out.
 
     The cache holds results of the first of ``steps``. ``workers`` threads (0: one per processor, up to 8) read every
-    file once. ConfigError if nothing can be cached; DataError for an unreadable file, or with ``skip_unreadable`` if no
-    file can be read.
+    file. ConfigError if nothing can be cached; DataError for an unreadable file, or with ``skip_unreadable`` if all
+    are.
     """
     in_memory = isinstance(images.images, Tensor)
     keep = cache == "memory"
@@ -85,8 +85,6 @@ def prepare(
 def _read_all(
     images: LabeledImages, smallest: int, first_step: nn.Module | None, skip_unreadable: bool, workers: int
 ) -> list[Tensor | str]:
-    """Each image after the first step (empty without one), or the reason why it cannot be read."""
-
     def read(index: int) -> Tensor | str:
         try:
             image = images.image(index, smallest)

@@ -225,42 +225,38 @@ def assemble(
 ) -> DataSplits:
     """The splits of a published set; DataError unless lists, files and published counts agree.
 
-    ``listed_in`` is the list's path, for errors. Paths are relative to ``images``. ``names`` are the class names in
-    the order of their labels, by default the order of the lists.
+    ``listed_in`` is the list's path, for errors; other paths are relative to ``images``. ``names`` are the class names
+    by label, by default in the order of the lists.
     """
     check_disjoint(listed_in, images, parts)
-    paths = {entry.path for entry in itertools.chain.from_iterable(parts.values())}
-    existing = _existing_files(images, paths)
-    missing = min(paths - existing, default=None)
-
     unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
     mend = f"unpack {unpacked} again" if unpacked else f"see pml-ext data {about.name}"
-    advice = f"{images / missing} is missing: {mend}" if missing else mend
+    paths = {entry.path for entry in itertools.chain.from_iterable(parts.values())}
+    missing = paths - _existing_files(images, paths)
+    if missing:
+        first = images / min(missing)
+        raise DataError(f"{first}: no such file, but {listed_in.name} lists it ({len(missing)} are missing); {mend}")
     for part, entries in parts.items():
-        classes = [entry.name for entry in entries if entry.path in existing]
-        check_count(about, part, len(classes), len(set(classes)), listed_in.parent, advice)
-    if missing:  # files can be missing although the counts match
-        raise DataError(f"{images / missing}: no such file, but {listed_in.name} lists it; {mend}")
+        classes = {entry.name for entry in entries}
+        check_count(about, part, len(entries), len(classes), listed_in.parent, mend)
     return labeled(images, parts, image_size, names)
 
 
 def _existing_files(images: Path, paths: set[str]) -> set[str]:
-    """Files in the folders of the paths; each folder is listed once."""
     existing: set[str] = set()
     for folder in {path.rpartition("/")[0] for path in paths}:
-        if not (images / folder).is_dir():
-            continue
-        existing.update(f"{folder}/{name}".lstrip("/") for name in os.listdir(images / folder))
+        if (images / folder).is_dir():
+            existing.update(f"{folder}/{name}".lstrip("/") for name in os.listdir(images / folder))
     return existing
 
 
 def check_count(about: DatasetInfo, part: str, images: int, classes: int, place: Path, mend: str) -> None:
-    """Raise DataError if a split differs from the published number of images or classes."""
+    """Raise DataError if a split differs from the published numbers."""
     wanted = about.counts[part]
     if classes == wanted.classes and wanted.images in (None, images):
         return
     expected = MEANT_FOR[part]
-    why = f"is an image missing? {mend}"
+    why = f"is the list complete? {mend}"
     if wanted.images is not None:
         expected = f"{wanted.images:,} {expected}"
         if images > wanted.images:

@@ -73,7 +73,7 @@ def open_image(file: str | Path | IO[bytes], name: str | None = None) -> Iterato
 
 @contextlib.contextmanager
 def _naming_damage(name: str) -> Iterator[None]:
-    """Turn what Pillow raises inside the block into a DataError with the file's name."""
+    """Turn what Pillow raises into a DataError with the file's name."""
     try:
         yield
     except PmlExtError:
@@ -106,7 +106,6 @@ def _max_pixels() -> int | None:
 
 
 def _opened(file: str | Path | IO[bytes], name: str) -> Any:
-    """Open a file with Pillow, or a HEIC file with pillow-heif."""
     try:
         return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
@@ -122,25 +121,20 @@ def _opened(file: str | Path | IO[bytes], name: str) -> Any:
 
 
 def _is_heif(file: str | Path | IO[bytes]) -> bool:
-    """Whether a file begins like HEIC."""
-    if isinstance(file, (str, Path)):
-        with open(file, "rb") as opened:
-            start = opened.read(12)
-    else:
-        file.seek(0)
-        start = file.read(12)
-        file.seek(0)
+    with open(file, "rb") if isinstance(file, (str, Path)) else contextlib.nullcontext(file) as opened:
+        opened.seek(0)
+        start = opened.read(12)
+        opened.seek(0)
     return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
 
 
 def read_image(
     path: str | Path | IO[bytes], channels: int = 3, box: Box | None = None, smallest: int | None = None
 ) -> Tensor:
-    """Read an image file as it is shown, as in :func:`image_tensor`: uint8 ``[C, H, W]``, channels last.
+    """Read an image file upright: uint8 ``[C, H, W]``, channels last; conversions as in :func:`image_tensor`.
 
-    ``box`` crops the upright image. JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the shorter side keeps at
-    least ``smallest`` pixels. DataError if the file cannot be read, the box lies outside the image, or resizing would
-    give too many pixels.
+    JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the shorter side keeps at least ``smallest`` pixels. DataError
+    if the file cannot be read, ``box`` lies outside the image, or resizing would give too many pixels.
     """
     with open_image(path) as file:
         bits = bits_of(file)
@@ -167,7 +161,7 @@ def shown_size(image: Any) -> tuple[int, int]:
 def bits_of(image: Any) -> int:
     """Bits per channel of an opened image in its file: 8 (or fewer), 10, 12, 16 or 32.
 
-    Call it before pixels (or EXIF, of a PNG) are read; afterwards only the mode is known.
+    After pixels (or EXIF, of a PNG) are read, only the mode is known.
     """
     tiles = getattr(image, "tile", None) or [("", (), 0, "")]
     codec, _, _, arguments = tiles[0]
@@ -225,7 +219,6 @@ def image_tensor(image: Any, channels: int = 3, smallest: int | None = None) -> 
 
 
 def _upright(image: Any, bits: int, name: str) -> Any:
-    """The image in 8 bits, rotated by its EXIF orientation."""
     image = upright(image)
     if image.mode == "F":  # PIL would clip, to black where values are from 0 to 1
         raise DamagedImageError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits per channel")

@@ -22,8 +22,8 @@ from .images import LabeledImages
 class DataSplits:
     """The splits of a data set.
 
-    Each image of ``test`` is a query among all others; each image of ``query`` is searched in ``gallery``. Vectors have
-    neither ``image_size`` nor ``channels``. Unlabeled data have only ``train``, and nothing is tested.
+    Each image of ``test`` is a query among all others; ``query`` is searched in ``gallery``. Vectors have neither
+    ``image_size`` nor ``channels``. Unlabeled data have only ``train``, and nothing is tested.
     """
 
     train: LabeledImages
@@ -100,7 +100,6 @@ class DataSplits:
 
 
 def _check_part(name: str, part: Any) -> None:
-    """Raise ValueError or TypeError unless a split has images, and labels that are indices into class_names."""
     if not isinstance(part, LabeledImages):
         raise TypeError(f"DataSplits: {name} is {type(part).__name__}, not pml_ext.plugin.LabeledImages")
     if not len(part):
@@ -163,8 +162,7 @@ def divide(
 ) -> tuple[LabeledImages, LabeledImages]:
     """Split by class or by image into training and test images; None stands for a setting's default.
 
-    ``place`` is the folder or file, for errors. ConfigError for a fraction outside its range, DataError for parts that
-    are too small.
+    ConfigError for a fraction outside its range; DataError, with ``place``, for parts that are too small.
     """
     fraction = 0.5 if train_fraction is None else train_fraction
     if not 0 < fraction < 1:

@@ -62,13 +62,13 @@ def table(
     """Load the images listed in a CSV or Parquet file: columns ``label`` and ``path``, and these optional ones.
 
     ``split``: ``train``, ``test`` or ``validation``. With ``test`` rows, ``validation`` rows choose the epoch;
-    otherwise they are tested. Without the column, the table is split like a folder.
+    otherwise they are tested.
 
     ``is_query``, ``is_gallery``: if both are true in all tested rows, or missing, each image is a query among all
     others. Otherwise queries are searched in the gallery, and no image is both.
 
-    ``x_1``, ``y_1``, ``x_2``, ``y_2``: crop box (left, top, right, bottom) in pixels of the upright image; empty for
-    the whole image. A file may have several boxes.
+    ``x_1``, ``y_1``, ``x_2``, ``y_2``: crop box (left, top, right, bottom) in pixels of the upright image, or empty. A
+    file may have several boxes.
 
     ``sequence`` or ``camera``: a query's gallery leaves out images of its own sequence, or of its own class and camera.
 
@@ -77,13 +77,13 @@ def table(
         path: the CSV or Parquet file, or a pandas DataFrame.
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
-        split: how a table without the column is divided: by ``"class"`` (the default; test classes are never trained
-            on), or by ``"image"`` within each class. With the column, ``"image"`` allows classes in several parts.
+        split: without the column: ``"class"`` (the default; test classes are never trained on), or ``"image"``, which
+            divides each class. With the column: ``"image"`` allows classes in several parts.
         train_fraction: without the column: share of the classes, or of each class's images, to train with, in (0, 1);
             default 0.5.
         seed: without the column: random seed of the split; default 0.
         shared_classes: whether classes may be in several parts, as with ``split = "image"``.
-        label_sets: whether ``|`` separates several labels of an image; each set of labels is a class, in any split.
+        label_sets: whether ``|`` separates several labels of an image; each set of labels is a class.
         columns: the table's own names of columns: ``columns = {label = "Id", path = "Image"}``.
 
     Raises:
@@ -153,7 +153,6 @@ def has_split(file: Path, columns: dict[str, str]) -> bool:
 
 
 def _own_split(rows: list[TableRow], place: Path, file: str, shared_classes: bool) -> dict[str, list[Entry]]:
-    """Images of each part, as the column ``split`` divides them."""
     by_part: dict[str, list[TableRow]] = {"train": [], "validation": [], "test": []}
     for row in rows:
         by_part[row.split].append(row)
@@ -186,7 +185,6 @@ def _renamed(found: list[str], lines: Rows, columns: dict[str, str], file: str) 
 
 
 def _class_of(row: TableRow, label_sets: bool, file: str) -> str:
-    """The class of a row: its label, or its sorted labels; DataError for several without label sets."""
     separators = "[|]" if label_sets else "[|;]"
     labels = [part.strip() for part in re.split(separators, row.label) if part.strip()]
     if label_sets:
@@ -214,7 +212,6 @@ def _check_files(
 
 
 def _tested_parts(tested: list[TableRow], file: str) -> dict[str, list[Entry]]:
-    """``test`` if each image is a query among all others, else ``query`` and ``gallery``."""
     unused = [row for row in tested if not row.is_query and not row.is_gallery]
     if unused:
         raise DataError(

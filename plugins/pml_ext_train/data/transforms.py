@@ -37,7 +37,7 @@ class Steps(nn.Module):
     """A transform in three parts: a deterministic first step, further steps on one image, and steps on a batch.
 
     The first step is idempotent, so cached results can pass through it again; None if a random step comes first.
-    ``smallest``: lower bound of the shorter side, in pixels, of a file decoded at a reduced size.
+    ``smallest``: lower bound of the shorter side, in pixels, of a reduced file.
     """
 
     def __init__(
@@ -84,8 +84,7 @@ def build_transforms(
         random_crop: crop training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
         flip: mirror training images left to right half of the time.
         pipeline: more options.
-        transforms: further steps of training images, after cropping, shifting and mirroring: from uint8 ``[C, S, S]``
-            in RGB order to the same.
+        transforms: last steps of training images, from uint8 ``[C, S, S]`` in RGB order to the same.
 
     Raises:
         ConfigError: a setting is outside its range.

@@ -55,7 +55,8 @@ def read_vectors(path: Path) -> VectorFile:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path}: its name has no ending of a vector file; {remedy}")
-    columns, unused = reader(path)
+    columns, names = reader(path)
+    unused = [name for name in names if name not in KEYS]
     if "embeddings" not in columns:
         found = first_of(sorted([*columns, *unused]), 8) or "none"
         hint = ""
@@ -90,7 +91,7 @@ def read_vectors(path: Path) -> VectorFile:
 
 
 Columns = tuple[dict[str, Any], list[str]]
-"""Arrays, or lists of texts, by key, and the names of other keys."""
+"""Arrays, or lists of texts, by key, and the names of all keys."""
 
 
 def _read_npz(path: Path) -> Columns:
@@ -102,7 +103,7 @@ def _read_npz(path: Path) -> Columns:
             for name in _used(archive.files):
                 _check_array(path, archive.zip, name)
                 columns[name] = archive[name]
-            return columns, _unused(archive.files)
+            return columns, archive.files
     except MemoryError as error:
         raise DataError(
             f"{path}: more than fits into memory ({one_line(error)}); save fewer vectors, or float16"
@@ -135,7 +136,7 @@ def _read_parquet(path: Path) -> Columns:
     with parquet_of(path) as parquet:
         names = parquet.read_schema(path).names
         read = parquet.read_table(path, columns=_used(names), use_threads=True)
-        return {name: _column(path, name, read[name]) for name in read.column_names}, _unused(names)
+        return {name: _column(path, name, read[name]) for name in read.column_names}, names
 
 
 def _column(path: Path, name: str, column: Any) -> Any:
@@ -179,7 +180,7 @@ def _read_safetensors(path: Path) -> Columns:
                 columns[name] = json.loads(texts[name])
     except (OSError, ValueError, SafetensorError) as error:
         raise _unreadable(path, error) from None
-    return columns, _unused(names)
+    return columns, names
 
 
 _READERS = {".npz": _read_npz, ".parquet": _read_parquet, ".safetensors": _read_safetensors}
@@ -189,17 +190,12 @@ def _used(names: Iterable[str]) -> list[str]:
     return [name for name in names if name in KEYS]
 
 
-def _unused(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name not in KEYS]
-
-
 def _unreadable(path: Path, error: Exception) -> DataError:
     kind = path.suffix.lower()
     return DataError(f"{path}: cannot be read as a {kind} file ({shortened(one_line(error), 200)}); write it again")
 
 
 def _checked_embeddings(path: Path, column: Any) -> NDArray[np.float32]:
-    """Vectors ``[N, D]`` as float32; DataError for another shape or type."""
     array = np.asarray(column)
     if array.dtype.kind not in "fiu":
         raise DataError(f"{path}: embeddings have the type {array.dtype}; they must be numbers, [N, D]")
@@ -211,7 +207,6 @@ def _checked_embeddings(path: Path, column: Any) -> NDArray[np.float32]:
 
 
 def _texts(path: Path, name: str, column: Any, count: int) -> Texts:
-    """Integers or texts as texts, ``[N]``; DataError for another type or length."""
     try:
         array = np.asarray(column)
     except ValueError:  # lists of different lengths
@@ -237,7 +232,7 @@ def _are_missing(texts: Texts) -> NDArray[np.bool_]:
 
 
 def _labels(path: Path, column: Any, count: int) -> tuple[NDArray[np.int64], list[str]]:
-    """Class index of each vector ``[N]``, and class names, sorted as numbers or as texts."""
+    """Class index of each vector ``[N]``, and sorted class names."""
     given = column
     if getattr(column, "shape", None) != (count,) or column.dtype.kind not in "iu":
         given = _texts(path, "labels", column, count)
@@ -253,7 +248,6 @@ def _labels(path: Path, column: Any, count: int) -> tuple[NDArray[np.int64], lis
 
 
 def _check_ids(path: Path, ids: Texts) -> None:
-    """Raise DataError for an id that is empty, or that two vectors share."""
     empty = np.flatnonzero(ids == "")
     if len(empty):
         raise DataError(f"{path}: {counted(len(empty), 'id')} of {len(ids)} are empty, row {empty[0]} first")
@@ -268,7 +262,6 @@ def _check_ids(path: Path, ids: Texts) -> None:
 
 
 def _check_split(path: Path, split: Texts | None) -> None:
-    """Raise DataError for an unknown part, or if there is nothing to train or test with."""
     if split is None:
         return
     unknown_rows = np.flatnonzero(~np.isin(split, PARTS))

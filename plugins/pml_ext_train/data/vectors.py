@@ -30,8 +30,9 @@ def vectors(
     Args:
         root: the folder that ``path`` is relative to.
         path: the file.
-        split: how a file without ``split`` is divided: by ``"class"`` (the default; test classes are never trained on),
-            or by ``"image"`` within each class.
+        split: without ``split`` in the file: ``"class"`` (the default; test classes are never trained on), or
+            ``"image"``,
+            which divides each class.
         train_fraction: share of the classes, or of each class's vectors, to train with; default 0.5.
         seed: random seed of the split; default 0.
 
@@ -78,7 +79,6 @@ def vectors(
 
 
 def _notes(file: VectorFile) -> list[str]:
-    """Warnings about unused keys, and about vectors of zeros."""
     notes = []
     if file.unused:
         unused = first_of(file.unused, 8)

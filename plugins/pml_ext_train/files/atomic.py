@@ -166,11 +166,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; DamagedError for anything else."""
-    try:
-        with reading(path):
-            value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"not JSON: {error}") from None
+    value = _parsed(path, json.loads, "JSON")
     if not isinstance(value, dict):
         raise DamagedError(f"it contains a {type(value).__name__}, not a table")
     return value
@@ -178,14 +174,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_toml(path: Path, table: str) -> dict[str, Any]:
     """Read TOML; DamagedError for anything else, or without ``table``."""
-    try:
-        with reading(path):
-            value = tomllib.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
-        raise DamagedError(f"not TOML: {error}") from None
+    value: dict[str, Any] = _parsed(path, tomllib.loads, "TOML")
     if not isinstance(value.get(table), dict):
         raise DamagedError(f"no table [{table}] in it")
     return value
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
+    try:
+        with reading(path):
+            return parse(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
+        raise DamagedError(f"not {kind}: {error}") from None
 
 
 def toml_value(text: str, key: str) -> Any:

@@ -63,10 +63,8 @@ def execute(
 ) -> Metrics:
     """Do one run and return ``metrics.json``; arguments as for :func:`train`."""
     folder = plan.folder
-    found: tuple[Metrics | None, list[str]] = (None, [])
-    if resume and rank() == 0 and (folder / METRICS).exists():
-        found = read_finished(folder)
-    metrics, damaged = from_rank_0(found)
+    is_finished = resume and rank() == 0 and (folder / METRICS).exists()
+    metrics, damaged = from_rank_0(read_finished(folder) if is_finished else (None, []))
     is_longer = plan.epochs_before is not None and plan.epochs_before < plan.recipe.schedule.epochs
     if is_longer and metrics is not None and not is_trained(metrics):
         is_longer = False
@@ -108,7 +106,6 @@ def _first_line(plan: Plan, is_longer: bool) -> str:
 
 
 def _write_recipe(plan: Plan) -> None:
-    """Write a run's recipe with its name, seed and plugins."""
     tables = plan.recipe.as_dict()
     about: dict[str, Any] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
     if plan.trials:
@@ -161,11 +158,11 @@ def train(
         splits: used instead of the recipe's data set.
 
     Returns:
-        Each run's ``metrics.json`` with its ``folder`` and ``verdict``. Several runs also write ``summary.json``.
+        Each run's ``metrics.json`` with its ``folder`` and ``verdict``.
 
     Raises:
         FailedRunsError: some of several runs failed; with several processes, the first failure ends all.
-        StoppedError: a signal ended it after an iteration; the text has the command to resume.
+        StoppedError: a signal ended it; the text has the command to resume.
     """
     resume = resume or restarted()
     results: list[Metrics] = []

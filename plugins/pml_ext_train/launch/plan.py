@@ -90,22 +90,17 @@ def _recorded_name(name: str, out: Path) -> str | None:
     file = Path(name)
     if file.name != RECIPE or out not in (file.parent, file.parent.parent):
         return None
-    recorded: str | None = tables_of_run(file.parent)["run"].get("recipe")
-    return recorded
+    return tables_of_run(file.parent)["run"].get("recipe")  # type: ignore[no-any-return]
 
 
 def default_folder(name: str, seed: int) -> Path:
     """``runs/NAME-SEED-TIME`` for a run that begins now."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    if name.endswith(".toml"):
-        shown = Path(name).stem
-    else:
-        shown = name.replace("/", "-").replace(":", "-")  # Windows has no file names with a colon
+    shown = Path(name).stem if name.endswith(".toml") else re.sub("[/:]", "-", name)  # Windows allows no colon
     return Path("runs") / f"{shown}-{seed}-{time}"
 
 
 def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds: bool) -> str:
-    """A run's sub-folder among several runs; empty for one."""
     parts = []
     if several_recipes:
         variant = printable(full_name.partition("@")[2])
@@ -162,10 +157,6 @@ def _is_untrained(folder: Path) -> bool:
 def _check_only_files_of_a_run(folder: Path) -> None:
     if (folder / LAST).exists() or (folder / METRICS).exists():
         return
-    known = {*FILES, CHOICE, TRIALS, LOCK, SUMS}
-    names = set()
-    for path in folder.iterdir():
-        final = final_path(path)  # of a temporary file
-        names.add(path.name if final is None else final.name)
-    if names - known:
+    names = {(final_path(path) or path).name for path in folder.iterdir()}
+    if names - {*FILES, CHOICE, TRIALS, LOCK, SUMS}:
         raise ConfigError(f"{folder} has other files and no run (no {RECIPE}); choose another --out")

@@ -95,13 +95,11 @@ def _defaults(model: nn.Module) -> dict[str, Any]:
 
 
 def _first_call(nodes: list[fx.Node], block: str) -> int | None:
-    """Index of the only call of a block, or None."""
     places = [place for place, node in enumerate(nodes) if node.op == "call_module" and node.target == block]
     return places[0] if len(places) == 1 else None
 
 
 def _only_activation(trunk: nn.Module, block: str, nodes: list[fx.Node], first: int) -> fx.Node:
-    """The one earlier tensor that the block and everything after it need."""
     after = nodes[first:]
     needed = []
     for node in after:
@@ -131,7 +129,6 @@ def _graph_until(activation: fx.Node, nodes: list[fx.Node], first: int) -> fx.Gr
 
 
 def _graph_from(activation: fx.Node, nodes: list[fx.Node], first: int) -> fx.Graph:
-    """The graph from the activation to the features."""
     graph = fx.Graph()
     copies = {activation: graph.placeholder("activation")}
     for node in nodes[first:]:

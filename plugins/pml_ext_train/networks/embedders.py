@@ -61,7 +61,6 @@ def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
 
 
 def _components_of(features: Tensor) -> int:
-    """Number of principal components that features ``[N, F]`` can have."""
     return min(len(features) - 1, features.shape[1])
 
 

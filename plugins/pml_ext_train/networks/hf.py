@@ -101,7 +101,6 @@ def load_model(name: str, weights: str | None) -> tuple[nn.Module, set[str]]:
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Silence progress bars and reports of transformers."""
     logging = transformers.utils.logging
     level = logging.get_verbosity()
     shows_bars = logging.is_progress_bar_enabled()
@@ -117,9 +116,8 @@ def _quietly(transformers: Any) -> Iterator[None]:
 
 def is_pair(name: str) -> bool:
     """Whether a model has an image and a text encoder with one space; ConfigError if it cannot be loaded."""
-    transformers = transformers_library(name)
     config = _config_of(name)
-    model_class = transformers.models.auto.modeling_auto.MODEL_MAPPING.get(type(config), None)
+    model_class = transformers_library(name).models.auto.modeling_auto.MODEL_MAPPING.get(type(config), None)
     has_both = hasattr(model_class, "get_text_features") and hasattr(model_class, "get_image_features")
     return has_both and hasattr(config, "vision_config") and hasattr(config, "text_config")
 
@@ -132,7 +130,6 @@ def image_size_of(name: str) -> int | None:
 
 
 def _config_of(name: str) -> Any:
-    """The configuration of a model; ConfigError if it cannot be loaded."""
     transformers = transformers_library(name)
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -100,7 +100,6 @@ def _of_transformers(name: str) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """The trunk in a folder written by transformers or timm."""
     about = read_config(folder)
     if "model_type" in about:
         return _of_transformers(str(folder))

@@ -131,7 +131,6 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
 
 
 def _check_fits(state: Mapping[str, Tensor], known: Mapping[str, Tensor], path: Path) -> None:
-    """Raise ConfigError with the names of weights that are missing, unknown or of another shape."""
     missing = [name for name in known if name not in state and not name.endswith(_COUNTER)]
     unknown = [name for name in state if name not in known and name.partition(".")[0] not in _CLASSIFIERS]
     other_shapes = [

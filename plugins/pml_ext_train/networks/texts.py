@@ -109,7 +109,6 @@ def text_encoder(table: Mapping[str, Any], trunk: nn.Module, device: torch.devic
 
 
 def _check_same_weights(name: str, trunk: nn.Module, pair: nn.Module) -> None:
-    """Raise ConfigError for a trunk whose weights differ from the image encoder of a pair."""
     vision: Any = pair.vision_model
     expected = {f"model.{key}": tensor for key, tensor in vision.state_dict().items()}
     if hasattr(pair, "visual_projection"):
@@ -126,7 +125,6 @@ def _check_same_weights(name: str, trunk: nn.Module, pair: nn.Module) -> None:
 
 
 def _tokenizer_of(name: str) -> Any:
-    """The tokenizer of a model; ConfigError if it cannot be loaded or knows no words."""
     transformers = transformers_library(name)
     remedy = "save it into the model's folder: tokenizer.save_pretrained(FOLDER)"
     try:

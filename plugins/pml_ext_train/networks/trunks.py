@@ -102,7 +102,6 @@ def torchvision_trunk(
 
 
 def _torchvision_model(name: str, weights: str | None) -> nn.Module:
-    """Torchvision's model; ConfigError for weights that are unknown or cannot be downloaded."""
     zoo = torchvision_models()
     tags = ["DEFAULT"] + [tag.name for tag in zoo.get_model_weights(name)]
     if weights is not None and weights not in tags:
@@ -128,7 +127,6 @@ def _remove_auxiliary_heads(model: nn.Module) -> None:
 
 
 def _remove_last_layer(model: nn.Module, name: str) -> None:
-    """Replace the last linear layer by the identity; ConfigError if there is none."""
     path, last = list(model.named_modules())[-1]
     if not isinstance(last, nn.Linear):
         raise ConfigError(

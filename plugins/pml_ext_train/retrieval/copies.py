@@ -18,7 +18,7 @@ class FoundCopies(Protocol):
 
     @property
     def groups(self) -> Sequence[Any]:
-        """Groups with ``kind``, ``images``, ``keep``, ``others`` (to delete), ``space`` and ``differing(image)``."""
+        """Groups with ``kind``, ``images``, ``keep``, ``others``, ``space`` and ``differing(image)``."""
 
     @property
     def skipped(self) -> Mapping[str, str]:
@@ -28,7 +28,7 @@ class FoundCopies(Protocol):
         """One line on what was found."""
 
     def to_spare(self) -> FoundCopies:
-        """The groups with only the first kept image, without groups that are kept whole."""
+        """The groups with only the first kept image."""
 
     def as_json(self) -> dict[str, Any]:
         """The groups for ``pml-ext duplicates --json``."""

@@ -45,7 +45,7 @@ class ImageCluster(Protocol):
 
     @property
     def number(self) -> int:
-        """From 0, by decreasing size."""
+        """By decreasing size."""
 
     @property
     def members(self) -> Sequence[int]:

@@ -9,7 +9,7 @@ from .stores import SearchFilter, SearchResult, Vectors
 
 
 class Changes(NamedTuple):
-    """Differences between two states of an index or store; changed images have a new size or time."""
+    """Differences between two states of an index or store."""
 
     new: int
     changed: int
@@ -44,4 +44,4 @@ class StoresService(Protocol):
     """The service ``"stores"``."""
 
     def open(self, address: str, identity: str, size: int) -> Mirror:
-        """Open a network's table at an address such as ``lancedb:DIR``; ``size`` is the length of embeddings."""
+        """Open a network's table at an address such as ``lancedb:DIR``."""

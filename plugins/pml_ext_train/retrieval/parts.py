@@ -1,4 +1,4 @@
-"""Parts: embeddings in files, written by many processes and read into an index."""
+"""Embeddings in files, written by many processes and read into an index."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FileEmbedder(Protocol):
     def embed_files(
         self, files: Sequence[Any], batch_size: int, workers: int | None = None, with_progress: bool = True
     ) -> Iterator[list[Vectors | str]]:
-        """Embed paths or open files in batches; yield each embedding, or why the image is unreadable."""
+        """Embed paths or open files; yield each batch's embeddings, or why an image is unreadable."""
 
     def class_namer(self, paths: Iterable[str]) -> Callable[[str], str]:
         """A function from path to class, for a folder with these paths."""
@@ -92,8 +92,9 @@ class Written(NamedTuple):
 class PartsService(Protocol):
     """The service ``"parts"``.
 
-    ``images`` is a listing, or an address: a folder such as ``s3://bucket/photos``, a Parquet table of ``path`` and
-    ``image`` (bytes), or tar shards of webdataset, ``photos-{000..015}.tar``.
+    ``images`` is a listing, or the address of a folder such as ``s3://bucket/photos``, of a Parquet table of ``path``
+    and
+    ``image`` (bytes), or of tar shards of webdataset, ``photos-{000..015}.tar``.
     """
 
     def write(self, embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:

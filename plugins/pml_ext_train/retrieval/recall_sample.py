@@ -34,7 +34,6 @@ class RecallSample:
         return int(right.sum()) / (len(self._queries) * self._k)
 
     def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact distances of answers, and a mask of the first k valid ones other than the query."""
         queries = self._queries[:, None]
         distances = (self._points[numbers] - self._points[queries]).norm(dim=2)
         others = (numbers >= 0) & (numbers != queries)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RetrievalWarning(UserWarning):
-    """A request was only partly met: fewer answers, low recall, an unreadable image."""
+    """A request was only partly met, for example with fewer answers."""
 
 
 class SearchedRun(Protocol):
@@ -48,7 +48,7 @@ class SearchedRun(Protocol):
         """Cluster embedded images, or the ``chosen`` ones."""
 
     def identify(self, images: Any, k: int = 3) -> list[Any]:
-        """Each image's class in the index, or that it is new; DataError without classes."""
+        """Each image's class in the index, or that it is new."""
 
     def open_filled_store(self, store: str) -> Mirror:
         """Open a store; DataError if it is empty."""
@@ -61,4 +61,4 @@ class SearchService(Protocol):
         """Load a finished run, with a collection at ``store``; DataError without a run."""
 
     def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
-        """A run's path and None, or the (new) run of a folder of images and the folder."""
+        """A run's path and None, or a folder's (new) run and the folder."""

@@ -1,4 +1,4 @@
-"""Databases that hold and search an index; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
+"""Databases that hold an index; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,7 @@ class Store(Protocol):
     """A table of a database. Errors that a user can fix are :class:`pml_ext.errors.DataError`."""
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Insert or replace batches of images by id, then update the table's index.
-
-        Earlier batches stay if a later one fails.
-        """
+        """Insert or replace batches of images by id; earlier batches stay if a later one fails."""
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
         """Up to k images for each vector ``[Q, D]``, nearest first."""
