@@ -43,7 +43,7 @@ class NamedTransform(NamedTuple):
 
 
 class ImageTransforms(nn.Module):
-    """Transforms applied in turn to a copy of an image, each from uint8 ``[C, S, S]`` to the same."""
+    """Transforms applied in turn to a copy of an image, uint8 ``[C, S, S]``."""
 
     def __init__(self, transforms: Sequence[NamedTransform]) -> None:
         super().__init__()

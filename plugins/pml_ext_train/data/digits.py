@@ -13,9 +13,9 @@ from .splits import DataSplits, split_by_image
 
 
 def digits(root: Path | None = None, seed: int = 0) -> DataSplits:
-    """1,797 handwritten digits of 8 x 8 pixels, shipped with scikit-learn: half of each class to train, half to test.
+    """1,797 handwritten digits of 8 x 8 pixels: half of each class to train, half to test.
 
-    ``seed`` divides them; the seed of a run does not.
+    They are shipped with scikit-learn. ``seed`` divides them; the seed of a run does not.
     """
     train, test = split_by_image(_all_digits(root), 0.5, seed)
     return DataSplits(train, test, image_size=8, channels=1)

@@ -1,4 +1,4 @@
-"""Published sets of images: CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
+"""CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ def cars196(
 
 
 def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """Stanford Online Products: 59,551 images of 11,318 products to train, 60,502 of 11,316 others to test.
+    """Stanford Online Products, online shop photographs of 22,634 products.
+
+    59,551 images of 11,318 products to train, 60,502 of 11,316 others to test.
 
     Args:
         root: the folder ``Stanford_Online_Products`` or its parent.
@@ -177,7 +179,9 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
 
 def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """In-Shop: 25,882 images of 3,997 garments to train; 14,218 queries and 12,612 gallery images of 3,985 others.
+    """In-Shop, photographs of 7,982 garments with queries and a gallery.
+
+    25,882 images of 3,997 garments to train; 14,218 queries and 12,612 gallery images of 3,985 others.
 
     Args:
         root: the folder with ``list_eval_partition.txt``, or a folder above.

@@ -141,14 +141,14 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return self.replace(transform=transform)
 
     def divided(self) -> tuple[LabeledImages, Transform]:
-        """Images with the transform's steps on one image, uint8 if possible, and its steps on a batch."""
+        """Images with the steps on one image, uint8 if possible, and the steps on a batch."""
         if not isinstance(self.transform, Steps):
             return self, nn.Identity()
         on_one_image, on_batch = self.transform.divided()
         return self.with_transform(on_one_image), on_batch
 
     def subset(self, indices: Any) -> LabeledImages:
-        """Some of the images, by index or boolean mask, and the listed tuples that have all their images."""
+        """Some of the images, by index or mask, and the listed tuples among them."""
         chosen = np.arange(len(self))[np.asarray(indices)]
         if isinstance(self.images, Tensor):
             images: Tensor | list[Path] = self.images[chosen]
@@ -161,7 +161,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return self.replace(images=images, cache=cache, tuples=tuples, **selected)
 
     def sample_of_tuples(self, images: int, seed: int) -> LabeledImages:
-        """A random sample of the listed tuples with at most so many images, but two pairs or one triplet."""
+        """A random sample of listed tuples with at most so many images (at least one tuple)."""
         assert self.tuples is not None
         sample = sample_tuples(self.tuples, images // self.tuples.rows.shape[1], seed)
         used = torch.unique(sample.rows).numpy()

@@ -44,10 +44,11 @@ def pairs(
     image_size: int = 224,
     channels: Literal[1, 3] = 3,
 ) -> DataSplits:
-    """Load pairs listed in a CSV file with the columns ``image1``, ``image2``, ``same`` and ``split``.
+    """Load pairs listed in a CSV file.
 
-    ``same`` is 1 or 0 (``true`` or ``false``), ``split`` is ``train``, ``test`` or ``validation``. Each part has
-    :class:`pml_ext.pairwise.ListedTuples` instead of labels.
+    Its columns are ``image1``, ``image2``, ``same`` and ``split``. ``same`` is 1 or 0 (``true`` or ``false``),
+    ``split`` is ``train``, ``test`` or ``validation``. Each part has :class:`pml_ext.pairwise.ListedTuples` instead of
+    labels.
 
     Args:
         root: the folder that image paths, or ``vectors``, are relative to; by default the CSV file's.
@@ -69,9 +70,9 @@ def triplets(
     image_size: int = 224,
     channels: Literal[1, 3] = 3,
 ) -> DataSplits:
-    """Load triplets listed in a CSV file with the columns ``anchor``, ``positive``, ``negative`` and ``split``.
+    """Load triplets listed in a CSV file.
 
-    Arguments and errors are as in :func:`pairs`.
+    Its columns are ``anchor``, ``positive``, ``negative`` and ``split``. Arguments and errors are as in :func:`pairs`.
     """
     return _load("triplets", root, path, vectors, image_size, channels)
 

@@ -73,7 +73,7 @@ def list_folder(folder: Path) -> Listing:
 
 
 def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Visible entries of a folder with their paths, last first, without files written by pml_ext."""
+    """Visible entries of a folder with their paths, last first, without our own files."""
     place = listing.folder / inside
     prefix = f"{inside}/" if inside else ""
     system_folders: list[Path] = []
@@ -118,7 +118,7 @@ def is_run(place: Path, names: Collection[str]) -> bool:
 
 
 def listed_sheets(table: Path) -> set[str] | None:
-    """Names of the contact sheets in a table written by ``pml-ext cluster``; None for another table."""
+    """Contact sheets in a table written by ``pml-ext cluster``; None for another table."""
     if not table.is_file():
         return None
     with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
@@ -134,7 +134,7 @@ def is_system_folder(name: str) -> bool:
 
 
 def visible_entries(place: Path, system_folders: list[Path]) -> dict[str, os.DirEntry[str]]:
-    """Entries of a folder by name, without hidden ones; system folders are added to the list instead."""
+    """Entries of a folder by name, without hidden ones; system folders go into the list."""
     found = {}
     with os.scandir(place) as entries:
         for entry in entries:

@@ -57,9 +57,10 @@ ONE_IN = 5  # with split = "characters", every fifth character of an alphabet is
 
 
 def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
-    """Omniglot: 964 characters of 30 alphabets to train, 659 of 20 other alphabets to test, 20 drawings each.
+    """Omniglot, 20 drawings of each of 1,623 characters.
 
-    Ink is bright on dark. Drawings are kept in memory. Alphabets are the parents of their characters.
+    964 characters of 30 alphabets to train, 659 of 20 other alphabets to test. Ink is bright on dark. Drawings are kept
+    in memory. Alphabets are the parents of their characters.
 
     Args:
         root: a folder with ``images_background.zip`` and ``images_evaluation.zip``.
@@ -70,10 +71,11 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
 
 
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
-    """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
+    """The small background sets of Omniglot, 20 drawings of each of 242 characters; 2.9 MB.
 
-    ``images_background_small1.zip`` and ``images_background_small2.zip`` are downloaded on first use unless ``root`` is
-    given. Otherwise as :func:`omniglot`.
+    136 characters of five alphabets to train, 106 of three others to test. ``images_background_small1.zip`` and
+    ``images_background_small2.zip`` are downloaded on first use unless ``root`` is given. Otherwise as
+    :func:`omniglot`.
     """
     if root is None:
         get_archives(SMALL, SMALL.place)
@@ -118,7 +120,7 @@ def _alphabet(character: str) -> str:
 
 
 def _read(path: Path, image_size: int, without: Collection[str] = ()) -> LabeledImages:
-    """Read a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, except the alphabets ``without``."""
+    """Read a zip of ``SET/ALPHABET/CHARACTER/FILE.png``, except the alphabets ``without``."""
     from PIL import Image
 
     drawings: list[Any] = []

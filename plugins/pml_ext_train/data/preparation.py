@@ -1,4 +1,4 @@
-"""Reading all files before training, to leave out unreadable ones and to cache resized images."""
+"""Reading files before training, to leave out unreadable ones and to cache images."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prepare(
     workers: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[LabeledImages, dict[str, str]]:
-    """Cache images or leave out unreadable files, if requested; also return ``{path: reason}`` of files left out.
+    """Cache images or leave out unreadable files; also return ``{path: reason}`` of the latter.
 
     The cache holds results of the first of ``steps``. ``workers`` threads (0: one per processor, up to 8) read every
     file. ConfigError if nothing can be cached; DataError for an unreadable file, or with ``skip_unreadable`` if all

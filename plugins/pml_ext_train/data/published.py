@@ -52,7 +52,7 @@ class Count:
 
 
 class Entry(NamedTuple):
-    """An image in a list, with its path relative to the image folder; box None is the whole image."""
+    """A listed image; the path is relative to the image folder, box None is the whole image."""
 
     path: str
     name: str
@@ -122,7 +122,7 @@ class DatasetInfo:
 
 
 def get_archives(about: DatasetInfo, place: Path) -> None:
-    """Download missing archives to a folder, then check and unpack all; DataError for a bad archive."""
+    """Download missing archives, then check and unpack all; DataError for a bad archive."""
     check_archives(about, place)
     for archive in about.archives:
         path = place / archive.name
@@ -184,7 +184,7 @@ def _unpack(path: Path, place: Path) -> None:
 
 
 def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an archive; TarError for a link, a device, or a path outside the folder."""
+    """Members of an archive; TarError for a link, a device, or a path outside the folder."""
     for member in tar:
         if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
             raise tarfile.TarError(f"{member.name} is not a file or folder inside the archive")
@@ -192,7 +192,7 @@ def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
-    """The folder that has ``wanted``: ``root`` (by default ``about.place``) or one of its ``inner`` folders."""
+    """The folder with ``wanted``: ``root`` (default ``about.place``) or an ``inner`` folder."""
     place = about.place if root is None else root.expanduser()
     candidates = [place] + [place / name for name in inner]
     for candidate in candidates:
@@ -293,9 +293,10 @@ def labeled_part(
 def check_disjoint(
     listed_in: str | Path, images: Path, parts: Parts, shared_classes: bool = False, advice: str = ""
 ) -> None:
-    """Raise DataError for an image listed twice and, without ``shared_classes``, a training class that is tested.
+    """Raise DataError for an image that is listed twice, or a tested training class.
 
-    Paths are relative to ``images``, and compared after normalization; boxes of a file are different images.
+    ``shared_classes`` allows the latter. Paths are relative to ``images``, and compared after normalization; boxes of a
+    file are different images.
     """
     folder = os.path.abspath(images)
     seen: dict[tuple[str, Box | None], str] = {}

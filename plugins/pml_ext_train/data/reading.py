@@ -1,4 +1,4 @@
-"""Image files as tensors: EXIF rotation, channels, crop box, and JPEGs decoded at a reduced size."""
+"""Image files as tensors: rotation, channels, crop box, and reduced JPEGs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 
 def _max_pixels() -> int | None:
-    """Make the limit of pixels in the environment Pillow's own, and return it; None if it is not set."""
+    """The limit of pixels in the environment, also set in Pillow; None if there is none."""
     text = os.environ.get(MAX_PIXELS)
     if not text:
         return None
@@ -131,7 +131,7 @@ def _is_heif(file: str | Path | IO[bytes]) -> bool:
 def read_image(
     path: str | Path | IO[bytes], channels: int = 3, box: Box | None = None, smallest: int | None = None
 ) -> Tensor:
-    """Read an image file upright: uint8 ``[C, H, W]``, channels last; conversions as in :func:`image_tensor`.
+    """Read an image file upright, as in :func:`image_tensor`: uint8 ``[C, H, W]``.
 
     JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the shorter side keeps at least ``smallest`` pixels. DataError
     if the file cannot be read, ``box`` lies outside the image, or resizing would give too many pixels.
@@ -173,7 +173,7 @@ def bits_of(image: Any) -> int:
 
 
 def _check_enlarged(sides: tuple[float, float], smallest: int | None, name: str) -> None:
-    """Raise TooManyPixelsError if resizing the shorter side to ``smallest / 4`` gives too many pixels."""
+    """Raise an error if resizing the shorter side to ``smallest / 4`` gives too many pixels."""
     limit = _max_pixels() or 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
     shorter = (smallest or 0) // KEPT_WHEN_REDUCED
     if shorter > min(sides) and shorter**2 * max(sides) / min(sides) > limit:
@@ -254,7 +254,7 @@ def _pixels(image: Any, channels: int) -> Tensor:
 
 
 def _on_ground(image: Any) -> Any:
-    """Put a transparent image on white, or on black or gray where its pixels would vanish on white."""
+    """Put a transparent image on white, or on black or gray if it would vanish on white."""
     visible = image.convert("L").histogram(image.getchannel("A"))
     vanishing = {ground: sum(visible[max(0, ground - NEAR_GROUND) : ground + NEAR_GROUND]) for ground in (255, 0, 128)}
     ground = 255
@@ -264,7 +264,7 @@ def _on_ground(image: Any) -> Any:
 
 
 def _array_of(image: Any, channels: int) -> NDArray[np.uint8]:
-    """Pixels ``[H, W, C]``, copied in strips that fit the cache: two to four times as fast as ``np.array(image)``."""
+    """Pixels ``[H, W, C]``, in strips that fit the cache: twice as fast as ``np.array``."""
     pixels = np.empty((image.height, image.width, channels), dtype=np.uint8)
     for top in range(0, image.height, STRIP):
         bottom = min(top + STRIP, image.height)

@@ -122,7 +122,7 @@ def _rows_of_parquet(file: Path) -> tuple[list[str], Rows]:
 
 
 def _as_texts(record: dict[Any, Any]) -> dict[str, Any]:
-    """Cells as in a CSV file; whole floating-point numbers become integers, because pandas makes them of gaps."""
+    """Cells as in a CSV file; 3.0 becomes 3, because gaps turn integers into floats."""
     cells = {}
     for name, value in record.items():
         if isinstance(value, float) and value.is_integer():

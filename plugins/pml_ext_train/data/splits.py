@@ -160,9 +160,10 @@ def divide(
     train_fraction: float | None,
     seed: int | None,
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Split by class or by image into training and test images; None stands for a setting's default.
+    """Split by class or by image into training and test images.
 
-    ConfigError for a fraction outside its range; DataError, with ``place``, for parts that are too small.
+    None stands for a default. ConfigError for a fraction outside its range; DataError, with ``place``, for parts that
+    are too small.
     """
     fraction = 0.5 if train_fraction is None else train_fraction
     if not 0 < fraction < 1:

@@ -1,4 +1,4 @@
-"""A user's own images, listed in a CSV or Parquet table with the columns of open-metric-learning."""
+"""A user's own images, listed in a table with the columns of open-metric-learning."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def table(
     label_sets: bool = False,
     columns: dict[str, str] | None = None,
 ) -> DataSplits:
-    """Load the images listed in a CSV or Parquet file: columns ``label`` and ``path``, and these optional ones.
+    """Load the images listed in a CSV or Parquet file.
+
+    Columns are ``label``, ``path``, and optionally:
 
     ``split``: ``train``, ``test`` or ``validation``. With ``test`` rows, ``validation`` rows choose the epoch;
     otherwise they are tested.
@@ -133,7 +135,7 @@ def table(
 
 
 def rows_of_table(file: Path, columns: dict[str, str] | None = None) -> list[TableRow]:
-    """Rows of a CSV or Parquet table, with paths that begin with the table's folder or are absolute.
+    """Rows of a CSV or Parquet table, with paths that include its folder.
 
     Columns and errors are as in :func:`table`.
     """

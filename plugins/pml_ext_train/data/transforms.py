@@ -34,7 +34,7 @@ class Pipeline:
 
 
 class Steps(nn.Module):
-    """A transform in three parts: a deterministic first step, further steps on one image, and steps on a batch.
+    """A deterministic first step, further steps on one image, and steps on a batch.
 
     The first step is idempotent, so cached results can pass through it again; None if a random step comes first.
     ``smallest``: lower bound of the shorter side, in pixels, of a reduced file.
@@ -57,7 +57,7 @@ class Steps(nn.Module):
         return self.last(self.rest(image))  # type: ignore[no-any-return]
 
     def divided(self) -> tuple[Steps, nn.Sequential]:
-        """The steps on one image, whose uint8 results need a quarter of the memory, and the steps on a batch."""
+        """The steps on one image, with results in uint8, and the steps on a batch."""
         on_one_image = Steps(self.first, list(self.rest), [], self.smallest)
         return on_one_image, self.last
 
@@ -73,7 +73,7 @@ def build_transforms(
     pipeline: Pipeline = Pipeline(),
     transforms: Sequence[nn.Module] = (),
 ) -> tuple[Steps, Steps]:
-    """Transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
+    """Transforms of training images and of others: uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
 
     Args:
         image_size: S, in pixels.
@@ -136,7 +136,7 @@ def build_transforms(
 
 
 def raw_pixels(images: Tensor) -> Tensor:
-    """Transformed images ``[B, C, H, W]`` as vectors of at most 32 x 32 pixels: a baseline without a network."""
+    """Images ``[B, C, H, W]`` as vectors of at most 32 x 32 pixels: a baseline."""
     from torchvision.transforms.v2.functional import resize
 
     if max(images.shape[-2:]) > THUMBNAIL:
@@ -162,7 +162,7 @@ class _UnlessExact(nn.Module):
 
 
 class _ChannelOrder(nn.Module):
-    """Conversion to contiguous [C, H, W], which makes later steps several times faster, and to BGR if asked."""
+    """Conversion to contiguous [C, H, W], which makes later steps faster, and to BGR."""
 
     def __init__(self, bgr: bool) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ def _read_npz(path: Path) -> Columns:
 
 
 def _check_array(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """Raise DataError for Python objects, whose loading may run code, and for a false size: it would be allocated."""
+    """Raise DataError for Python objects, which may run code, and for a false size."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     entry = archive.getinfo(f"{name}.npy")
     with archive.open(entry) as file:
@@ -140,7 +140,7 @@ def _read_parquet(path: Path) -> Columns:
 
 
 def _column(path: Path, name: str, column: Any) -> Any:
-    """A column of a Parquet table as an array, ``[N, D]`` for lists of equal length, or as a list of texts."""
+    """A column of a Parquet table as an array (``[N, D]`` for lists), or a list of texts."""
     import pyarrow.compute as compute
     import pyarrow.types as types
 

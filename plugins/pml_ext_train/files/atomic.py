@@ -189,7 +189,7 @@ def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
 
 
 def toml_value(text: str, key: str) -> Any:
-    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``), or return the text itself if it is not TOML.
+    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``), or return the text itself.
 
     ConfigError, with ``key``, for integers that are too long or lists that are nested too deep.
     """
@@ -204,7 +204,7 @@ def toml_value(text: str, key: str) -> Any:
 
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:
-    """Raise ConfigError, which names the option if there is one, unless a folder or file can be written."""
+    """Raise ConfigError, which names the option, unless a folder or file can be written."""
     kind = "FILE" if file else "FOLDER"
     remedy = f"; type {option} {kind}" if option else ""
     folder = place.parent if file else place

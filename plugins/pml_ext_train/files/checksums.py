@@ -72,9 +72,9 @@ def replace_file(folder: Path, name: str, write: Callable[[Path], Any], expected
 
 
 def recover(folder: Path, written: Iterable[str]) -> None:
-    """Finish or undo file replacements of killed processes in a folder that no other process uses.
+    """Finish or undo file replacements of killed processes.
 
-    ``written`` are patterns of the files concerned: ``"records/*.csv"``.
+    No other process may use the folder. ``written`` are patterns of the files concerned: ``"records/*.csv"``.
     """
     sums = read_sums(folder)
     for pattern in map(Path, (SUMS, *written)):

@@ -45,7 +45,7 @@ _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create and lock a run's folder, and recover files of a killed process; ConfigError if it is locked."""
+    """Lock a run's folder and recover files of a killed process; ConfigError if it is locked."""
     text = f"{folder} is being written by another run; wait for it, or choose another --out"
     with locked_folder(folder, ConfigError(text)):
         checksums.recover(folder, WRITTEN)
@@ -201,7 +201,6 @@ def _common_folder(plans: Sequence[Plan]) -> Path:
 
 @contextlib.contextmanager
 def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
-    """Add how to resume to the error of a signal."""
     try:
         yield
     except StoppedError as error:
@@ -225,7 +224,7 @@ def _failure(plan: Plan, error: Exception) -> dict[str, Any]:
 
 
 class FailedRunsError(PmlExtError):
-    """Some of several runs failed; ``failures`` have ``recipe``, ``seed``, ``folder`` and ``error``."""
+    """Some runs failed; ``failures`` have ``recipe``, ``seed``, ``folder`` and ``error``."""
 
     def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
         self.results = results

@@ -116,7 +116,7 @@ def restarted() -> bool:
 
 
 def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
-    """Epochs of a folder's run, if there is one; ConfigError for a different recipe, seed or files."""
+    """Epochs of a folder's run, or None; ConfigError for a different recipe, seed or files."""
     if not folder.exists():
         return None
     try:

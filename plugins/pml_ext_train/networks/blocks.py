@@ -28,7 +28,7 @@ class LastBlocks(NamedTuple):
 
 
 def last_blocks(trunk: nn.Module, channels: int, image_size: int) -> LastBlocks | None:
-    """The most last blocks with at most 40 % of the operations, or the last one alone if it has more.
+    """The most last blocks with at most 40 % of the operations, or the very last block.
 
     Blocks are modules whose names differ by a number, such as ``blocks.5`` or ``layer4``; of several rows, the one with
     the most parameters counts. None without such a row, or if :func:`.cut.cut_before` fails at every block.

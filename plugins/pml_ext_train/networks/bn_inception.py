@@ -12,7 +12,7 @@ MEAN = (104.0, 117.0, 128.0)  # BGR in 0 to 255, as its Caffe weights expect
 
 
 class _Block(NamedTuple):
-    """Channels of an inception block: 1 x 1 branch, two 3 x 3 branches, and projection after pooling."""
+    """Channels of an inception block: 1 x 1 branch, two 3 x 3 branches, and projection."""
 
     single: int  # 0 for no branch, in a block that halves the image size
     reduce: int
@@ -38,9 +38,9 @@ _BLOCKS = {
 
 
 class BNInception(nn.Module):
-    """BN-Inception (Ioffe and Szegedy, 2015): images ``[B, 3, S, S]`` to the scores of classes ``[B, num_classes]``.
+    """BN-Inception (Ioffe and Szegedy, 2015), GoogLeNet with batch norms.
 
-    GoogLeNet with batch norms. Parameters are named as in the known weights from Caffe
+    Maps images ``[B, 3, S, S]`` to scores ``[B, num_classes]``. Parameters are named as in the known weights from Caffe
     (``bn_inception-52deb4733.pth``). ``pooling`` is that of the last 1,024 feature maps.
     """
 

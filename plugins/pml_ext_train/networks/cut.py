@@ -1,4 +1,4 @@
-"""A trunk cut before one of its blocks: a frozen first part, and the rest, which trains on its activations.
+"""A trunk cut before a block: a frozen first part, and a rest that trains.
 
 ``torch.fx`` traces the calls of ``forward``. Both parts share parameters and modes with the trunk.
 """
@@ -89,7 +89,7 @@ def _trace(model: nn.Module, block: str) -> fx.Graph:
 
 
 def _defaults(model: nn.Module) -> dict[str, Any]:
-    """Arguments of a model's ``forward`` that have defaults, such as the mask of a vision transformer."""
+    """Arguments of a model's ``forward`` that have defaults, such as masks."""
     parameters = inspect.signature(model.forward).parameters.values()
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 
@@ -116,7 +116,7 @@ def _only_activation(trunk: nn.Module, block: str, nodes: list[fx.Node], first: 
 
 
 def _graph_until(activation: fx.Node, nodes: list[fx.Node], first: int) -> fx.Graph:
-    """The graph from images to the activation, with all calls before the cut, since one may work in place."""
+    """The graph from images to the activation, with calls that work in place."""
     before = nodes[:first]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -36,7 +36,7 @@ def embedder(
 
 
 def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
-    """Initialize a linear layer with whitened PCA of features ``[N, F]``: its outputs have unit variance.
+    """Initialize a linear layer with whitened PCA of features ``[N, F]``.
 
     Outputs along which the features hardly vary are 0. ConfigError if the layer has more outputs than there are
     components; N features have at most N - 1.

@@ -33,7 +33,7 @@ def hf_trunk(
     weights: str | None = None,
     pool: Pool = "auto",
 ) -> nn.Module:
-    """A vision model of the package transformers: ``hf/ORG/NAME``, or ``hf/FOLDER`` for a saved one.
+    """A vision model of transformers: ``hf/ORG/NAME``, or ``hf/FOLDER`` for a saved one.
 
     Of a pair such as CLIP or SigLIP, it is the image encoder. No code of a model's folder is run. ConfigError for a
     model that cannot be loaded, has no image encoder, or whose weights are incomplete.
@@ -75,9 +75,9 @@ def hf_trunk(
 
 
 def load_model(name: str, weights: str | None) -> tuple[nn.Module, set[str]]:
-    """A model in float32, random without ``weights``, and the names of tensors that its weights lack.
+    """A model in float32, and the names of tensors that its weights lack.
 
-    ConfigError if it cannot be loaded.
+    It is random without ``weights``. ConfigError if it cannot be loaded.
     """
     transformers = transformers_library(name)
     auto_model: Any = transformers.AutoModel
@@ -115,7 +115,7 @@ def _quietly(transformers: Any) -> Iterator[None]:
 
 
 def is_pair(name: str) -> bool:
-    """Whether a model has an image and a text encoder with one space; ConfigError if it cannot be loaded."""
+    """Whether a model has an image and a text encoder with one space of features."""
     config = _config_of(name)
     model_class = transformers_library(name).models.auto.modeling_auto.MODEL_MAPPING.get(type(config), None)
     has_both = hasattr(model_class, "get_text_features") and hasattr(model_class, "get_image_features")
@@ -141,7 +141,7 @@ def _config_of(name: str) -> Any:
 
 
 def _projection_of(model: nn.Module, name: str) -> nn.Module | None:
-    """The projection of a pair's image encoder, None for one without; ConfigError for another model."""
+    """The projection of a pair's image encoder, or None; ConfigError unless it is a pair."""
     if hasattr(model, "vision_model") and hasattr(model, "get_text_features"):
         projection = getattr(model, "visual_projection", None)
         if isinstance(projection, nn.Module):

@@ -9,7 +9,7 @@ from .modes import preserved_modes
 
 
 def use_channels_last(network: nn.Module, channels: int, image_size: int) -> torch.memory_format:
-    """Convert a network on a CPU to channels-last, if it can run so; return the format for its images.
+    """Convert a network on a CPU to channels-last, if possible; return the images' format.
 
     Results differ only by rounding. The network stays unchanged if it has no convolutions, or fails on two images of
     zeros ``[2, C, S, S]``.

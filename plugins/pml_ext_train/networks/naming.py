@@ -1,4 +1,4 @@
-"""Pretrained trunks as options name them: ``NAME``, ``NAME=WEIGHTS``, a file, or a model's folder."""
+"""Pretrained trunks in options: ``NAME``, ``NAME=WEIGHTS``, a file, or a folder."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _with_own_weights(name: str) -> dict[str, Any]:
 
 
 def _of_transformers(name: str) -> dict[str, Any]:
-    """A model of transformers with its own weights; of a pair, with the projection into the space of texts."""
+    """A model of transformers with its own weights, and for a pair with its projection."""
     path = Path(name).expanduser()
     if path.is_dir():
         name = _absolute(name)
@@ -113,7 +113,7 @@ def _of_folder(folder: Path) -> dict[str, Any]:
 
 
 def _of_file(file: Path) -> dict[str, Any]:
-    """The trunk of a file of weights; its architecture comes from config.json beside it, or from its name."""
+    """The trunk of a file of weights, known by config.json beside it or by its name."""
     if not file.is_file():
         raise ConfigError(f"{file}: no such file; type a .safetensors or .pth file, or the name of a trunk")
     if not is_file(str(file)):

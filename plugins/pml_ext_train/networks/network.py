@@ -68,7 +68,7 @@ class Preprocessing(BaseModel):
         return self.crop and self.resize is None and not self.squash
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
-        """Transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
+        """Transforms of training images, with ``cuts`` and ``augment``, and of all others."""
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
         pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
@@ -125,7 +125,7 @@ class Network(nn.Module):
             self.embedder = embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embeddings ``[B, D]``, not normalized, of transformed images ``[B, C, S, S]`` or of vectors."""
+        """Embeddings ``[B, D]``, not normalized, of images ``[B, C, S, S]`` or vectors."""
         return self.embedder(self.trunk(images))  # type: ignore[no-any-return]
 
     def without_head(self) -> Network:

@@ -1,4 +1,4 @@
-"""Pretrained trunks: weights from files, adapters, and the preprocessing of pretrained models."""
+"""Pretrained trunks: weights from files, adapters, and preprocessing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _COUNTER = "num_batches_tracked"  # batch norm buffer that old files lack
 
 
 def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
-    """Add low-rank adapters (LoRA, Hu et al. 2022) to a trunk's linear layers in place, and freeze the rest.
+    """Add low-rank adapters (LoRA, Hu et al. 2022) to a trunk in place.
 
-    ConfigError if no layer's name ends with one of ``targets``.
+    All other parameters are frozen. ConfigError if no layer's name ends with one of ``targets``.
     """
     with needs_extra("peft", "model.lora"):
         import peft
@@ -79,10 +79,10 @@ def is_pretrained(options: Mapping[str, Any]) -> bool:
 
 
 def load_weights(trunk: nn.Module, file: str) -> None:
-    """Load a trunk's weights from a ``.safetensors`` or torch file, here or in torch hub's folder ``checkpoints``.
+    """Load a trunk's weights from a ``.safetensors`` or torch file.
 
-    No code in the file is run, and its classifier is ignored. ConfigError for an unreadable file, or with the names of
-    keys that are missing, unknown or of another shape.
+    It may be in torch hub's folder ``checkpoints``. No code in the file is run, and its classifier is ignored.
+    ConfigError for an unreadable file, or with the names of keys that are missing, unknown or of another shape.
     """
     path = Path(file).expanduser()
     stored = Path(torch.hub.get_dir()) / "checkpoints" / file
@@ -149,7 +149,7 @@ def _check_fits(state: Mapping[str, Tensor], known: Mapping[str, Tensor], path: 
 
 
 def weights_to_choose(name: str) -> list[str]:
-    """What ``weights`` of a trunk may be besides a file, in words; empty for a trunk without weights."""
+    """What ``weights`` of a trunk may be besides a file, in words."""
     if name in VARIANTS:
         return [repr(IMAGENET)]
     if name.startswith(TIMM):
@@ -160,7 +160,7 @@ def weights_to_choose(name: str) -> list[str]:
 
 
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
-    """Preprocessing for a trunk's ``weights``; None without weights, or if no library describes it."""
+    """Preprocessing for a trunk's ``weights``, or None if it is unknown."""
     if not is_pretrained(options):
         return None
     weights = options["weights"]
@@ -255,7 +255,7 @@ def _of_transformers(name: str) -> PretrainedImages | None:
 
 
 def _side_of(size: Any) -> tuple[int | None, bool]:
-    """The side in a size of transformers, and whether it means a square rather than the shorter side."""
+    """The side in a size of transformers, and whether the size is a square."""
     if isinstance(size, int):
         return size, True
     if not isinstance(size, Mapping):

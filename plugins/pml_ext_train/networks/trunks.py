@@ -29,7 +29,7 @@ def torchvision_models() -> Any:
 
 
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
-    """``blocks`` blocks of 3 x 3 convolution to ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
+    """Blocks of 3 x 3 convolution to ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
     if image_size < 2**blocks:
         raise ConfigError(
             f"convnet: {blocks} blocks halve images of {image_size} pixels to nothing; set blocks to at most "
@@ -57,9 +57,10 @@ def identity(in_channels: int, image_size: int) -> nn.Module:
 
 
 def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Freeze the parts of a trunk that match a pattern, such as ``"layer1"``, ``"blocks.*"`` or ``"*"``.
+    """Freeze the parts of a trunk that match a pattern.
 
-    All other parameters become trainable. Returns the frozen parts, which must stay in evaluation mode.
+    Patterns are ``"layer1"``, ``"blocks.*"`` or ``"*"``. All other parameters become trainable. Returns the frozen
+    parts, which must stay in evaluation mode.
     """
     frozen = parts_named(trunk, patterns)
     trunk.requires_grad_(True)
@@ -137,7 +138,7 @@ def _remove_last_layer(model: nn.Module, name: str) -> None:
 
 
 def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "max"] = "mean") -> nn.Module:
-    """BN-Inception without its last linear layer: 1,024 features; for images of 224 pixels, for example.
+    """BN-Inception without its last linear layer: 1,024 features.
 
     Weights from a file, such as Cadene's ``bn_inception-52deb4733.pth``, need ``extends = "pipelines/bn-inception"``:
     BGR channels from 0 to 255. ``pooling="max"`` is that of CBML's code. Other arguments as in
@@ -265,7 +266,7 @@ def check_packages(name: str, weights: object) -> None:
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
-    """Length of a trunk's feature vectors, measured on images of zeros; ConfigError without vectors."""
+    """Length of a trunk's features, measured on images of zeros; ConfigError without vectors."""
     shape = (in_channels, image_size, image_size)
     named = f"model.trunk ({type(trunk).__module__}.{type(trunk).__qualname__})"
     try:

@@ -1,4 +1,4 @@
-"""Interfaces between the tools that search; :func:`pml_ext.registry.service` returns a tool by name."""
+"""Interfaces between tools; :func:`pml_ext.registry.service` returns a tool by name."""
 
 from pml_ext.lazy import lazily
 

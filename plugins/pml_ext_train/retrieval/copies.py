@@ -18,7 +18,7 @@ class FoundCopies(Protocol):
 
     @property
     def groups(self) -> Sequence[Any]:
-        """Groups with ``kind``, ``images``, ``keep``, ``others``, ``space`` and ``differing(image)``."""
+        """Groups with ``kind``, ``images``, ``keep``, ``others``, ``space``, ``differing(image)``."""
 
     @property
     def skipped(self) -> Mapping[str, str]:

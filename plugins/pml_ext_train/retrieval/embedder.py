@@ -17,7 +17,7 @@ class Embedder(Protocol):
 
     @property
     def identity(self) -> str:
-        """A name that changes with the embeddings; only the same embedder reads a collection."""
+        """A name that changes with the embeddings."""
 
     @property
     def size(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class EmbeddingListener(Protocol):
-    """Receives the progress of making a run."""
+    """Receives progress."""
 
     def step(self, text: str) -> None:
         """A step begins."""

@@ -27,7 +27,7 @@ class ImageListing(Protocol):
 
     @property
     def others(self) -> Mapping[str, str]:
-        """Reason by path of each file that is not an image."""
+        """Reason by path of each other file."""
 
 
 class FileEmbedder(Protocol):

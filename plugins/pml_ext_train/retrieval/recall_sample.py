@@ -27,7 +27,7 @@ class RecallSample:
         self._farthest = distances.where(counts, -torch.inf).amax(1, keepdim=True)
 
     def recall_at_10(self, search: Callable[[Tensor, int], Tensor]) -> float:
-        """Share of right answers of ``search(queries, k)``: indices ``[Q, k]``, nearest first, -1 for none."""
+        """Share of right answers of ``search(queries, k)``: indices ``[Q, k]``, or -1."""
         found = search(self._points[self._queries], self._k + 1).to(self._points.device)
         distances, counts = self._distances(found)
         right = counts & (distances <= self._farthest + 1e-6)
