@@ -93,7 +93,7 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 
 def _max_pixels() -> int | None:
-    """The limit of pixels in the environment, also set in Pillow; None if there is none."""
+    """The limit of pixels in the environment, also set in Pillow, or None."""
     text = os.environ.get(MAX_PIXELS)
     if not text:
         return None
@@ -165,7 +165,7 @@ def bits_of(image: Any) -> int:
     """
     tiles = getattr(image, "tile", None) or [("", (), 0, "")]
     codec, _, _, arguments = tiles[0]
-    if ";16" in f"{image.mode} {arguments}" or codec.startswith("ppm"):  # those of PPM are scaled
+    if ";16" in f"{image.mode} {arguments}" or codec.startswith("ppm"):  # PPM is scaled
         return 16
     if image.format == "HEIF":
         return int(image.info["bit_depth"])

@@ -120,7 +120,7 @@ def hold_out_classes(
     which: Literal["drawn", "last"] = "drawn",
     fold: int | None = None,
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Split images into the rest, and those of a held-out ``fraction`` of the classes.
+    """Hold out a ``fraction`` of the classes; return the rest, and the held-out images.
 
     Held-out classes are drawn by ``seed``, or are the last by label. With ``fold``, from 1, they are one of
     ``1 / fraction`` random parts of the classes, which do not depend on the seed.

@@ -72,7 +72,9 @@ def read_vectors(path: Path) -> VectorFile:
     class_names: list[str] = []
     if "labels" in columns:
         labels, class_names = _labels(path, columns["labels"], count)
-    infinite = np.flatnonzero(~np.isfinite(embeddings.sum(axis=1, dtype=np.float64)))
+    with np.errstate(invalid="ignore"):  # infinity less infinity is NaN
+        sums = embeddings.sum(axis=1, dtype=np.float64)
+    infinite = np.flatnonzero(~np.isfinite(sums))
     if len(infinite):
         first = infinite[0]
         raise DataError(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..recipe import Recipe
-from ..records.recorder import Records
 from ..training import Listener, Run, train_run
 from .launch import locked
 
@@ -28,10 +26,8 @@ def train_and_validate(
     """
     run = Run(recipe, name, folder, seed, device, data, listener)
     with locked(folder):
-        result = train_run(run, resume=True, after_validation=report, finish=_best_value)
+        result = train_run(
+            run, resume=True, after_validation=report, finish=lambda run, _: {"value": run.history.best["value"]}
+        )
     value: float = result["value"]
     return value
-
-
-def _best_value(run: Run, _: Records) -> dict[str, Any]:
-    return {"value": run.history.best["value"]}

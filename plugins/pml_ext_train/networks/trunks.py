@@ -22,7 +22,7 @@ TIMM = "timm/"
 
 
 def torchvision_models() -> Any:
-    """The module ``torchvision.models``; its import takes a second."""
+    """The module ``torchvision.models``, which is slow to import."""
     with needs_extra("train", "a trunk of torchvision"):
         import torchvision.models
     return torchvision.models
