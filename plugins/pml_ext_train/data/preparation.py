@@ -34,7 +34,7 @@ def left_out_text(unreadable: Mapping[str, Mapping[str, str]]) -> str:
     by_split = ", ".join(f"{len(paths)} of {split}" for split, paths in unreadable.items() if paths)
     shown = "; ".join(sorted(reasons)[:NAMED])
     more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
-    return f"left out {counted(len(reasons), 'unreadable image')} ({by_split}): {shown}{more}"
+    return f"left out {counted(len(reasons), 'image')} that cannot be read ({by_split}): {shown}{more}"
 
 
 def prepare(
