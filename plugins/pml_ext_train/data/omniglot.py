@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import io
 import zipfile
 import zlib
@@ -85,9 +84,7 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
 def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
         raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
-    first_archive, second_archive = about.archives
-    first = find_root(about, place, first_archive.name) / first_archive.name
-    second = find_root(about, place, second_archive.name) / second_archive.name
+    first, second = (find_root(about, place, archive.name) / archive.name for archive in about.archives)
     train = _read(first, image_size)
     test = _read(second, image_size, without=set(map(_alphabet, train.class_names)))
     mend = f"type: pml-ext data {about.name} --download"
@@ -106,12 +103,10 @@ def _split_by_character(first: LabeledImages, second: LabeledImages) -> tuple[La
     labels = np.concatenate([first.labels, second.labels + len(first.class_names)])
     everything = LabeledImages(pixels, labels, names, channels=1)
 
-    characters: collections.Counter[str] = collections.Counter()  # of each alphabet, so far
     is_tested = np.zeros(len(names), dtype=bool)
-    for label, name in enumerate(names):
-        alphabet = _alphabet(name)
-        characters[alphabet] += 1
-        is_tested[label] = characters[alphabet] % ONE_IN == 0
+    for alphabet in set(map(_alphabet, names)):
+        characters = [label for label, name in enumerate(names) if _alphabet(name) == alphabet]
+        is_tested[characters[ONE_IN - 1 :: ONE_IN]] = True
     return everything.subset(~is_tested[labels]), everything.subset(is_tested[labels])
 
 

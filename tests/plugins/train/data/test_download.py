@@ -1,12 +1,15 @@
-"""Archives from a folder on this machine: checksums, unpacking, bad archives, and the command."""
+"""Archives from a local server: checksums, unpacking, bad archives, and the command."""
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
 import tarfile
+import threading
 import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -20,38 +23,58 @@ from .made_up import cub_folder, omniglot_zip
 BODY = np.random.default_rng(0).integers(256, size=300_000, dtype=np.uint8).tobytes()
 
 
+class Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        super().do_GET()
+
+
 @pytest.fixture
-def served(tmp_path_factory):
-    """A folder that archives are downloaded from."""
-    return tmp_path_factory.mktemp("served")
+def server(tmp_path_factory):
+    """Serves the folder ``files``; ``asked`` has the requested paths."""
+    files = tmp_path_factory.mktemp("served")
+    serving = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=files))
+    serving.files = files
+    serving.asked = []
+    serving.url = f"http://127.0.0.1:{serving.server_port}/"
+    thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield serving
+    serving.shutdown()
+    serving.server_close()
+    thread.join()
 
 
-def archive(served, name="set.bin", body=BODY, **settings) -> Archive:
-    (served / name).write_bytes(body)
-    return Archive(name, 1, hashlib.md5(body).hexdigest(), (served / name).as_uri(), **settings)
+def archive(server, name="set.bin", body=BODY, **settings) -> Archive:
+    (server.files / name).write_bytes(body)
+    return Archive(name, 1, hashlib.md5(body).hexdigest(), server.url + name, **settings)
 
 
 def about(*archives: Archive):
     return dataclasses.replace(image_sets.SOP, archives=archives)
 
 
-def test_a_download_is_checked_before_its_name(served, tmp_path):
-    whole = archive(served, unpack=False)
+def test_a_download_is_checked_before_its_name(server, tmp_path):
+    whole = archive(server, unpack=False)
     place = tmp_path / "new"
-    (served / "set.bin").write_bytes(BODY[::-1])
+    (server.files / "set.bin").write_bytes(BODY[::-1])
     found = hashlib.md5(BODY[::-1]).hexdigest()
     with pytest.raises(DataError, match=f"its MD5 is {found}, not {whole.checksum}; delete it and download it again"):
         get_archives(about(whole), place)
     assert [path.name for path in place.iterdir()] == [".lock"]
-    (served / "set.bin").write_bytes(BODY)
+    (server.files / "set.bin").write_bytes(BODY)
     (place / "set.bin.part").write_bytes(BODY[:1000])
     get_archives(about(whole), place)
-    (served / "set.bin").unlink()
+    asked = len(server.asked)
     get_archives(about(whole), place)
+    assert len(server.asked) == asked
     assert (place / "set.bin").read_bytes() == BODY
     assert {path.name for path in place.iterdir()} == {".lock", "set.bin"}
-    gone = dataclasses.replace(whole, name="other.bin")
-    with pytest.raises(DataError, match=r"cannot be downloaded \(.*or put other.bin into .* yourself"):
+    gone = dataclasses.replace(whole, name="other.bin", url=server.url + "other")
+    with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or put other.bin into .* yourself"):
         get_archives(about(gone), tmp_path)
 
 
@@ -122,22 +145,22 @@ def test_archives_cannot_write_outside_their_folder(tmp_path, monkeypatch, name,
     assert found == ["other", "other/kept.txt", "place", f"place/{name}"]
 
 
-def test_omniglot_small_is_downloaded_once(served, tmp_path, monkeypatch):
+def test_omniglot_small_is_downloaded_once(server, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("PML_EXT_DATA", raising=False)
     sets = {omniglot.TRAIN: {"Greek": 5}, omniglot.TEST: {"Greek": 2, "Sanskrit": 4}}
     about = dataclasses.replace(
         omniglot.SMALL,
         archives=tuple(
-            archive(served, name, omniglot_zip(tmp_path / name, alphabets, drawings=1), unpack=False)
+            archive(server, name, omniglot_zip(tmp_path / name, alphabets, drawings=1), unpack=False)
             for name, alphabets in sets.items()
         ),
         counts={"train": Count(5, 5), "test": Count(4, 4)},
     )
     monkeypatch.setattr(omniglot, "SMALL", about)
     splits = omniglot_small()
-    (served / omniglot.TEST).unlink()
-    assert (len(splits.train), len(omniglot_small().test)) == (5, 4)
+    asked = len(server.asked)
+    assert (len(splits.train), len(omniglot_small().test), len(server.asked)) == (5, 4, asked)
     stored = tmp_path / "pml_ext" / "omniglot-small" / omniglot.TEST
     stored.write_bytes(stored.read_bytes()[:-9])
     with pytest.raises(DataError, match="wrong or incomplete file, because its MD5"):
@@ -161,12 +184,12 @@ def test_the_command_says_what_is_missing(pml_ext_command, tmp_path):
     assert found["archives"][0]["megabytes"] == image_sets.SOP.archives[0].megabytes
 
 
-def test_the_command_downloads_and_unpacks(pml_ext_command, served, tmp_path, monkeypatch):
+def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, monkeypatch):
     whole = cub_folder(tmp_path / "whole" / "CUB_200_2011", each=1)
     files = [file for file in whole.rglob("*") if file.is_file()]
     entries = {file.relative_to(whole.parent).as_posix(): file.read_bytes() for file in files}
     counts = {"train": Count(2, 2), "test": Count(2, 2)}
-    packed = archive(served, "CUB_200_2011.tgz", tarred(entries))
+    packed = archive(server, "CUB_200_2011.tgz", tarred(entries))
     monkeypatch.setattr(image_sets, "CUB", dataclasses.replace(image_sets.CUB, archives=(packed,), counts=counts))
     missing = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"))
     assert missing.returncode == 1
@@ -174,7 +197,7 @@ def test_the_command_downloads_and_unpacks(pml_ext_command, served, tmp_path, mo
     done = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")
     assert (done.returncode, "complete" in done.stdout) == (0, True)
     assert len(image_sets.cub(tmp_path / "birds").train) == 2
-    (served / "CUB_200_2011.tgz").unlink()
+    asked = len(server.asked)
     (tmp_path / "birds" / "CUB_200_2011" / "images" / "002.Bird_2" / "Bird_0.jpg").unlink()
     again = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")  # from the archive there
-    assert again.returncode == 0
+    assert (again.returncode, len(server.asked)) == (0, asked)
