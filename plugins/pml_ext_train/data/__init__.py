@@ -17,21 +17,24 @@ with needs_extra("train", "a data set"):
     )
     from .digits import digits as digits, digits_unseen as digits_unseen
     from .folder import (
-        CLUSTERS_COLUMNS as CLUSTERS_COLUMNS,
-        CLUSTERS_TABLE as CLUSTERS_TABLE,
         SPLIT_FOLDERS as SPLIT_FOLDERS,
-        SYSTEM_FOLDER as SYSTEM_FOLDER,
         VALIDATION_FOLDERS as VALIDATION_FOLDERS,
         class_levels as class_levels,
         folder as folder,
-        is_run as is_run,
-        is_system_folder as is_system_folder,
-        listed_sheets as listed_sheets,
-        visible_entries as visible_entries,
     )
     from .images import LabeledImages as LabeledImages, Transform as Transform
     from .listed import pairs as pairs, triplets as triplets
-    from .listing import Listing as Listing, list_folder as list_folder
+    from .listing import (
+        CLUSTERS_COLUMNS as CLUSTERS_COLUMNS,
+        CLUSTERS_TABLE as CLUSTERS_TABLE,
+        SYSTEM_FOLDER as SYSTEM_FOLDER,
+        Listing as Listing,
+        is_run as is_run,
+        is_system_folder as is_system_folder,
+        list_folder as list_folder,
+        listed_sheets as listed_sheets,
+        visible_entries as visible_entries,
+    )
     from .omniglot import omniglot_small as omniglot_small
     from .preparation import left_out_text as left_out_text, prepare as prepare
     from .published import (

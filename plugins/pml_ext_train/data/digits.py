@@ -1,4 +1,4 @@
-"""Handwritten digits, shipped inside scikit-learn: no network at all."""
+"""Handwritten digits, shipped with scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .splits import DataSplits, split_by_image
 
 
 def digits(root: Path | None = None, seed: int = 0) -> DataSplits:
-    """1,797 handwritten digits, 8 x 8, shipped inside scikit-learn: half of every class to train, half to test.
+    """1,797 handwritten digits of 8 x 8 pixels: half of each class to train, half to test.
 
-    ``seed`` divides them into halves, which are the same for every seed of a run.
+    They are shipped with scikit-learn. ``seed`` divides them; the seed of a run does not.
     """
     train, test = split_by_image(_all_digits(root), 0.5, seed)
     return DataSplits(train, test, image_size=8, channels=1)
 
 
 def digits_unseen(root: Path | None = None) -> DataSplits:
-    """The same digits with 0 to 4 to train and 5 to 9 to test: too few classes to learn from, and it shows."""
+    """The digits 0 to 4 to train and 5 to 9 to test: too few classes to learn from."""
     images = _all_digits(root)
     return DataSplits(images.subset(images.labels < 5), images.subset(images.labels >= 5), image_size=8, channels=1)
 
@@ -31,7 +31,7 @@ def _all_digits(root: Path | None) -> LabeledImages:
     from sklearn.datasets import load_digits
 
     if root is not None:
-        raise ConfigError(f"--data {root}: the digits are shipped inside scikit-learn; leave --data out")
+        raise ConfigError(f"--data {root}: the digits are shipped with scikit-learn; leave out --data")
     bunch = load_digits()
     pixels = torch.from_numpy(bunch.images / bunch.images.max() * 255).round().to(torch.uint8)
     return LabeledImages(pixels[:, None], bunch.target, [str(digit) for digit in range(10)], channels=1)

@@ -1,4 +1,4 @@
-"""Published data sets of images: CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
+"""CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
     """CUB-200-2011: 5,864 images of 100 bird species to train, 5,924 of 100 others to test.
 
     Args:
-        root: the folder ``CUB_200_2011`` or its parent; ``pml-ext data cub`` shows the default.
+        root: the folder ``CUB_200_2011`` or its parent.
         image_size: height and width of the network's input, in pixels.
-        boxes: whether to crop each image to the bounding box of its bird, from ``bounding_boxes.txt``.
+        boxes: whether to crop images to their bounding boxes.
     """
     place = find_root(CUB, root, "images.txt", ["CUB_200_2011"])
     names = dict(read_lines(place / "classes.txt", 2))
@@ -122,14 +122,16 @@ def cars196(
     Args:
         root: the folder with ``car_ims`` and ``cars_annos.mat``.
         image_size: height and width of the network's input, in pixels.
-        boxes: whether to crop each image to the bounding box of its car.
-        official: ``"train"`` takes the images alone that train in the set's own split for classification: 4,052 of
-            the first 98 car models to train, 4,092 of the others to test.
+        boxes: whether to crop images to their bounding boxes.
+        official: ``"train"`` for only the training images of the set's own split: 4,052 of the first 98 car models to
+            train, 4,092 of the others to test.
     """
     about = CARS196
     if official is not None:
         if official != "train":
-            raise ConfigError(f"cars196: official = {official!r}; wanted 'train', or nothing for all images")
+            raise ConfigError(
+                f"cars196: official = {official!r} is unknown; type 'train', or leave it out for all images"
+            )
         about = dataclasses.replace(CARS196, counts=CARS196_OFFICIAL_TRAIN)
     from scipy.io import loadmat
 
@@ -151,17 +153,19 @@ def cars196(
             part = "train" if number <= about.counts["train"].classes else "test"
             parts[part].append(Entry(str(row["relative_im_path"]), names[number], box))
     except Exception as error:  # scipy raises many types for a damaged file
-        raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
+        raise DataError(
+            f"{path}: not the annotations of Cars196 ({one_line(error)}); download the file again"
+        ) from None
     return assemble(about, path, place, parts, image_size, list(names.values()))
 
 
 def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """Stanford Online Products: 59,551 images of 11,318 products to train, 60,502 of 11,316 others to test.
+    """Stanford Online Products, online shop photographs of 22,634 products.
 
-    A class is named after its product, such as ``bicycle_final/111085122871``.
+    59,551 images of 11,318 products to train, 60,502 of 11,316 others to test.
 
     Args:
-        root: the folder ``Stanford_Online_Products`` or its parent; ``pml-ext data sop`` shows the default.
+        root: the folder ``Stanford_Online_Products`` or its parent.
         image_size: height and width of the network's input, in pixels.
     """
     place = find_root(SOP, root, "Ebay_train.txt", ["Stanford_Online_Products"])
@@ -175,23 +179,25 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
 
 def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """In-Shop: 25,882 images of 3,997 garments to train; 14,218 queries and 12,612 gallery images of 3,985 others.
+    """In-Shop, photographs of 7,982 garments with queries and a gallery.
+
+    25,882 images of 3,997 garments to train; 14,218 queries and 12,612 gallery images of 3,985 others.
 
     Args:
-        root: the folder with ``list_eval_partition.txt``, or a folder above; ``pml-ext data inshop`` shows the default.
+        root: the folder with ``list_eval_partition.txt``, or a folder above.
         image_size: height and width of the network's input, in pixels.
     """
     listed = find_root(INSHOP, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
     parts: dict[str, list[Entry]] = {"train": [], "query": [], "gallery": []}
     for path, item, part in read_lines(listed, 3, header=2):
         if part not in parts:
-            raise DataError(f"{listed}: found {part!r} for {path}, wanted train, query or gallery; get the file again")
+            raise DataError(f"{listed}: {part!r} of {path} is not train, query or gallery; download the file again")
         parts[part].append(Entry(path, item))
     return assemble(INSHOP, listed, _folder_of_img(listed.parent), parts, image_size)
 
 
 def _folder_of_img(place: Path) -> Path:
-    """Return the folder with ``img``, given that of In-Shop's list; without ``img``, where it is meant to be."""
+    """The folder with ``img``, or where it should be, near the folder of In-Shop's list."""
     above = place.parent if place.name in ("Eval", "Anno") else place
     for candidate in (place, above, above / "Img"):
         if (candidate / "img").is_dir():
@@ -205,13 +211,13 @@ def imagenet(
     split: Literal["cbml", "pddm"] = "cbml",
     hierarchy: Path | None = None,
 ) -> DataSplits:
-    """ImageNet 2012: 500 classes to train; of 500 others, validation images are queries, training images the gallery.
+    """ImageNet 2012: 500 classes to train, validation images included, and 500 to test.
 
-    Classes are ordered by WordNet id; the first 500 train, validation images included. ``split="pddm"`` trains on 800
-    classes and tests on the last 200, where each image is a query among all others.
+    Of the test classes, validation images are queries, and training images the gallery. Classes are ordered by WordNet
+    id. ``split="pddm"`` trains on 800 classes and tests on the last 200, each image against all others.
 
     Args:
-        root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` shows the default.
+        root: the folder with ``train`` and ``val``.
         image_size: height and width of the network's input, in pixels.
         split: ``"cbml"`` or ``"pddm"``.
         hierarchy: for zero-shot learning, a file of WordNet ids, a parent and a child per line (``wordnet.is_a.txt``).
@@ -223,16 +229,14 @@ def imagenet(
     val = sorted(path.name for path in (place / "val").glob("n*"))
     if train != val:
         first = min(set(train) ^ set(val))
-        raise DataError(f"{place}: train and val differ in their folders, {first} first; both want one per WordNet id")
+        raise DataError(f"{place}: train and val have different folders, {first} first; both need one per WordNet id")
     tested = set(train[about.counts["train"].classes :])
     parts: dict[str, list[Entry]] = {part: [] for part in about.counts}
-    tested_parts = {"train": "test", "val": "test"}  # by folder
-    if "query" in about.counts:
-        tested_parts = {"train": "gallery", "val": "query"}
-    for folder, tested_part in tested_parts.items():
+    gallery, query = ("gallery", "query") if "query" in about.counts else ("test", "test")
+    for folder, tested_part in (("train", gallery), ("val", query)):
         for name in train:
             part = tested_part if name in tested else "train"
-            for file in sorted(entry.name for entry in os.scandir(place / folder / name)):
+            for file in sorted(os.listdir(place / folder / name)):
                 if file.upper().endswith((".JPEG", ".JPG")):
                     parts[part].append(Entry(f"{folder}/{name}/{file}", name))
     splits = assemble(about, place / "train", place, parts, image_size, train)
@@ -242,7 +246,7 @@ def imagenet(
 
 
 def read_wordnet_parents(path: Path) -> dict[str, list[str]]:
-    """Return the parents of each WordNet id, from a file with one parent and one child per line."""
+    """Parents of each WordNet id, from a file with one parent and one child per line."""
     parents: dict[str, list[str]] = {}
     for parent, child in read_lines(path, 2):
         parents.setdefault(child, []).append(parent)

@@ -1,8 +1,7 @@
-"""Omniglot, characters of many alphabets: the whole set, and its two small background sets."""
+"""Omniglot, characters of many alphabets, and its two small background sets."""
 
 from __future__ import annotations
 
-import collections
 import io
 import zipfile
 import zlib
@@ -57,24 +56,25 @@ ONE_IN = 5  # with split = "characters", every fifth character of an alphabet is
 
 
 def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
-    """Omniglot: 964 characters of 30 alphabets to train, 659 of 20 other alphabets to test, 20 drawings each.
+    """Omniglot, 20 drawings of each of 1,623 characters.
 
-    Ink is bright on a dark ground. The drawings are read into memory when the set is opened. Alphabets are the parents
-    of their characters.
+    964 characters of 30 alphabets to train, 659 of 20 other alphabets to test. Ink is bright on dark. Drawings are kept
+    in memory. Alphabets are the parents of their characters.
 
     Args:
         root: a folder with ``images_background.zip`` and ``images_evaluation.zip``.
-        image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
-        split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested.
+        image_size: height and width of the resized drawings, from 8 to 105 pixels.
+        split: ``"alphabets"``, or ``"characters"`` to test every fifth character of each alphabet.
     """
     return _splits(ABOUT, find_root(ABOUT, root, BACKGROUND, ["omniglot-py"]), image_size, split)
 
 
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
-    """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
+    """The small background sets of Omniglot, 20 drawings of each of 242 characters; 2.9 MB.
 
-    The two files, ``images_background_small1.zip`` and ``images_background_small2.zip``, are downloaded on first use
-    unless ``root`` is given. Otherwise as :func:`omniglot`.
+    136 characters of five alphabets to train, 106 of three others to test. ``images_background_small1.zip`` and
+    ``images_background_small2.zip`` are downloaded on first use unless ``root`` is given. Otherwise as
+    :func:`omniglot`.
     """
     if root is None:
         get_archives(SMALL, SMALL.place)
@@ -84,12 +84,10 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
 def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
         raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
-    first_archive, second_archive = about.archives
-    first = find_root(about, place, first_archive.name) / first_archive.name
-    second = find_root(about, place, second_archive.name) / second_archive.name
+    first, second = (find_root(about, place, archive.name) / archive.name for archive in about.archives)
     train = _read(first, image_size)
     test = _read(second, image_size, without=set(map(_alphabet, train.class_names)))
-    mend = f"pml-ext data {about.name} --download gets it again"
+    mend = f"type: pml-ext data {about.name} --download"
     for part, path, images in (("train", first, train), ("test", second, test)):
         check_count(about, part, len(images), len(images.class_names), path, mend)
     names = [*train.class_names, *test.class_names]
@@ -100,18 +98,15 @@ def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> D
 
 
 def _split_by_character(first: LabeledImages, second: LabeledImages) -> tuple[LabeledImages, LabeledImages]:
-    """Divide the characters of all alphabets: every fifth character of an alphabet is a test class."""
     names = [*first.class_names, *second.class_names]
     pixels = torch.cat([torch.as_tensor(first.images), torch.as_tensor(second.images)])
     labels = np.concatenate([first.labels, second.labels + len(first.class_names)])
     everything = LabeledImages(pixels, labels, names, channels=1)
 
-    characters: collections.Counter[str] = collections.Counter()  # of each alphabet, so far
     is_tested = np.zeros(len(names), dtype=bool)
-    for label, name in enumerate(names):
-        alphabet = _alphabet(name)
-        characters[alphabet] += 1
-        is_tested[label] = characters[alphabet] % ONE_IN == 0
+    for alphabet in set(map(_alphabet, names)):
+        characters = [label for label, name in enumerate(names) if _alphabet(name) == alphabet]
+        is_tested[characters[ONE_IN - 1 :: ONE_IN]] = True
     return everything.subset(~is_tested[labels]), everything.subset(is_tested[labels])
 
 
@@ -120,7 +115,7 @@ def _alphabet(character: str) -> str:
 
 
 def _read(path: Path, image_size: int, without: Collection[str] = ()) -> LabeledImages:
-    """Read a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, but not the alphabets ``without``."""
+    """Read a zip of ``SET/ALPHABET/CHARACTER/FILE.png``, except the alphabets ``without``."""
     from PIL import Image
 
     drawings: list[Any] = []

@@ -1,4 +1,4 @@
-"""Files read before a training: to leave out those that cannot be read, and to keep resized images in memory."""
+"""Reading files before training, to leave out unreadable ones and to cache images."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NAMED = 5  # of the files that cannot be read, in a warning
 
 
 def left_out_text(unreadable: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a warning that counts the files that were left out, and names the first five with their reasons.
+    """A warning with the number of unreadable files and the first five, or an empty string.
 
-    ``unreadable`` are the results of :func:`prepare` by split. The text is empty without any.
+    ``unreadable`` has the second results of :func:`prepare` by split.
     """
     reasons: list[str] = []
     for paths in unreadable.values():
@@ -45,22 +45,24 @@ def prepare(
     workers: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[LabeledImages, dict[str, str]]:
-    """Return a split, cached or without unreadable files if requested, and ``{path: reason}`` of the files left out.
+    """Cache images or leave out unreadable files; also return ``{path: reason}`` of the latter.
 
-    The cache holds results of the first of ``steps``. To cache or to skip files, ``workers`` threads (0 for one per
-    processor, up to 8) read every file once, after a message to ``tell``. Raises ConfigError if nothing can be cached,
-    and DataError for an unreadable file, or with ``skip_unreadable`` if no file can be read.
+    The cache holds results of the first of ``steps``. ``workers`` threads (0: one per processor, up to 8) read every
+    file. ConfigError if nothing can be cached; DataError for an unreadable file, or with ``skip_unreadable`` if all
+    are.
     """
     in_memory = isinstance(images.images, Tensor)
     keep = cache == "memory"
     if in_memory and keep:
-        raise ConfigError(f"data.cache: found {cache!r}, but the images of this data set are in memory; leave it out")
+        raise ConfigError(
+            f"data.cache: found {cache!r}, but the images of this data set are already in memory; leave it out"
+        )
     if in_memory or not (keep or skip_unreadable):
         return images, {}
     if steps.first is None and keep:
         raise ConfigError(
-            "data.cache: training images are cut from the files themselves, so there is nothing to keep; "
-            "data.images.resize resizes them before"
+            "data.cache: training images are cropped from the original files, so there is nothing to cache; set "
+            "data.images.resize to resize them first"
         )
 
     first_step = steps.first if keep else None
@@ -70,7 +72,7 @@ def prepare(
 
     unreadable = {index: result for index, result in enumerate(results) if isinstance(result, str)}
     if len(unreadable) == len(images):
-        raise DataError(f"none of {len(images)} images can be read; the first: {unreadable[0]}")
+        raise DataError(f"all {len(images)} images are unreadable; the first: {unreadable[0]}")
     readable = images.subset(np.setdiff1d(np.arange(len(images)), list(unreadable)))
     if keep:
         kept = [result for result in results if isinstance(result, Tensor)]
@@ -83,8 +85,6 @@ def prepare(
 def _read_all(
     images: LabeledImages, smallest: int, first_step: nn.Module | None, skip_unreadable: bool, workers: int
 ) -> list[Tensor | str]:
-    """Return each image after the first step, an empty tensor without one, or the reason why it cannot be read."""
-
     def read(index: int) -> Tensor | str:
         try:
             image = images.image(index, smallest)

@@ -1,4 +1,4 @@
-"""Published data sets: archives, sizes of splits, and checks of lists of images."""
+"""Published data sets: their archives, their sizes, and checks of their lists."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ EVERYTHING = Box(0, 0, 1e9, 1e9)
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, by default ``~/.cache/pml_ext/NAME``.
+    """A folder of the user's cache: ``pml_ext/NAME`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
-    Raise UnwritableError for a user without a home folder, as in some containers.
+    UnwritableError for a user without a home folder, as in some containers.
     """
     given = os.environ.get("XDG_CACHE_HOME")
     if given:
@@ -40,24 +40,24 @@ def cache_folder(name: str) -> Path:
     try:
         return Path.home() / ".cache" / "pml_ext" / name
     except RuntimeError:
-        raise UnwritableError("no home folder for a cache; set HOME or XDG_CACHE_HOME") from None
+        raise UnwritableError("there is no home folder for a cache; set HOME or XDG_CACHE_HOME") from None
 
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """Size of a split; ``images`` is None if the paper does not give the number."""
+    """Size of a split; ``images`` is None if the paper does not state it."""
 
     images: int | None
     classes: int
 
 
 class Entry(NamedTuple):
-    """An image in a list; its path is relative to the image folder, and a crop box of None is the whole image."""
+    """A listed image; the path is relative to the image folder, box None is the whole image."""
 
     path: str
     name: str
     box: Box | None = None
-    group: str = ""  # images of a query's own group are left out of its gallery; "" for none
+    group: str = ""  # a query's own group is left out of its gallery; "" for none
 
 
 Counts = Mapping[str, Count]
@@ -75,7 +75,7 @@ class Archive:
     unpack: bool = True
 
     def check(self, path: Path) -> None:
-        """Raise :class:`DataError` if a file does not match the published checksum, if any."""
+        """Raise DataError if a file does not match the published checksum, if any."""
         if not self.checksum:
             return
         kind = "md5" if len(self.checksum) == 32 else "sha256"
@@ -83,8 +83,8 @@ class Archive:
             found = hashlib.file_digest(file, kind).hexdigest()
         if found != self.checksum:
             raise DataError(
-                f"{path}: not the file that is meant, or cut: its {kind.upper()} is {found}, wanted {self.checksum}; "
-                "delete it and get it again"
+                f"{path}: wrong or incomplete file, because its {kind.upper()} is {found}, not {self.checksum}; delete "
+                "it and download it again"
             )
 
 
@@ -103,34 +103,36 @@ class DatasetInfo:
 
     @property
     def downloads(self) -> bool:
-        """Whether a program may download all archives."""
+        """Whether all archives have an address for downloads."""
         return all(archive.url for archive in self.archives)
 
     @property
     def place(self) -> Path:
-        """The default folder, without ``--data``: ``$PML_EXT_DATA/NAME``, or one in the user's cache."""
+        """The default folder: ``$PML_EXT_DATA/NAME``, or one in the user's cache."""
         set_by_user = os.environ.get("PML_EXT_DATA")
         if set_by_user:
             return Path(set_by_user).expanduser() / self.name
         try:
             return cache_folder(self.name)
         except UnwritableError:
-            warnings.warn("no home folder for data; set PML_EXT_DATA (now: the current folder)", stacklevel=2)
+            warnings.warn(
+                "there is no home folder for data, so the current folder is used; set PML_EXT_DATA", stacklevel=2
+            )
             return Path.cwd() / self.name
 
 
 def get_archives(about: DatasetInfo, place: Path) -> None:
-    """Download missing archives to a folder, check and unpack all; raise DataError for a bad archive."""
+    """Download missing archives, then check and unpack all; DataError for a bad archive."""
     check_archives(about, place)
     for archive in about.archives:
         path = place / archive.name
         if not path.is_file() and not archive.url:
             raise DataError(
-                f"{archive.name} of {about.name} has no address that a program may fetch it from; see {about.page}, "
-                f"and put it into {place}"
+                f"{archive.name} of {about.name} cannot be downloaded by a program; get it from {about.page} and put "
+                f"it into {place}"
             )
         if not path.is_file():
-            with locked_folder(place):  # another process that downloads it at the same time is waited for
+            with locked_folder(place):  # wait for another process that downloads it
                 if not (place / archive.name).is_file():
                     _download(archive, place)
         if archive.unpack:
@@ -138,7 +140,7 @@ def get_archives(about: DatasetInfo, place: Path) -> None:
 
 
 def check_archives(about: DatasetInfo, root: Path | None = None) -> None:
-    """Check the archives in a data set's folder; raise :class:`DataError` for a truncated or wrong file."""
+    """Check the archives in a data set's folder; DataError for a truncated or wrong file."""
     place = about.place if root is None else root.expanduser()
     for archive in about.archives:
         if (place / archive.name).is_file():
@@ -156,8 +158,8 @@ def _download(archive: Archive, place: Path) -> None:
         os.replace(part, place / archive.name)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
         raise DataError(
-            f"{archive.url} cannot be downloaded ({one_line(error)}); try again, or fetch {archive.name} yourself and "
-            f"put it into {place}"
+            f"{archive.url} cannot be downloaded ({one_line(error)}); try again, or put {archive.name} into {place} "
+            "yourself"
         ) from None
     finally:
         with contextlib.suppress(OSError):  # an earlier error says more
@@ -165,7 +167,7 @@ def _download(archive: Archive, place: Path) -> None:
 
 
 def _unpack(path: Path, place: Path) -> None:
-    """Unpack a tar or zip archive; its files are moved to the folder after the whole archive has been read."""
+    """Unpack a tar or zip archive; files are moved to the folder once all are read."""
     try:
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as temporary:
             if path.suffix == ".zip":
@@ -176,30 +178,32 @@ def _unpack(path: Path, place: Path) -> None:
                     tar.extractall(temporary, members=_files_and_folders(tar))
             shutil.copytree(temporary, place, copy_function=os.replace, dirs_exist_ok=True)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:  # ReadError is an OSError
-        raise DataError(f"{path}: not a readable archive ({one_line(error)}); delete it and get it again") from None
+        raise DataError(
+            f"{path}: not a readable archive ({one_line(error)}); delete it and download it again"
+        ) from None
 
 
 def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an archive; raise TarError for a link, a device, or a path outside of the folder."""
+    """Members of an archive; TarError for a link, a device, or a path outside the folder."""
     for member in tar:
         if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
-            raise tarfile.TarError(f"{member.name} is not a file or a folder inside of the archive")
+            raise tarfile.TarError(f"{member.name} is not a file or folder inside the archive")
         yield member
 
 
 def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
-    """Return the folder that has ``wanted``: ``root`` (by default ``about.place``), or one of its ``inner`` folders."""
+    """The folder with ``wanted``: ``root`` (default ``about.place``) or an ``inner`` folder."""
     place = about.place if root is None else root.expanduser()
     candidates = [place] + [place / name for name in inner]
     for candidate in candidates:
         if (candidate / wanted).exists():
             return candidate
     state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
-    raise DataError(f"{state}; pml-ext data {about.name} says what to get and unpack, and where to put it")
+    raise DataError(f"{state}; for what to get, and where to put it, type: pml-ext data {about.name}")
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
-    """Return the lines of a list, split into columns; the last column may contain blanks."""
+    """Lines of a list, split into columns; the last column may contain blanks."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -208,7 +212,9 @@ def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
     for number, line in enumerate(lines[header:], header + 1):
         row = [cell.strip() for cell in line.split(maxsplit=columns - 1)]
         if row and len(row) != columns:
-            raise DataError(f"{path}, line {number}: found {line!r}, wanted {columns} columns; is the file cut?")
+            raise DataError(
+                f"{path}, line {number}: {line!r} does not have {columns} columns; unpack the archive again"
+            )
         if row:
             rows.append(row)
     return rows
@@ -217,48 +223,44 @@ def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
 def assemble(
     about: DatasetInfo, listed_in: Path, images: Path, parts: Parts, image_size: int, names: Sequence[str] = ()
 ) -> DataSplits:
-    """Return the splits of a published set; raise DataError if lists, files or published counts differ.
+    """The splits of a published set; DataError unless lists, files and published counts agree.
 
-    ``listed_in`` is the list's path, for error messages. Paths are relative to the folder ``images``. ``names`` are
-    the class names in the order of their labels, by default in the order of the lists.
+    ``listed_in`` is the list's path, for errors; other paths are relative to ``images``. ``names`` are the class names
+    by label, by default in the order of the lists.
     """
     check_disjoint(listed_in, images, parts)
-    paths = {entry.path for entry in itertools.chain.from_iterable(parts.values())}
-    existing = _existing_files(images, paths)
-    missing = min(paths - existing, default=None)
-
     unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
-    mend = f"unpack {unpacked} again" if unpacked else f"pml-ext data {about.name} says what to get"
-    advice = f"{images / missing} is not there: {mend}" if missing else mend
+    mend = f"unpack {unpacked} again" if unpacked else f"see pml-ext data {about.name}"
+    paths = {entry.path for entry in itertools.chain.from_iterable(parts.values())}
+    missing = paths - _existing_files(images, paths)
+    if missing:
+        first = images / min(missing)
+        raise DataError(f"{first}: no such file, but {listed_in.name} lists it ({len(missing)} are missing); {mend}")
     for part, entries in parts.items():
-        classes = [entry.name for entry in entries if entry.path in existing]
-        check_count(about, part, len(classes), len(set(classes)), listed_in.parent, advice)
-    if missing:  # files can be missing although the counts match
-        raise DataError(f"{images / missing}: no such file, though {listed_in.name} lists it; {mend}")
+        classes = {entry.name for entry in entries}
+        check_count(about, part, len(entries), len(classes), listed_in.parent, mend)
     return labeled(images, parts, image_size, names)
 
 
 def _existing_files(images: Path, paths: set[str]) -> set[str]:
-    """Return the files that exist in the folders of the paths; each folder is listed once."""
     existing: set[str] = set()
     for folder in {path.rpartition("/")[0] for path in paths}:
-        if not (images / folder).is_dir():
-            continue
-        existing.update(f"{folder}/{name}".lstrip("/") for name in os.listdir(images / folder))
+        if (images / folder).is_dir():
+            existing.update(f"{folder}/{name}".lstrip("/") for name in os.listdir(images / folder))
     return existing
 
 
 def check_count(about: DatasetInfo, part: str, images: int, classes: int, place: Path, mend: str) -> None:
-    """Check the number of images and classes of a split against the published ones."""
+    """Raise DataError if a split differs from the published numbers."""
     wanted = about.counts[part]
     if classes == wanted.classes and wanted.images in (None, images):
         return
     expected = MEANT_FOR[part]
-    why = f"is an image missing? {mend}"
+    why = f"is the list complete? {mend}"
     if wanted.images is not None:
         expected = f"{wanted.images:,} {expected}"
         if images > wanted.images:
-            why = f"is this another edition of the set? pml-ext data {about.name} says which is meant"
+            why = f"is this another edition of the set? See pml-ext data {about.name}"
     raise DataError(
         f"{place}: expected {expected} of {wanted.classes:,} classes, found {images:,} of {classes:,}; {why}"
     )
@@ -267,7 +269,7 @@ def check_count(about: DatasetInfo, part: str, images: int, classes: int, place:
 def labeled(
     images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
-    """Return splits of images, with labels from 0; the arguments are as in :func:`assemble`."""
+    """Splits of images, with labels from 0; arguments as in :func:`assemble`."""
     listed = dict.fromkeys(entry.name for entry in itertools.chain.from_iterable(parts.values()))
     labels = {name: label for label, name in enumerate(names or listed)}
     splits: dict[str, Any] = {part: labeled_part(images, entries, labels, channels) for part, entries in parts.items()}
@@ -277,7 +279,7 @@ def labeled(
 def labeled_part(
     images: Path, entries: Sequence[Entry], labels: Mapping[str, int], channels: Literal[1, 3]
 ) -> LabeledImages:
-    """Return the images of a list; ``labels`` has all classes in the order of their labels, from 0."""
+    """Images of a list; ``labels`` maps each class to its label."""
     return LabeledImages(
         images=[images / entry.path for entry in entries],
         labels=[labels[entry.name] for entry in entries],
@@ -291,10 +293,10 @@ def labeled_part(
 def check_disjoint(
     listed_in: str | Path, images: Path, parts: Parts, shared_classes: bool = False, advice: str = ""
 ) -> None:
-    """Check that no image is listed twice and, without ``shared_classes``, that no training class is tested.
+    """Raise DataError for an image that is listed twice, or a tested training class.
 
-    Paths are relative to the folder ``images``; one image may be listed under two spellings of its path. Several boxes
-    of a file are images of their own. ``advice`` ends the error about classes.
+    ``shared_classes`` allows the latter. Paths are relative to ``images``, and compared after normalization; boxes of a
+    file are different images.
     """
     folder = os.path.abspath(images)
     seen: dict[tuple[str, Box | None], str] = {}
@@ -314,7 +316,7 @@ def check_disjoint(
         both = trained & {entry.name for entry in entries}
         if both:
             raise DataError(
-                f"{len(both)} of the classes of train are in {part} too, {min(both)} first; "
-                f"test classes must not be trained on: take their lines out of one{advice}",
+                f"{len(both)} classes of train are also in {part}, {min(both)} first, but test classes must not be "
+                f"trained on: delete their lines in one part{advice}",
                 source=str(listed_in),
             )

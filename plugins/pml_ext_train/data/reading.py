@@ -1,4 +1,4 @@
-"""Open image files, and read them as tensors: EXIF rotation, channels, crop box, and reduced-size JPEG decoding."""
+"""Image files as tensors: rotation, channels, crop box, and reduced JPEGs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from .transforms import KEPT_WHEN_REDUCED
 # Formats that Pillow may detect; others run programs (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "AVIF", "JPEG2000")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # bytes 8 to 12 of a file
-_JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif")
-_OTHER_ENDINGS = (".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm", ".pbm", ".pnm", ".gif", ".avif")
-_JPEG_2000_ENDINGS = (".jp2", ".j2k", ".jpf", ".jpx")
-_HEIF_ENDINGS = (".heic", ".heif", ".hif")
-IMAGE_ENDINGS = (*_JPEG_ENDINGS, *_OTHER_ENDINGS, *_JPEG_2000_ENDINGS, *_HEIF_ENDINGS)
-"""Endings of the names of image files, in lower case: folders, indexes and archives read these and no others."""
+IMAGE_ENDINGS = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".avif"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpf", ".jpx", ".heic", ".heif", ".hif"),
+)
+"""Endings of image file names, in lower case; folders, indexes and archives read no others."""
 
-MAX_PIXELS = "PML_EXT_MAX_PIXELS"  # environment variable: pixels of the largest image, in place of Pillow's limit
+MAX_PIXELS = "PML_EXT_MAX_PIXELS"  # environment variable that replaces Pillow's limit of pixels
 STRIP = 64  # rows of an image that are copied at once
 NEAR_GROUND = 32  # gray levels within which visible pixels vanish on a ground
 ORIENTATION = 0x0112  # EXIF tag
@@ -38,11 +37,11 @@ TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTAT
 
 
 class DamagedImageError(DataError):
-    """A file whose content is not a readable image, for as long as it is not changed."""
+    """A file that cannot be read as an image until it is changed."""
 
 
 class Box(NamedTuple):
-    """A part of an image in pixels: from ``left`` and ``top`` up to, not including, ``right`` and ``bottom``."""
+    """Part of an image in pixels; ``right`` and ``bottom`` are exclusive."""
 
     left: float
     top: float
@@ -52,60 +51,61 @@ class Box(NamedTuple):
 
 @contextlib.contextmanager
 def open_image(file: str | Path | IO[bytes], name: str | None = None) -> Iterator[Any]:
-    """Open an image file as a Pillow image, of a file with several the first; read its pixels inside of the block.
+    """Open the (first) image of a file with Pillow; read its pixels inside the block.
 
-    Whatever Pillow raises for a damaged file, when it is opened or in the block, becomes a DataError. ``name`` is the
-    name of the file in errors, by default ``str(file)``. The formats are :data:`FORMATS`, and HEIC with the extra
-    ``heic``. The environment variable ``PML_EXT_MAX_PIXELS`` replaces Pillow's limit of pixels.
+    Whatever Pillow raises, also inside the block, becomes a DataError with the file's ``name``. Formats are
+    :data:`FORMATS`, and HEIC with the extra ``heic``. ``PML_EXT_MAX_PIXELS`` replaces Pillow's limit of pixels.
     """
     if name is None:
         name = str(file)
     with _naming_damage(name):
         if isinstance(file, (str, Path)) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would never end
-            raise DataError(f"{name}: not a regular file; wanted an image")
+            raise DataError(f"{name}: not a regular file; it must be an image file")
         limit = _max_pixels()
         with _opened(file, name) as image:
             if limit is not None and image.width * image.height > limit:
                 raise TooManyPixelsError(
-                    f"{name}: {image.width} x {image.height} pixels are more than {MAX_PIXELS}={limit} in the "
-                    "environment"
+                    f"{name}: {image.width} x {image.height} pixels exceed {MAX_PIXELS}={limit} in the environment; "
+                    "set a larger number"
                 )
             yield image
 
 
 @contextlib.contextmanager
 def _naming_damage(name: str) -> Iterator[None]:
-    """Turn what Pillow raises inside of the block into a DataError with the name of the file."""
+    """Turn what Pillow raises into a DataError with the file's name."""
     try:
         yield
     except PmlExtError:
         raise
     except FileNotFoundError:
-        raise DataError(f"{name}: no such file; put it back, or take it out of the list of images") from None
+        raise DataError(f"{name}: no such file; put it back, or remove it from the list of images") from None
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(
-            f"{name}: too many pixels ({one_line(error)}); {MAX_PIXELS}=NUMBER in the environment reads images of up "
-            "to so many"
+            f"{name}: too many pixels ({one_line(error)}). To raise the limit, set {MAX_PIXELS}=NUMBER in the "
+            "environment"
         ) from None
     except Exception as error:  # decoders raise many types, such as struct.error and TypeError
-        may_pass = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None)
-        kind = DataError if may_pass else DamagedImageError
-        raise kind(f"{name}: not a readable image ({one_line(error)}); mend or remove the file") from None
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if is_of_system or isinstance(error, MemoryError) or "memory" in str(error):  # of Pillow's decoders
+            raise DataError(f"{name}: not readable now ({one_line(error)}); try again") from None
+        raise DamagedImageError(f"{name}: not a readable image ({one_line(error)}); mend or remove the file") from None
 
 
 def _max_pixels() -> int | None:
-    """Return the limit of pixels in the environment, which becomes Pillow's; None if it is not set."""
+    """The limit of pixels in the environment, also set in Pillow, or None."""
     text = os.environ.get(MAX_PIXELS)
     if not text:
         return None
     if not text.isdecimal() or int(text) == 0:
-        raise ConfigError(f"{MAX_PIXELS}={text} in the environment: wanted a number of pixels, such as 500000000")
+        raise ConfigError(
+            f"{MAX_PIXELS}={text} in the environment is not a number of pixels; type {MAX_PIXELS}=500000000"
+        )
     Image.MAX_IMAGE_PIXELS = int(text)
     return int(text)
 
 
 def _opened(file: str | Path | IO[bytes], name: str) -> Any:
-    """Return Pillow's image of a file; HEIC files, which Pillow does not know itself, are opened by pillow-heif."""
     try:
         return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
@@ -121,25 +121,20 @@ def _opened(file: str | Path | IO[bytes], name: str) -> Any:
 
 
 def _is_heif(file: str | Path | IO[bytes]) -> bool:
-    """Return whether a file begins as those of HEIC do."""
-    if isinstance(file, (str, Path)):
-        with open(file, "rb") as opened:
-            start = opened.read(12)
-    else:
-        file.seek(0)
-        start = file.read(12)
-        file.seek(0)
+    with open(file, "rb") if isinstance(file, (str, Path)) else contextlib.nullcontext(file) as opened:
+        opened.seek(0)
+        start = opened.read(12)
+        opened.seek(0)
     return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
 
 
 def read_image(
     path: str | Path | IO[bytes], channels: int = 3, box: Box | None = None, smallest: int | None = None
 ) -> Tensor:
-    """Return an image file as uint8 ``[C, H, W]``, as it is shown; see :func:`image_tensor`.
+    """Read an image file upright, as in :func:`image_tensor`: uint8 ``[C, H, W]``.
 
-    The memory format is channels-last. ``box`` crops the upright image. JPEGs are decoded at 1/2, 1/4 or 1/8 of their
-    size if the shorter side keeps at least ``smallest`` pixels, four for each that it is resized to. DataError if the
-    file cannot be read, the box lies outside of the image, or resizing it would give too many pixels.
+    JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the shorter side keeps at least ``smallest`` pixels. DataError
+    if the file cannot be read, ``box`` lies outside the image, or resizing would give too many pixels.
     """
     with open_image(path) as file:
         bits = bits_of(file)
@@ -157,20 +152,20 @@ def read_image(
 
 
 def shown_size(image: Any) -> tuple[int, int]:
-    """Return width and height of an opened image as it is shown, rotated by its EXIF orientation."""
+    """Width and height of an opened image, rotated by its EXIF orientation."""
     width, height = image.size
     is_turned = image.format != "TIFF" and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)  # Pillow turns TIFF's
     return (height, width) if is_turned else (width, height)
 
 
 def bits_of(image: Any) -> int:
-    """Return how many bits a channel an opened image has in its file: 8 (or fewer), 10, 12, 16 or 32.
+    """Bits per channel of an opened image in its file: 8 (or fewer), 10, 12, 16 or 32.
 
-    Pillow reads the upper 8 bits of 16-bit colors. Once it has read pixels (or EXIF, of a PNG), the mode alone counts.
+    After pixels (or EXIF, of a PNG) are read, only the mode is known.
     """
     tiles = getattr(image, "tile", None) or [("", (), 0, "")]
     codec, _, _, arguments = tiles[0]
-    if ";16" in f"{image.mode} {arguments}" or codec.startswith("ppm"):  # those of PPM are scaled
+    if ";16" in f"{image.mode} {arguments}" or codec.startswith("ppm"):  # PPM is scaled
         return 16
     if image.format == "HEIF":
         return int(image.info["bit_depth"])
@@ -178,33 +173,30 @@ def bits_of(image: Any) -> int:
 
 
 def _check_enlarged(sides: tuple[float, float], smallest: int | None, name: str) -> None:
-    """Raise TooManyPixelsError if an image has too many pixels once its shorter side has a quarter of ``smallest``."""
+    """Raise an error if resizing the shorter side to ``smallest / 4`` gives too many pixels."""
     limit = _max_pixels() or 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
     shorter = (smallest or 0) // KEPT_WHEN_REDUCED
     if shorter > min(sides) and shorter**2 * max(sides) / min(sides) > limit:
         raise TooManyPixelsError(
-            f"{name}: {sides[0]:.0f} x {sides[1]:.0f} pixels become more than {limit:,} if the shorter side is resized "
-            f"to {shorter}; crop the image"
+            f"{name}: {sides[0]:.0f} x {sides[1]:.0f} pixels become more than {limit:,} when the shorter side is "
+            f"resized to {shorter}; crop the image"
         )
 
 
 def _whole_pixels(box: Box, width: int, height: int, path: Any) -> Box:
-    """Return the smallest box of whole pixels around a box, inside of the image; DataError if they do not overlap."""
+    """Round a box outwards to whole pixels inside the image; DataError if they do not overlap."""
     left = max(0, math.floor(box.left))
     top = max(0, math.floor(box.top))
     right = min(width, math.ceil(box.right))
     bottom = min(height, math.ceil(box.bottom))
     if right <= left or bottom <= top:
         corners = ", ".join(f"{number:g}" for number in box)
-        raise DataError(f"{path}: its box ({corners}) lies outside of the {width} x {height} image; mend the box")
+        raise DataError(f"{path}: its box ({corners}) lies outside the {width} x {height} image; correct the box")
     return Box(left, top, right, bottom)
 
 
 def _scaled(box: Box, before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a box, once an image of one size (width, height) has another.
-
-    Both sides are rounded when an image is decoded small, so that each has a factor of its own.
-    """
+    """Scale a box from one image size (width, height) to another, each side by its own factor."""
     return (
         math.floor(box.left * after[0] / before[0]),
         math.floor(box.top * after[1] / before[1]),
@@ -214,11 +206,11 @@ def _scaled(box: Box, before: tuple[int, int], after: tuple[int, int]) -> tuple[
 
 
 def image_tensor(image: Any, channels: int = 3, smallest: int | None = None) -> Tensor:
-    """Return a PIL image as uint8 ``[C, H, W]``, upright, with 1 or 3 channels.
+    """Convert a PIL image to uint8 ``[C, H, W]``, upright, with 1 or 3 channels.
 
-    Integers of 16 or 32 bits are scaled to 8 bits from the lowest of 8, 10, 12 ... bits that hold the largest. CMYK and
-    palettes are converted. Transparent images are put on white, or on black or gray if more than a quarter of what is
-    visible is nearly white. DataError as :func:`read_image`, for example for a damaged file that is decoded only now.
+    Integers of 16 or 32 bits are scaled to 8, from the fewest of 8, 10, 12 ... bits that hold the largest value.
+    Transparent images are put on white, or on black or gray if more than a quarter of the visible pixels are nearly
+    white. DataError as in :func:`read_image`.
     """
     name = str(getattr(image, "filename", "") or "an image")
     with _naming_damage(name):
@@ -227,25 +219,22 @@ def image_tensor(image: Any, channels: int = 3, smallest: int | None = None) -> 
 
 
 def _upright(image: Any, bits: int, name: str) -> Any:
-    """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
     image = upright(image)
     if image.mode == "F":  # PIL would clip, to black where values are from 0 to 1
-        raise DamagedImageError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
+        raise DamagedImageError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits per channel")
     if image.mode.startswith("I"):  # PIL would clip, not scale
         values = np.asarray(image)
         if values.min() < 0:
-            raise DamagedImageError(f"{name}: its pixels are negative numbers; save it with 8 or 16 bits a channel")
+            raise DamagedImageError(f"{name}: its pixels are negative numbers; save it with 8 or 16 bits per channel")
         used = (int(values.max()).bit_length() + 1) // 2 * 2
         return Image.fromarray((values >> max(0, used - 8)).astype(np.uint8))
     if bits == 16 and image.mode == "RGB" and image.getbbox() is None:
-        raise DamagedImageError(
-            f"{name}: its 16-bit colors are below 256, which would be read as black; save it with 8 bits"
-        )
+        raise DamagedImageError(f"{name}: its 16-bit colors are below 256 and would turn black; save it with 8 bits")
     return image
 
 
 def upright(image: Any) -> Any:
-    """Return an opened image with its pixels, rotated by its EXIF orientation."""
+    """Load an opened image, and rotate it by its EXIF orientation."""
     if image.format == "TIFF":
         image.filename = ""  # a file that is mapped into memory would be read by the width of the rotated image
     image.load()  # loading rotates a TIFF file
@@ -265,7 +254,7 @@ def _pixels(image: Any, channels: int) -> Tensor:
 
 
 def _on_ground(image: Any) -> Any:
-    """Put a transparent image on white, or on black or gray if its visible pixels would vanish there."""
+    """Put a transparent image on white, or on black or gray if it would vanish on white."""
     visible = image.convert("L").histogram(image.getchannel("A"))
     vanishing = {ground: sum(visible[max(0, ground - NEAR_GROUND) : ground + NEAR_GROUND]) for ground in (255, 0, 128)}
     ground = 255
@@ -275,10 +264,7 @@ def _on_ground(image: Any) -> Any:
 
 
 def _array_of(image: Any, channels: int) -> NDArray[np.uint8]:
-    """Return the pixels of an image, ``[H, W, C]``, copied by strips that stay in the processor's cache.
-
-    ``np.array(image)`` copies a whole image three times, and takes two to four times as long for a large one.
-    """
+    """Pixels ``[H, W, C]``, in strips that fit the cache: twice as fast as ``np.array``."""
     pixels = np.empty((image.height, image.width, channels), dtype=np.uint8)
     for top in range(0, image.height, STRIP):
         bottom = min(top + STRIP, image.height)

@@ -1,4 +1,4 @@
-"""The rows of a CSV file, as spreadsheets and programs write it, of a Parquet file, or of a DataFrame."""
+"""Rows of a CSV file, a Parquet file or a DataFrame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from pml_ext.errors import DataError, needs_extra, one_line, shortened
 
 Rows = list[tuple[str, dict[str, Any]]]
-"""Cells by column, with the place of the row, such as ``"line 5"`` of a CSV file or ``"row 3"`` of others, from 0."""
+"""Place and cells by column: ``"line 5"`` of a CSV file, ``"row 3"`` of others, from 0."""
 
 # Cells that spreadsheets would run as formulas; an apostrophe before them keeps them text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
@@ -21,9 +21,9 @@ _BEYOND = "\0"  # no column's name: the cells of a row that has more of them tha
 
 
 def table_text(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return a CSV table that :func:`read_rows` reads back; texts that look like formulas get an apostrophe.
+    """A CSV table for :func:`read_rows`; texts that look like formulas get an apostrophe.
 
-    Encode it with ``surrogateescape``: paths need not be UTF-8.
+    Encode it with ``surrogateescape``, because paths need not be UTF-8.
     """
     lines = []
     for row in (columns, *rows):
@@ -35,18 +35,18 @@ def table_text(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _cell(text: Any) -> Any:
-    """Return a cell without the apostrophe of :func:`table_text`."""
+    """A cell without the apostrophe of :func:`table_text`."""
     return text[1:] if isinstance(text, str) and text[:1] == "'" and _FORMULA.match(text) else text
 
 
 def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
-    """Return the columns and the rows of a Parquet file, or of a CSV file with the names of the columns in line 1.
+    """Columns and rows of a Parquet or CSV file; empty rows are left out.
 
-    Commas, semicolons or tabs separate the cells of CSV; rows without a value are left out. Raise DataError for a file
-    that cannot be read; ``form``, such as ``"table:FILE.csv"``, is for its text.
+    Commas, semicolons or tabs separate the cells of CSV. DataError for an unreadable file; its text has ``form``, such
+    as ``"table:FILE.csv"``.
     """
     if file.exists() and not file.is_file():  # a pipe or a device may never end
-        raise DataError(f"{file}: not a regular file; wanted {form}")
+        raise DataError(f"{file}: not a regular file; type {form}")
     if file.suffix.lower() == ".parquet":
         return _rows_of_parquet(file)
     numbered: list[tuple[int, dict[str, Any], list[Any]]] = []
@@ -83,21 +83,21 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
         if beyond:
             found = shortened(repr(beyond[-1]), 100)
             raise DataError(
-                f"{file}, line {number}: {found} is beyond the {len(columns)} columns; a cell with {separator!r} in it "
-                'needs quotes: "..."'
+                f"{file}, line {number}: {found} is beyond the {len(columns)} columns; put cells that contain "
+                f'{separator!r} in quotes: "..."'
             )
     return columns, rows
 
 
 def rows_of_frame(frame: Any) -> tuple[list[str], Rows]:
-    """Return the columns and the rows of a pandas DataFrame."""
+    """Columns and rows of a pandas DataFrame."""
     rows: Rows = [(f"row {number}", _as_texts(record)) for number, record in enumerate(frame.to_dict("records"))]
     return [str(name) for name in frame.columns], rows
 
 
 @contextlib.contextmanager
 def parquet_of(file: Path) -> Iterator[Any]:
-    """Yield ``pyarrow.parquet``; its errors about the file become DataError."""
+    """Yield ``pyarrow.parquet``; its errors become DataError."""
     with needs_extra("parquet", str(file)):
         import pyarrow
         import pyarrow.parquet as parquet
@@ -109,7 +109,7 @@ def parquet_of(file: Path) -> Iterator[Any]:
 
 
 def columns_of_parquet(file: Path) -> list[str]:
-    """Return the names of the columns of a Parquet file; DataError for another file."""
+    """Names of the columns of a Parquet file; DataError for another file."""
     with parquet_of(file) as parquet:
         return list(parquet.read_schema(file).names)
 
@@ -122,7 +122,7 @@ def _rows_of_parquet(file: Path) -> tuple[list[str], Rows]:
 
 
 def _as_texts(record: dict[Any, Any]) -> dict[str, Any]:
-    """Return cells as a CSV file has them; numbers that pandas made floating-point, for a cell without one, whole."""
+    """Cells as in a CSV file; 3.0 becomes 3, because gaps turn integers into floats."""
     cells = {}
     for name, value in record.items():
         if isinstance(value, float) and value.is_integer():
@@ -132,6 +132,6 @@ def _as_texts(record: dict[Any, Any]) -> dict[str, Any]:
 
 
 def is_empty(cell: Any) -> bool:
-    """Return whether a cell has no value, as spreadsheets and pandas write it."""
+    """Whether a cell has no value, as spreadsheets and pandas write it."""
     text = str(cell).strip()
     return len(text) < 5 and text.lower() in ("", "none", "nan", "nat", "<na>")

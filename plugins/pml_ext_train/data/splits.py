@@ -1,4 +1,4 @@
-"""The splits of a data set, and how images are divided into them: by class or by image."""
+"""The splits of a data set, by class or by image."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from .images import LabeledImages
 
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
-    """The splits of a data set, returned by its factory.
+    """The splits of a data set.
 
-    Each image of ``test`` is a query among all others; each image of ``query`` is searched in ``gallery``. Vectors have
-    neither ``image_size`` nor ``channels``. Data that are not ``labeled`` have ``train`` alone: a run of them fits
-    what needs no labels, and tests nothing.
+    Each image of ``test`` is a query among all others; ``query`` is searched in ``gallery``. Vectors have neither
+    ``image_size`` nor ``channels``. Unlabeled data have only ``train``, and nothing is tested.
     """
 
     train: LabeledImages
@@ -38,7 +37,7 @@ class DataSplits:
     validation: LabeledImages | None = None  # chooses the epoch with evaluation.select_on = "split"
     parents: Mapping[str, Sequence[str]] | None = None  # parents of each class and each ancestor, by name
     note: str = ""  # a warning about the data, shown by runs
-    labeled: bool = True  # whether the labels of images say what belongs together
+    labeled: bool = True  # whether labels are meaningful
 
     def __post_init__(self) -> None:
         for name, part in self._parts().items():
@@ -49,14 +48,14 @@ class DataSplits:
             self._check_vectors()
         for name, part in self.tested().items():
             if (part.tuples is None) != (self.train.tuples is None):
-                raise DataError(f"DataSplits: train and {name} must both have listed tuples, or labels")
+                raise DataError(f"DataSplits: train and {name} must both have listed tuples, or both labels")
         if not self.labeled:
             if len(self._parts()) > 1:
-                raise DataError("DataSplits: images without labels cannot be tested; wanted train alone")
+                raise DataError("DataSplits: images without labels cannot be tested; leave out all but train")
             return
         if list(self.tested()) not in (["test"], ["query", "gallery"]):
-            have = " and ".join(self.tested()) or "none of these"
-            raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
+            have = " and ".join(self.tested()) or "neither"
+            raise DataError(f"DataSplits: needs test, or query and gallery; found {have}")
 
     def _check_images(self) -> None:
         if self.image_size < 1:
@@ -69,41 +68,40 @@ class DataSplits:
                 continue
             if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
                 raise ValueError(
-                    f"DataSplits: images of {name} are {images.dtype} of shape {list(images.shape)}; wanted uint8 [N, "
-                    f"{self.channels}, H, W]"
+                    f"DataSplits: images of {name} are {images.dtype} of shape {list(images.shape)}; they must be "
+                    f"uint8 [N, {self.channels}, H, W]"
                 )
 
     def _check_vectors(self) -> None:
         if self.image_size or self.channels:
-            raise DataError("DataSplits: vectors have no image_size and no channels; leave them out")
+            raise DataError("DataSplits: vectors have neither image_size nor channels; leave them out")
         for name, part in self.tested().items():
             if part.vector_size != self.vector_size:
                 raise DataError(
-                    f"DataSplits: vectors of size {self.vector_size} to train, and of {part.vector_size} in {name}"
+                    f"DataSplits: vectors of train have size {self.vector_size}, but those in {name} {part.vector_size}"
                 )
 
     @property
     def vector_size(self) -> int | None:
-        """The length of the vectors; None for images."""
+        """Length of the vectors; None for images."""
         return self.train.vector_size
 
     def _parts(self) -> dict[str, LabeledImages]:
-        """Return all splits by name."""
+        """All splits by name."""
         parts = {"train": self.train, **self.tested()}
         if self.validation is not None:
             parts["validation"] = self.validation
         return parts
 
     def tested(self) -> dict[str, LabeledImages]:
-        """Return the tested splits by name: ``test``, or ``query`` and ``gallery``."""
+        """The tested splits by name: ``test``, or ``query`` and ``gallery``."""
         parts = {"test": self.test, "query": self.query, "gallery": self.gallery}
         return {name: part for name, part in parts.items() if part is not None}
 
 
 def _check_part(name: str, part: Any) -> None:
-    """Raise ValueError or TypeError unless a split has images whose labels are indices into its names of classes."""
     if not isinstance(part, LabeledImages):
-        raise TypeError(f"DataSplits: {name} is {type(part).__name__}; wanted pml_ext.plugin.LabeledImages")
+        raise TypeError(f"DataSplits: {name} is {type(part).__name__}, not pml_ext.plugin.LabeledImages")
     if not len(part):
         raise ValueError(f"DataSplits: {name} has no image")
     least = int(part.labels.min())
@@ -122,14 +120,14 @@ def hold_out_classes(
     which: Literal["drawn", "last"] = "drawn",
     fold: int | None = None,
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Split images by class: return the rest, and the images of a held-out ``fraction`` of the classes.
+    """Hold out a ``fraction`` of the classes; return the rest, and the held-out images.
 
-    The held-out classes are drawn at random by ``seed``, or are the last by label. With a ``fold``, from 1, they are
-    one of ``1 / fraction`` random parts of the classes, the same parts for every seed.
+    Held-out classes are drawn by ``seed``, or are the last by label. With ``fold``, from 1, they are one of
+    ``1 / fraction`` random parts of the classes, which do not depend on the seed.
     """
     classes = np.unique(images.labels)
     if len(classes) < 2:
-        raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
+        raise DataError(f"found {len(classes)} class; splitting by class needs two or more")
     count = min(max(1, round(len(classes) * fraction)), len(classes) - 1)
     if fold is not None:
         parts = round(1 / fraction)
@@ -145,7 +143,7 @@ def hold_out_classes(
 
 
 def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
-    """Split the images of every class at random into two parts, the second with a ``fraction`` of them."""
+    """Split the images of each class at random; the second part has a ``fraction`` of them."""
     generator = np.random.default_rng(seed)
     second = np.zeros(len(images), dtype=bool)
     for label in np.unique(images.labels):
@@ -162,42 +160,43 @@ def divide(
     train_fraction: float | None,
     seed: int | None,
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Split by class or by image into a part to train with, of this fraction, and one to test with.
+    """Split by class or by image into training and test images.
 
-    ``place`` is the folder or file, for errors; the settings are the settings of a user's own data set, None for the
-    default. ConfigError for a fraction outside its range, DataError for parts that are too small.
+    None stands for a default. ConfigError for a fraction outside its range; DataError, with ``place``, for parts that
+    are too small.
     """
     fraction = 0.5 if train_fraction is None else train_fraction
     if not 0 < fraction < 1:
         raise ConfigError(f"train_fraction must be above 0 and below 1, not {fraction}")
+    noun = "images" if images.vector_size is None else "vectors"
     if split == "image":
         train, test = split_by_image(images, 1 - fraction, seed or 0)
-        check_trainable(place, train, test)
-        return train, test
-    train, test = hold_out_classes(images, 1 - fraction, seed or 0)
-    noun = "images" if images.vector_size is None else "vectors"
-    check_trainable(place, train, test, f"; --set data.split=image divides the {noun} of each class")
+        advice = ""
+    else:
+        train, test = hold_out_classes(images, 1 - fraction, seed or 0)
+        advice = f"; --set data.split=image divides the {noun} of each class"
+    check_trainable(place, train, test, advice)
     return train, test
 
 
 def check_trainable(place: str | Path, train: LabeledImages, test: LabeledImages, advice: str = "") -> None:
-    """Raise DataError, with the advice, unless there are two images to train and to test, of two training classes."""
+    """Raise DataError unless both parts have two images, and training images two classes."""
     what = "images" if train.vector_size is None else "vectors"
     for part, images in (("train", train), ("test", test)):
         if len(images) < 2:
-            raise DataError(f"{len(images)} {what} to {part} with; wanted two or more per class", source=str(place))
+            raise DataError(f"{len(images)} {what} to {part} with; each class needs two or more", source=str(place))
     if len(set(train.labels.tolist())) < 2:
-        raise DataError(f"one class to train with; wanted two or more{advice}", source=str(place))
+        raise DataError(f"one class to train with; training needs two or more{advice}", source=str(place))
 
 
 def classes_of_two(labels: NDArray[np.int64]) -> int:
-    """Return the number of classes that have two images or more, so that one can find another."""
+    """Number of classes with two or more images."""
     _, counts = np.unique(labels, return_counts=True)
     return int((counts > 1).sum())
 
 
 def check_galleries(place: str | Path, queries: LabeledImages, gallery: LabeledImages) -> None:
-    """Raise DataError for a query whose own group is all of its gallery."""
+    """Raise DataError for a query whose gallery consists of its own group."""
     if queries.groups is None or gallery.groups is None:
         return
     sizes = Counter(gallery.groups.tolist())
@@ -205,6 +204,6 @@ def check_galleries(place: str | Path, queries: LabeledImages, gallery: LabeledI
         if group and sizes[group] == len(gallery):
             name = f"the vector {queries.ids[number]}" if queries.paths is None else queries.paths[number]
             raise DataError(
-                f"{place}: {name} has no gallery: all {len(gallery)} of it are of its own group, {group!r}; wanted "
-                "others of another group (in a table: sequence or camera)"
+                f"{place}: {name} has no gallery, because all {len(gallery)} entries belong to its own group, "
+                f"{group!r}; add others (in a table: sequence or camera)"
             )

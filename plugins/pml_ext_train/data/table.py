@@ -1,4 +1,4 @@
-"""A user's own images, listed in a CSV or Parquet table with the columns of open-metric-learning."""
+"""A user's own images, listed in a table with the columns of open-metric-learning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TableRow(BaseModel):
 
     label: str
     path: InstanceOf[str]  # also with bytes that are not UTF-8
-    split: Literal["train", "validation", "test"] = "train"  # of a table without the column, all are divided
+    split: Literal["train", "validation", "test"] = "train"  # the default, for tables without the column
     is_query: bool = False
     is_gallery: bool = False
     box: Box | None = None
@@ -36,14 +36,14 @@ class TableRow(BaseModel):
 
     @property
     def group(self) -> str:
-        """The group that is left out of the image's gallery: its sequence, or its class under its camera."""
+        """The group that the image's own gallery leaves out: its sequence, or its class and camera."""
         return f"{self.label}, camera {self.camera}" if self.camera else self.sequence
 
     @field_validator("box")
     @classmethod
     def _check_box(cls, box: Box | None) -> Box | None:
         if box is not None and not (box.left < box.right and box.top < box.bottom):
-            raise ValueError("the box has no inside; wanted x_1 below x_2, and y_1 below y_2")
+            raise ValueError("the box is empty; x_1 must be below x_2, and y_1 below y_2")
         return box
 
 
@@ -59,48 +59,50 @@ def table(
     label_sets: bool = False,
     columns: dict[str, str] | None = None,
 ) -> DataSplits:
-    """Load the images listed in a CSV or Parquet file: columns ``label`` and ``path``, others if they are there.
+    """Load the images listed in a CSV or Parquet file.
 
-    ``split`` is ``train``, ``test`` or ``validation``. If there are rows of ``test``, rows of ``validation`` choose
-    the epoch; otherwise they are tested. Without the column, the table is split as a folder is.
+    Columns are ``label``, ``path``, and optionally:
 
-    If ``is_query`` and ``is_gallery`` are true in all tested rows, or missing, each of these images is a query among
-    all others. Otherwise queries are searched in the gallery, and no image is both. ``x_1``, ``y_1``, ``x_2``, ``y_2``
-    (left, top, right, bottom) are the crop box, in pixels of the image as it is shown, rotated by its EXIF orientation;
-    empty for the whole image. Rows with several boxes of a file are images of their own. Images of a query's own
-    ``sequence`` are left out of its gallery, or images of its own class and ``camera``. A run warns of columns with
-    other names, which are not used.
+    ``split``: ``train``, ``test`` or ``validation``. With ``test`` rows, ``validation`` rows choose the epoch;
+    otherwise they are tested.
+
+    ``is_query``, ``is_gallery``: if both are true in all tested rows, or missing, each image is a query among all
+    others. Otherwise queries are searched in the gallery, and no image is both.
+
+    ``x_1``, ``y_1``, ``x_2``, ``y_2``: crop box (left, top, right, bottom) in pixels of the upright image, or empty. A
+    file may have several boxes.
+
+    ``sequence`` or ``camera``: a query's gallery leaves out images of its own sequence, or of its own class and camera.
 
     Args:
         root: the folder that paths in the table are relative to; by default the table's own.
         path: the CSV or Parquet file, or a pandas DataFrame.
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
-        split: of a table without the column: ``"class"`` (the default; tested classes are never trained on), or
-            ``"image"``, which divides the images of each class. In a table with it, ``"image"`` allows classes in
-            several parts.
-        train_fraction: of a table without the column: the share of the classes, or of each class's images, to train
-            with, above 0 and below 1; 0.5 by default.
-        seed: of a table without the column: random seed of the split; 0 by default.
+        split: without the column: ``"class"`` (the default; test classes are never trained on), or ``"image"``, which
+            divides each class. With the column: ``"image"`` allows classes in several parts.
+        train_fraction: without the column: share of the classes, or of each class's images, to train with, in (0, 1);
+            default 0.5.
+        seed: without the column: random seed of the split; default 0.
         shared_classes: whether classes may be in several parts, as with ``split = "image"``.
-        label_sets: whether ``|`` separates several labels of an image; each set of labels is a class, in any split.
-        columns: the table's names of columns, by those that are meant: ``columns = {label = "Id", path = "Image"}``.
+        label_sets: whether ``|`` separates several labels of an image; each set of labels is a class.
+        columns: the table's own names of columns: ``columns = {label = "Id", path = "Image"}``.
 
     Raises:
-        ConfigError: a setting outside its range, or that does not go with the table's own split.
-        DataError: the table or a listed image is missing, or a row is invalid; the text names the file or the line.
+        ConfigError: a setting is outside its range, or contradicts the table's own split.
+        DataError: the table or a listed image is missing, or a row is invalid.
     """
     if hasattr(path, "to_dict"):
         name = "DataFrame"
-        place = root.expanduser() if root is not None else Path()
+        place = Path()
         found, lines = rows_of_frame(path)
     else:
-        file = Path(path).expanduser()
-        name = str(file)
-        place = root.expanduser() if root is not None else file.parent
-        found, lines = read_rows(file, "table:FILE.csv")
-    found, lines = _renamed(found, lines, columns or {}, name)
-    rows, unused = _read(found, lines, name)
+        name = str(Path(path).expanduser())
+        place = Path(name).parent
+        found, lines = read_rows(Path(name), "table:FILE.csv")
+    if root is not None:
+        place = root.expanduser()
+    rows, found = _read(found, lines, columns or {}, name)
     for row in rows:
         row.label = composed(_class_of(row, label_sets, name))
     _check_files(rows, place, name)
@@ -109,36 +111,37 @@ def table(
     if "split" in found:
         for option, value in (("train_fraction", train_fraction), ("seed", seed)):
             if value is not None:
-                text = f"found {value!r}, and the table has a split of its own; leave one out"
+                text = f"found {value!r}, but the table has its own split; remove one of the two"
                 raise ConfigError(text, key=option, source=name)
-        shared = shared_classes or label_sets or split == "image"
-        parts = _own_split(rows, place, name, shared)
+        parts = _own_split(rows, place, name, shared_classes or label_sets or split == "image")
         splits = labeled(place, parts, image_size, names, channels)
     else:
         entries = _entries(rows)
         check_disjoint(name, place, {"train": entries})
         if len(names) < 2:
-            raise DataError(f"found {len(names)} classes in {len(rows)} rows; wanted two or more classes", source=name)
+            raise DataError(f"found {len(names)} classes in {len(rows)} rows; wanted two or more", source=name)
         labels = {label: number for number, label in enumerate(names)}
         whole = labeled_part(place, entries, labels, channels)
         train, test = divide(name, whole, split, train_fraction, seed)
         splits = DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
     tested = splits.tested()
     check_galleries(name, tested.get("test") or tested["query"], tested.get("test") or tested["gallery"])
-    doubt = doubt_about(names)
-    notes = [_note(name, unused), f"{name}: {doubt}" if doubt else ""]
-    return dataclasses.replace(splits, note="; ".join(note for note in notes if note))
+    notes = []
+    if unused := [column for column in found if column and column not in _COLUMNS]:
+        notes.append(f"{name}: not used: {', '.join(unused)}; the columns used are {', '.join(_COLUMNS)}")
+    if doubt := doubt_about(names):
+        notes.append(f"{name}: {doubt}")
+    return dataclasses.replace(splits, note="; ".join(notes))
 
 
 def rows_of_table(file: Path, columns: dict[str, str] | None = None) -> list[TableRow]:
-    """Return the rows of a CSV or Parquet table; paths begin with the table's folder, unless they are absolute.
+    """Rows of a CSV or Parquet table, with paths that include its folder.
 
-    ``columns`` are as those of :func:`table`. DataError as of :func:`table`.
+    Columns and errors are as in :func:`table`.
     """
     name = str(file)
     found, lines = read_rows(file, "table:FILE.csv")
-    found, lines = _renamed(found, lines, columns or {}, name)
-    rows, _ = _read(found, lines, name)
+    rows, _ = _read(found, lines, columns or {}, name)
     _check_files(rows, file.parent, name, "paths are relative to the folder of the table")
     for row in rows:
         row.path = str(file.parent / row.path)
@@ -146,33 +149,29 @@ def rows_of_table(file: Path, columns: dict[str, str] | None = None) -> list[Tab
 
 
 def has_split(file: Path, columns: dict[str, str]) -> bool:
-    """Return whether a CSV or Parquet table has a split of its own; ``columns`` are as those of :func:`table`."""
+    """Whether a CSV or Parquet table has its own split; ``columns`` as in :func:`table`."""
     found, _ = read_rows(file.expanduser(), "table:FILE.csv")
     return columns.get("split", "split") in found
 
 
 def _own_split(rows: list[TableRow], place: Path, file: str, shared_classes: bool) -> dict[str, list[Entry]]:
-    """Return the images of each part, as the column ``split`` has them."""
     by_part: dict[str, list[TableRow]] = {"train": [], "validation": [], "test": []}
     for row in rows:
         by_part[row.split].append(row)
-    tested = by_part["test"] or by_part["validation"]
-    parts = {"train": _entries(by_part["train"]), **_tested_parts(tested, file)}
-    if by_part["test"] and by_part["validation"]:
-        parts["validation"] = _entries(by_part["validation"])
     entries = {part: _entries(of_part) for part, of_part in by_part.items() if of_part or part == "train"}
     check_disjoint(file, place, entries, shared_classes, ", or type --set data.split=image to allow it")
+    parts = {"train": entries["train"], **_tested_parts(by_part["test"] or by_part["validation"], file)}
+    if by_part["test"] and by_part["validation"]:
+        parts["validation"] = entries["validation"]
     for part, of_part in parts.items():
         least = 2 if part in ("train", "test") else 1
         if len(of_part) < least:
-            raise DataError(f"{len(of_part)} images for {part}; wanted {least} or more", source=file)
+            raise DataError(f"{len(of_part)} images for {part}; it needs {least} or more", source=file)
     return parts
 
 
 def _renamed(found: list[str], lines: Rows, columns: dict[str, str], file: str) -> tuple[list[str], Rows]:
-    """Return columns and rows under our names; ``columns`` has the table's own by ours."""
-    if not columns:
-        return found, lines
+    """Columns and rows under our names; ``columns`` maps ours to the table's own."""
     ours: dict[str, str] = {}
     for name, own in columns.items():
         if name not in _COLUMNS:
@@ -180,8 +179,7 @@ def _renamed(found: list[str], lines: Rows, columns: dict[str, str], file: str) 
         if own not in found:
             raise DataError(f"data.columns.{name}: {unknown('column', str(own), found)}", source=file)
         ours[own] = name
-    replaced = {name for name, own in columns.items() if own != name}
-    kept = [name for name in found if name in ours or name not in replaced]
+    kept = [name for name in found if name in ours or name not in columns]
     renamed = []
     for place, line in lines:
         renamed.append((place, {ours.get(name, name): line[name] for name in kept}))
@@ -189,35 +187,33 @@ def _renamed(found: list[str], lines: Rows, columns: dict[str, str], file: str) 
 
 
 def _class_of(row: TableRow, label_sets: bool, file: str) -> str:
-    """Return the name of a row's class: its label, or its sorted labels; DataError for several without label sets."""
     separators = "[|]" if label_sets else "[|;]"
     labels = [part.strip() for part in re.split(separators, row.label) if part.strip()]
     if label_sets:
         return "|".join(sorted(set(labels)))
     if len(labels) > 1:
         raise DataError(
-            f"{row.path} has several labels in one cell, {row.label!r}; --set data.relation=shared-label "
-            "takes labels separated by | as a set; else keep one of them",
+            f"{row.path} has several labels in one cell, {row.label!r}. Keep one, or separate them by | and type "
+            "--set data.relation=shared-label",
             source=file,
         )
     return row.label
 
 
 def _check_files(
-    rows: list[TableRow], place: Path, file: str, advice: str = "--data is the folder that its paths are relative to"
+    rows: list[TableRow], place: Path, file: str, advice: str = "set --data to the folder of its paths"
 ) -> None:
-    """Take paths as their folder spells them; raise DataError unless all listed images exist."""
+    """Spell paths as their folder does; DataError unless all listed images exist."""
     for row in rows:
         row.path = as_spelled(place, row.path)
     missing = [row.path for row in rows if not (place / row.path).is_file()]
     if missing:
         raise DataError(
-            f"{place / missing[0]}: no such file, though {file} lists it ({len(missing)} are missing); {advice}"
+            f"{place / missing[0]}: no such file, but {file} lists it ({len(missing)} are missing); {advice}"
         )
 
 
 def _tested_parts(tested: list[TableRow], file: str) -> dict[str, list[Entry]]:
-    """Return ``test``, if each image is a query among all others, or else ``query`` and ``gallery``."""
     unused = [row for row in tested if not row.is_query and not row.is_gallery]
     if unused:
         raise DataError(
@@ -228,46 +224,41 @@ def _tested_parts(tested: list[TableRow], file: str) -> dict[str, list[Entry]]:
     both = [row for row in tested if row.is_query and row.is_gallery]
     if 0 < len(both) < len(tested):
         raise DataError(
-            f"{len(both)} of {len(tested)} tested images are query and gallery, {both[0].path} first; "
-            "wanted all of them, or none",
+            f"{len(both)} of {len(tested)} tested images are both query and gallery, {both[0].path} first; "
+            "mark all of them so, or none",
             source=file,
         )
     if both or not tested:
         return {"test": _entries(tested)}
-    queries = [row for row in tested if row.is_query]
-    gallery = [row for row in tested if row.is_gallery]
-    return {"query": _entries(queries), "gallery": _entries(gallery)}
-
-
-def _note(file: str, unused: list[str]) -> str:
-    """Return a warning that names the columns of a table that are not used; "" if all are used."""
-    if not unused:
-        return ""
-    return f"{file}: not used: {', '.join(unused)}; the columns that are used are {', '.join(_COLUMNS)}"
+    return {
+        "query": _entries([row for row in tested if row.is_query]),
+        "gallery": _entries([row for row in tested if row.is_gallery]),
+    }
 
 
 def _entries(rows: list[TableRow]) -> list[Entry]:
     return [Entry(row.path, row.label, row.box, row.group) for row in rows]
 
 
-def _read(columns: list[str], lines: Rows, file: str) -> tuple[list[TableRow], list[str]]:
-    """Return the rows of a table, and the names of its columns that are not used."""
-    _check_columns(columns, file)
+def _read(found: list[str], lines: Rows, columns: dict[str, str], file: str) -> tuple[list[TableRow], list[str]]:
+    """Rows and columns of a table, renamed by ``columns``."""
+    found, lines = _renamed(found, lines, columns, file)
+    _check_columns(found, file)
     rows = []
     for place, line in lines:
         for name in ("label", "path", "split"):
-            if name in columns and is_empty(line[name]):
+            if name in found and is_empty(line[name]):
                 raise DataError(f"{name} is empty; fill the cell, or delete the row", source=f"{file}, {place}")
         try:
-            rows.append(_row(line, columns))
+            rows.append(_row(line, found))
         except ValidationError as error:
             first = error.errors()[0]
-            found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
-            raise DataError(found, source=f"{file}, {place}") from None
+            text = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
+            raise DataError(text, source=f"{file}, {place}") from None
     for name in _GROUPS:
-        if name in columns and not any(getattr(row, name) for row in rows):
+        if name in found and not any(getattr(row, name) for row in rows):
             raise DataError(f"the column {name} is empty in all rows; fill it, or delete it", source=file)
-    return rows, [name for name in columns if name and name not in _COLUMNS]
+    return rows, found
 
 
 def _check_columns(columns: list[str], file: str) -> None:
@@ -275,23 +266,23 @@ def _check_columns(columns: list[str], file: str) -> None:
     if missing:
         options = " ".join(f"--set data.columns.{name}=NAME" for name in missing)
         raise DataError(
-            f"no column {' and no '.join(missing)} among {', '.join(columns) or 'none'}; wanted label and path "
-            f"(and maybe split: train, test or validation) in the first line, or {options} for other names",
+            f"no column {' and no '.join(missing)} among {', '.join(columns) or 'none'}; name them in the first line, "
+            f"or type {options}",
             source=file,
         )
     roles = [name for name in ("is_query", "is_gallery") if name in columns]
     if roles and "split" not in columns:
         raise DataError(
-            f"found {' and '.join(roles)} without a column split, which says what is tested; add it", source=file
+            f"found {' and '.join(roles)} without the column split; add it to say which images are tested", source=file
         )
     if all(name in columns for name in _GROUPS):
         raise DataError(
-            "found the columns sequence and camera, which both say what a group is; delete one", source=file
+            "found both columns sequence and camera, but only one can define the groups; delete one", source=file
         )
 
 
 def _row(line: dict[str, Any], columns: list[str]) -> TableRow:
-    """Return a row of the cells that are not empty; without both columns of roles, it has both roles."""
+    """A row of the filled cells; without columns of roles, the image is both query and gallery."""
     cells: dict[str, Any] = {}
     if "is_query" not in columns and "is_gallery" not in columns:
         cells = {"is_query": True, "is_gallery": True}

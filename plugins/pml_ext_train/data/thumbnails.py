@@ -1,4 +1,4 @@
-"""Small upright copies of image files, and a placeholder for those that cannot be read."""
+"""Small copies of image files, and a placeholder for unreadable ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from .reading import read_image
 
 
 def thumbnail(path: Path, channels: int = 3, longest: int = 220) -> Image.Image:
-    """Return an upright thumbnail of an image file; a JPEG is decoded at a reduced size if that suffices.
-
-    *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels.
-    """
+    """An upright thumbnail of an image file; 20 ms for a JPEG of 12 megapixels."""
     pixels = read_image(path, channels, smallest=longest)
     image = Image.fromarray(pixels[0].numpy()) if channels == 1 else Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image.thumbnail((longest, longest), reducing_gap=2.0)
@@ -21,7 +18,7 @@ def thumbnail(path: Path, channels: int = 3, longest: int = 220) -> Image.Image:
 
 
 def placeholder(size: int = 64) -> Image.Image:
-    """Return a gray square with a cross, the placeholder for an image that cannot be shown."""
+    """A gray square with a cross."""
     image = Image.new("L", (size, size), 225)
     draw = ImageDraw.Draw(image)
     for start, end in (((0, 0), (size, size)), ((0, size - 1), (size, -1))):

@@ -1,4 +1,4 @@
-"""Transforms from a stored image to the network's input, built with torchvision, which is imported on use."""
+"""Transforms from a stored image to the network's input, built with torchvision."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from pml_ext.errors import ConfigError
 
 THUMBNAIL = 32  # height and width in pixels
-# Pixels that a file decoded at a reduced size keeps for each pixel that it is resized to: then its embedding is that of
-# the whole image, to a cosine distance below 1e-3, a Euclidean one of 0.045 (python -m benchmarks.one_vector).
+# Pixels that a file decoded at a reduced size keeps for each pixel after resizing. The embedding then has a cosine
+# distance below 1e-3 to that of the whole image, a Euclidean one of 0.045 (python -m benchmarks.one_vector).
 KEPT_WHEN_REDUCED = 4
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -34,10 +34,10 @@ class Pipeline:
 
 
 class Steps(nn.Module):
-    """A transform in three parts: a deterministic first step, further steps on one image, and steps on a batch.
+    """A deterministic first step, further steps on one image, and steps on a batch.
 
-    The first step is idempotent, so that its cached results can go through all steps again; it is None if a random step
-    comes first. ``smallest``: lower bound of the shorter side, in pixels, of a file decoded at a reduced size.
+    The first step is idempotent, so cached results can pass through it again; None if a random step comes first.
+    ``smallest``: lower bound of the shorter side, in pixels, of a reduced file.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Steps(nn.Module):
         self.last = nn.Sequential(*last)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return a uint8 image ``[C, H, W]`` as float32 ``[C, S, S]``."""
+        """Map a uint8 image ``[C, H, W]`` to float32 ``[C, S, S]``."""
         if self.first is not None:
             image = self.first(image)
         return self.last(self.rest(image))  # type: ignore[no-any-return]
 
     def divided(self) -> tuple[Steps, nn.Sequential]:
-        """Return the steps on one image and those on a batch; uint8 images in between take a quarter of the memory."""
+        """The steps on one image, with results in uint8, and the steps on a batch."""
         on_one_image = Steps(self.first, list(self.rest), [], self.smallest)
         return on_one_image, self.last
 
@@ -73,19 +73,18 @@ def build_transforms(
     pipeline: Pipeline = Pipeline(),
     transforms: Sequence[nn.Module] = (),
 ) -> tuple[Steps, Steps]:
-    """Return the transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
+    """Transforms of training images and of others: uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
 
     Args:
         image_size: S, in pixels.
         channels: C.
-        crop: resize the shorter side and crop a square from the middle, rather than resizing to a square.
-        normalize: means and standard deviations per channel, such as ImageNet's.
-        shift: largest random translation of a training image in each direction, in pixels, with black borders.
+        crop: resize the shorter side and crop the middle, rather than resizing to a square.
+        normalize: means and standard deviations per channel.
+        shift: largest random translation of a training image, in pixels, with black borders.
         random_crop: crop training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
         flip: mirror training images left to right half of the time.
-        pipeline: more options for images, see :class:`Pipeline`.
-        transforms: further steps of training images, after cropping, shifting and mirroring: from uint8 ``[C, S, S]``,
-            in the order red, green, blue, to the same.
+        pipeline: more options.
+        transforms: last steps of training images, from uint8 ``[C, S, S]`` in RGB order to the same.
 
     Raises:
         ConfigError: a setting is outside its range.
@@ -93,14 +92,14 @@ def build_transforms(
     if not 0 <= shift < image_size:
         raise ConfigError(f"shift must be from 0 to {image_size - 1} pixels, not {shift}")
     if pipeline.resize is not None and pipeline.resize < image_size:
-        raise ConfigError(f"resize must be at least what is cut out, {image_size} pixels, not {pipeline.resize}")
+        raise ConfigError(f"resize must be at least the size of the crop, {image_size} pixels, not {pipeline.resize}")
     area = pipeline.random_crop_scale
     if area is None and random_crop:
         area = (0.2, 1.0)
     if area is not None and not 0 < area[0] <= area[1] <= 1:
-        raise ConfigError(f"random_crop_scale must be a range above 0 and up to 1, smaller first, not {list(area)}")
+        raise ConfigError(f"random_crop_scale must be two numbers above 0 and up to 1, smaller first, not {list(area)}")
     if pipeline.random_crop and area is not None:
-        raise ConfigError("random_crop of [data.images] and another setting say how to crop; leave one of them out")
+        raise ConfigError("random_crop of [data.images] conflicts with another setting of crops; leave out one")
     from torchvision.transforms import v2
 
     squash = pipeline.squash or not (crop or pipeline.resize)
@@ -137,7 +136,7 @@ def build_transforms(
 
 
 def raw_pixels(images: Tensor) -> Tensor:
-    """Return transformed images ``[B, C, H, W]`` as vectors of at most 32 x 32 pixels, a baseline without a network."""
+    """Images ``[B, C, H, W]`` as vectors of at most 32 x 32 pixels: a baseline."""
     from torchvision.transforms.v2.functional import resize
 
     if max(images.shape[-2:]) > THUMBNAIL:
@@ -146,7 +145,7 @@ def raw_pixels(images: Tensor) -> Tensor:
 
 
 class _UnlessExact(nn.Module):
-    """A resize that returns images of ``size`` x ``size`` pixels unchanged."""
+    """A resize that leaves images of ``size`` x ``size`` pixels unchanged."""
 
     def __init__(self, size: int, resize: nn.Module) -> None:
         super().__init__()
@@ -163,7 +162,7 @@ class _UnlessExact(nn.Module):
 
 
 class _ChannelOrder(nn.Module):
-    """Conversion to contiguous [C, H, W], BGR if ``bgr``; makes later steps several times faster."""
+    """Conversion to contiguous [C, H, W], which makes later steps faster, and to BGR."""
 
     def __init__(self, bgr: bool) -> None:
         super().__init__()

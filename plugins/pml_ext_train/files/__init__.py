@@ -1,4 +1,4 @@
-"""Files: atomic writing, locks, reading of JSON and TOML; checksums in :mod:`pml_ext_train.files.checksums`."""
+"""Files: atomic writing, locks, checksums, and reading of JSON and TOML."""
 
 from .atomic import (
     DamagedError as DamagedError,

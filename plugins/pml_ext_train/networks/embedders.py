@@ -1,4 +1,4 @@
-"""Embedders: the layers from features to embeddings, and those of whitened principal components."""
+"""Embedders, the layers from features to embeddings, and whitened PCA."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from pml_ext.errors import ConfigError
 
-_LEAST_VARIANCE = 1e-7  # of a component, over that of the first: a smaller one is rounding error
+_LEAST_VARIANCE = 1e-7  # relative to the first component; smaller ones are rounding error
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 def embedder(
     in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = (), norm: str = "none", dropout: float = 0.0
 ) -> nn.Module:
-    """Return linear layers from features to unnormalized embeddings, with ReLU between the layers.
+    """Linear layers from features to unnormalized embeddings, with ReLU between them.
 
     Before each linear layer: a ``norm`` (``"batch"``, ``"layer"``), the ReLU of a hidden layer, and ``dropout``.
     """
@@ -36,18 +36,18 @@ def embedder(
 
 
 def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
-    """Initialize a linear layer with whitened PCA of features ``[N, F]``: its outputs have unit variance.
+    """Initialize a linear layer with whitened PCA of features ``[N, F]``.
 
-    Outputs along which the features hardly vary are 0, since scaling would blow up their rounding errors. ConfigError
-    if there are fewer components than outputs of the layer; N centered features have at most N - 1.
+    Outputs along which the features hardly vary are 0. ConfigError if the layer has more outputs than there are
+    components; N features have at most N - 1.
     """
     from sklearn.decomposition import PCA
 
     components = _components_of(features)
     if layer.out_features > components:
         raise ConfigError(
-            f"model.embedding_size: found {layer.out_features}, but {features.shape[0]:,} features of length "
-            f"{features.shape[1]} have {components} components"
+            f"model.embedding_size: {layer.out_features} is too large, because {features.shape[0]:,} features of "
+            f"length {features.shape[1]} have only {components} components"
         )
     fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.cpu().double().numpy())
     variances = fitted.explained_variance_
@@ -61,12 +61,11 @@ def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
 
 
 def _components_of(features: Tensor) -> int:
-    """Return the number of principal components that features ``[N, F]`` can have."""
     return min(len(features) - 1, features.shape[1])
 
 
 def whitened_components(features: Tensor, size: int) -> nn.Linear:
-    """Return a layer of at most ``size`` whitened principal components of features ``[N, F]``; nothing is random."""
+    """A frozen layer of at most ``size`` whitened principal components of features ``[N, F]``."""
     size = max(1, min(size, _components_of(features)))
     layer: nn.Linear = nn.Linear(features.shape[1], size, device="meta").to_empty(device=features.device)
     fit_whitened_pca(features, layer)

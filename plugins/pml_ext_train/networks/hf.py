@@ -1,4 +1,4 @@
-"""Models of the package transformers: image encoders as trunks, and the images that their weights were trained on."""
+"""Image encoders of the package transformers as trunks, and their preprocessing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pml_ext.errors import ConfigError, first_of, needs_extra, one_line
 from .trunks import RepeatedGray
 
 HF = "hf/"
-PROJECTED = "projected"  # the pooling whose features are in one space with those of texts
+PROJECTED = "projected"  # the pooling into the space of texts
 Pool = Literal["auto", "cls", "mean", "pooled", "projected"]
 
 
 def transformers_library(name: str) -> Any:
-    """Return the package transformers; if it is missing, raise :class:`MissingExtraError` that mentions ``name``."""
+    """The package transformers; MissingExtraError that mentions ``name`` without it."""
     with needs_extra("hf", f"the trunk {HF}{name}"):
         import transformers
     return transformers
@@ -33,11 +33,10 @@ def hf_trunk(
     weights: str | None = None,
     pool: Pool = "auto",
 ) -> nn.Module:
-    """Return a vision model of the package transformers; ``hf/ORG/NAME``, or ``hf/FOLDER`` for a saved one.
+    """A vision model of transformers: ``hf/ORG/NAME``, or ``hf/FOLDER`` for a saved one.
 
-    For models with an image and a text encoder, such as CLIP and SigLIP, it is the image encoder. ConfigError for a
-    model that cannot be downloaded, has no image encoder, or whose weights lack some of its tensors. No code of a
-    model's folder is executed.
+    Of a pair such as CLIP or SigLIP, it is the image encoder. No code of a model's folder is run. ConfigError for a
+    model that cannot be loaded, has no image encoder, or whose weights are incomplete.
 
     Args:
         in_channels: 1 (the gray channel is repeated) or 3.
@@ -45,39 +44,40 @@ def hf_trunk(
         name: the model on the Hugging Face hub, or its folder.
         weights: ``"DEFAULT"``, the model's own, downloaded on first use; None: random initialization.
         pool: pooling of the tokens: ``"cls"``, the first token; ``"mean"`` over all tokens; ``"pooled"``, the model's
-            own pooling; ``"projected"``, that of a pair of encoders, projected into the space of its texts; ``"auto"``,
-            the model's own if its weights have one, else the first token.
+            own; ``"projected"``, a pair's own, projected into the space of its texts; ``"auto"``, the model's own if
+            its weights have one, else the first token.
     """
     if weights not in (None, "DEFAULT"):
-        raise ConfigError(f"{HF}{name}: found weights = {weights!r}; wanted 'DEFAULT', or a file of weights")
+        raise ConfigError(f"{HF}{name}: unknown weights = {weights!r}; type 'DEFAULT', or a file of weights")
     model, missing = load_model(name, weights)
     encoder = getattr(model, "vision_model", model)
     if getattr(encoder, "main_input_name", "pixel_values") != "pixel_values":
-        raise ConfigError(f"{HF}{name}: {type(model).__name__} has no image encoder; wanted a model of images")
+        raise ConfigError(f"{HF}{name}: {type(model).__name__} has no image encoder; choose a model of images")
     projection = _projection_of(model, name) if pool == PROJECTED else None
-    if encoder is not model:
-        missing = _missing_of_encoder(missing, with_projection=projection is not None)
+    if encoder is not model:  # of a pair
+        prefixes = ("vision_model.",) if projection is None else ("vision_model.", "visual_projection.")
+        missing = {name.removeprefix("vision_model.") for name in missing if name.startswith(prefixes)}
 
     trunk = _Pooled(encoder, pool, projection)
     without_pooling = trunk.remove_poolers(missing)
     if without_pooling and pool in ("pooled", PROJECTED):
         raise ConfigError(
-            f"model.trunk.pool: found {pool!r}, and the weights of {HF}{name} have no pooling of their own; wanted "
-            "'cls' or 'mean'"
+            f"model.trunk.pool: {pool!r} is impossible, because the weights of {HF}{name} have no pooling; type 'cls' "
+            "or 'mean'"
         )
     random = sorted(missing - without_pooling)
     if random:
         raise ConfigError(
             f"{HF}{name}: its weights lack {len(random)} tensors of {type(model).__name__} ({first_of(random, 4)}), "
-            "which would be random; wanted all of them, as model.save_pretrained(FOLDER) writes them"
+            "which would be random; save them all: model.save_pretrained(FOLDER)"
         )
     return trunk if in_channels == 3 else nn.Sequential(RepeatedGray(), trunk)
 
 
 def load_model(name: str, weights: str | None) -> tuple[nn.Module, set[str]]:
-    """Return a model in float32, and the names of the tensors that its weights lack; ConfigError if it cannot be had.
+    """A model in float32, and the names of tensors that its weights lack.
 
-    Without ``weights``, it is random, and nothing is lacking.
+    It is random without ``weights``. ConfigError if it cannot be loaded.
     """
     transformers = transformers_library(name)
     auto_model: Any = transformers.AutoModel
@@ -91,9 +91,9 @@ def load_model(name: str, weights: str | None) -> tuple[nn.Module, set[str]]:
             else:
                 model, loaded = auto_model.from_pretrained(name, output_loading_info=True, trust_remote_code=False)
                 missing = set(loaded["missing_keys"])
-    except Exception as error:  # of files that are cut or of another kind, many types
+    except Exception as error:  # truncated or foreign files raise many types
         raise ConfigError(
-            f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
+            f"{HF}{name}: cannot be loaded ({one_line(error)}). If there is no network, save the model elsewhere with "
             f"model.save_pretrained(FOLDER), and type trunk = '{HF}FOLDER'"
         ) from None
     return model.float(), missing
@@ -101,7 +101,6 @@ def load_model(name: str, weights: str | None) -> tuple[nn.Module, set[str]]:
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Let transformers print neither progress bars nor reports of what it loads."""
     logging = transformers.utils.logging
     level = logging.get_verbosity()
     shows_bars = logging.is_progress_bar_enabled()
@@ -116,38 +115,33 @@ def _quietly(transformers: Any) -> Iterator[None]:
 
 
 def is_pair(name: str) -> bool:
-    """Return whether a model, on the hub or in a folder, has an image and a text encoder with features in one space.
-
-    ConfigError if its configuration cannot be had.
-    """
-    transformers = transformers_library(name)
+    """Whether a model has an image and a text encoder with one space of features."""
     config = _config_of(name)
-    model_class = transformers.models.auto.modeling_auto.MODEL_MAPPING.get(type(config), None)
+    model_class = transformers_library(name).models.auto.modeling_auto.MODEL_MAPPING.get(type(config), None)
     has_both = hasattr(model_class, "get_text_features") and hasattr(model_class, "get_image_features")
     return has_both and hasattr(config, "vision_config") and hasattr(config, "text_config")
 
 
 def image_size_of(name: str) -> int | None:
-    """Return the height and width of the images that a model takes, in pixels; None where it does not say."""
+    """Height and width of a model's images, in pixels, or None if its configuration lacks them."""
     config = _config_of(name)
     size = getattr(getattr(config, "vision_config", config), "image_size", None)
     return size if isinstance(size, int) else None
 
 
 def _config_of(name: str) -> Any:
-    """Return the configuration of a model; ConfigError if it cannot be had."""
     transformers = transformers_library(name)
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"{HF}{name}: cannot be had ({one_line(error)}); wanted a model's folder, as model.save_pretrained(FOLDER) "
-            "writes it, or a name on the Hugging Face hub"
+            f"{HF}{name}: cannot be loaded ({one_line(error)}). Type the name of a model on the Hugging Face hub, or a "
+            "folder written by model.save_pretrained(FOLDER)"
         ) from None
 
 
 def _projection_of(model: nn.Module, name: str) -> nn.Module | None:
-    """Return the last layer of the image encoder of a pair, None for one without; ConfigError for another model."""
+    """The projection of a pair's image encoder, or None; ConfigError unless it is a pair."""
     if hasattr(model, "vision_model") and hasattr(model, "get_text_features"):
         projection = getattr(model, "visual_projection", None)
         if isinstance(projection, nn.Module):
@@ -155,24 +149,16 @@ def _projection_of(model: nn.Module, name: str) -> nn.Module | None:
         if "siglip" in model.config.model_type:  # type: ignore[union-attr, operator]
             return None  # its own pooling is in the space of the texts
     raise ConfigError(
-        f"model.trunk.pool: found {PROJECTED!r}, and {HF}{name} ({type(model).__name__}) is no pair of encoders such "
-        "as CLIP or SigLIP; wanted 'auto', 'cls', 'mean' or 'pooled'"
+        f"model.trunk.pool: {PROJECTED!r} needs a pair of encoders such as CLIP or SigLIP, but {HF}{name} is "
+        f"{type(model).__name__}; type 'auto', 'cls', 'mean' or 'pooled'"
     )
 
 
-def _missing_of_encoder(missing: Collection[str], with_projection: bool) -> set[str]:
-    """Return the names of missing tensors of a pair's image encoder, without its prefix, and of its projection."""
-    found = {name.removeprefix("vision_model.") for name in missing if name.startswith("vision_model.")}
-    if with_projection:
-        found |= {name for name in missing if name.startswith("visual_projection.")}
-    return found
-
-
 class _NoPooling(nn.Module):
-    """Pooling of a model whose weights have none: its output has no pooled features."""
+    """Stands for the pooling of a model whose weights have none."""
 
     def forward(self, *args: Any) -> None:
-        """Return None."""
+        """Return nothing, so that the output has no pooled features."""
 
 
 class _Pooled(nn.Module):
@@ -183,13 +169,13 @@ class _Pooled(nn.Module):
         self.projection = projection
 
     def extra_repr(self) -> str:
-        """Return the setting that no parameter shows."""
+        """The setting that no parameter shows."""
         return f"pool={self.pool!r}"
 
     def remove_poolers(self, missing: Collection[str]) -> set[str]:
-        """Remove the model's own pooling where its weights are missing; return the names of its missing weights.
+        """Remove pooling layers whose weights are missing, and return the names of these weights.
 
-        transformers adds a pooling with random weights to the weights of a classifier.
+        transformers adds a random pooling layer to the weights of a classifier.
         """
         removed = set()
         for name, part in list(self.model.named_modules()):
@@ -203,7 +189,7 @@ class _Pooled(nn.Module):
         return removed
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Load weights; the weights of a trunk that was trained without the model's own pooling have none."""
+        """Load weights, which lack the model's pooling if the trunk was trained without it."""
         if self.pool not in ("pooled", PROJECTED):
             missing = {name for name in self.model.state_dict() if f"{prefix}model.{name}" not in state_dict}
             self.remove_poolers(missing)
@@ -216,7 +202,7 @@ class _Pooled(nn.Module):
             features: Tensor = pooled.flatten(1)
             return features if self.projection is None else self.projection(features)
         if self.pool in ("pooled", PROJECTED):
-            raise ConfigError(f"model.trunk.pool: found {self.pool!r}, and this model has none; wanted 'cls' or 'mean'")
+            raise ConfigError(f"model.trunk.pool: this model has no {self.pool!r} features; type 'cls' or 'mean'")
         tokens: Tensor = output.last_hidden_state
         if tokens.ndim == 4:  # convolutional network, [B, F, H, W]
             return tokens.mean((2, 3))
@@ -226,7 +212,7 @@ class _Pooled(nn.Module):
 
 
 def images_of_processor(name: str) -> Mapping[str, Any] | None:
-    """Return what the image processor of a model does, by the names of its settings; None for a model without one."""
+    """Settings of a model's image processor, or None without one."""
     transformers = transformers_library(name)
     try:
         found, _ = transformers.ImageProcessingMixin.get_image_processor_dict(os.path.expanduser(name))

@@ -1,4 +1,4 @@
-"""The memory format of images and convolutions: on a CPU, most convolutions are faster in channels-last."""
+"""Memory format: on a CPU, most convolutions are faster in channels-last."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .modes import preserved_modes
 
 
 def use_channels_last(network: nn.Module, channels: int, image_size: int) -> torch.memory_format:
-    """Convert a network on a CPU to channels-last if it has convolutions and runs so; return the format of its images.
+    """Convert a network on a CPU to channels-last, if possible; return the images' format.
 
-    Values differ by rounding alone. Two images of zeros ``[2, C, S, S]`` go through the network: one that reshapes
-    tensors by ``view`` may refuse the format, and stays unchanged.
+    Results differ only by rounding. The network stays unchanged if it has no convolutions, or fails on two images of
+    zeros ``[2, C, S, S]``.
     """
     if not any(parameter.ndim == 4 for parameter in network.parameters()):
         return torch.contiguous_format

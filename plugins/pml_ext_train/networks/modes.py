@@ -1,4 +1,4 @@
-"""The modes of a network's modules: training or evaluation."""
+"""Training and evaluation mode of a network's modules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import nn
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module is a batch norm: torch's, timm's with an activation inside, or one over processes."""
+    """Whether a module is a batch norm of torch or timm, or one over processes."""
     return "BatchNorm" in type(module).__name__
 
 
 @contextlib.contextmanager
 def preserved_modes(*networks: nn.Module) -> Iterator[None]:
-    """Restore the mode of each module, training or evaluation, after the block."""
+    """Restore the mode of each module after the block."""
     modes: dict[nn.Module, bool] = {}
     for network in networks:
         for module in network.modules():

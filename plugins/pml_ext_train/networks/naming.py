@@ -1,4 +1,4 @@
-"""Pretrained trunks as options of commands name them: ``NAME``, ``NAME=WEIGHTS``, a file, a model's folder."""
+"""Pretrained trunks in options: ``NAME``, ``NAME=WEIGHTS``, a file, or a folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _PROGRAMS = (".pt2", ".onnx", ".ts", ".torchscript", ".h5", ".keras")
 
 
 def named_trunk(text: str) -> dict[str, Any]:
-    """Return the table ``[model] trunk`` of a trunk with weights that an option names.
+    """The table ``[model] trunk`` for an option.
 
     Args:
-        text: ``"timm/NAME"``, ``"torchvision/NAME"`` or ``"efficientnet-lite0"``, with the library's own choice of
-            weights, which the table states; ``"NAME=WEIGHTS"`` with a name of weights, a file, or ``"random"``;
-            ``"hf/NAME"`` or ``"hf/FOLDER"``; a file of weights, or a model's folder, whose architecture ``config.json``
-            beside it or torchvision's name of the file tells. Names without known weights stay alone.
+        text: ``"timm/NAME"``, ``"torchvision/NAME"`` or ``"efficientnet-lite0"``, with the library's default weights;
+            ``"NAME=WEIGHTS"`` with a name of weights, a file, or ``"random"``; ``"hf/NAME"`` or ``"hf/FOLDER"``; a file
+            of weights or a model's folder, whose architecture is in ``config.json`` or in torchvision's file name.
 
-    ConfigError for an unknown name, and for a file or folder that does not tell its architecture.
+    Raises:
+        ConfigError: unknown name, or a file or folder without an architecture.
     """
     text = text.strip()
     if text.startswith(HF):
@@ -46,7 +46,7 @@ def named_trunk(text: str) -> dict[str, Any]:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for a name that timm or torchvision does not have, with those that are nearest."""
+    """Raise ConfigError, with the nearest names, for a model that timm or torchvision lacks."""
     if name.startswith(TIMM):
         short = name.removeprefix(TIMM).partition(".")[0]
         known = timm_library(short).list_models()
@@ -60,7 +60,7 @@ def check_name(name: str) -> None:
 
 
 def _with_own_weights(name: str) -> dict[str, Any]:
-    """Return a trunk with the weights that its library takes by default; alone, if it has none."""
+    """A trunk with its library's default weights, if there are any."""
     if name in VARIANTS:
         return {"name": name, "weights": IMAGENET}
     if name.startswith(PREFIX):
@@ -74,35 +74,32 @@ def _with_own_weights(name: str) -> dict[str, Any]:
         found = timm.get_pretrained_cfg(architecture)
         if found is None or not found.has_weights:
             raise ConfigError(
-                f"{name}: timm has no weights of it, so that its features would be random; wanted another model, or a "
-                f"file: {name}=FILE.safetensors"
+                f"{name}: timm has no weights for it, so its features would be random. Choose another model, or type "
+                f"{name}=FILE.safetensors"
             )
         tag = found.tag
     return {"name": f"{TIMM}{architecture}", "weights": tag}
 
 
 def _of_transformers(name: str) -> dict[str, Any]:
-    """Return a model of transformers with its own weights; of a pair, the part whose space its texts share."""
+    """A model of transformers with its own weights, and for a pair with its projection."""
     path = Path(name).expanduser()
     if path.is_dir():
         name = _absolute(name)
     elif name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1:
         raise ConfigError(
-            f"{HF}{name}: no such folder; wanted one that model.save_pretrained(FOLDER) has written, or the name of a "
-            f"model on the Hugging Face hub, {HF}ORGANIZATION/NAME"
+            f"{HF}{name}: no such folder. Write it with model.save_pretrained(FOLDER), or name a model on the Hugging "
+            f"Face hub, {HF}ORGANIZATION/NAME"
         )
     table = {"name": f"{HF}{name}", "weights": "DEFAULT"}
     if path.is_dir() and not read_config(path):
-        raise ConfigError(
-            f"{HF}{name}: found no config.json in the folder; wanted one that model.save_pretrained(FOLDER) has written"
-        )
+        raise ConfigError(f"{HF}{name}: the folder has no config.json; write it with model.save_pretrained(FOLDER)")
     if is_pair(name):
         table["pool"] = PROJECTED
     return table
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """Return the trunk of a folder as transformers or timm write it."""
     about = read_config(folder)
     if "model_type" in about:
         return _of_transformers(str(folder))
@@ -110,20 +107,20 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         if "architecture" in about and (folder / name).is_file():
             return _of_file(folder / name)
     raise ConfigError(
-        f"{folder}: found no model of timm or transformers, a config.json with weights beside it; wanted its folder, "
-        f"or {TIMM}NAME, {PREFIX}NAME, {HF}FOLDER or NAME=FILE"
+        f"{folder}: no model of timm or transformers, because config.json and weights are not both there; type its "
+        f"folder, {TIMM}NAME, {PREFIX}NAME or NAME=FILE"
     )
 
 
 def _of_file(file: Path) -> dict[str, Any]:
-    """Return the trunk of a file of weights, which tells its architecture by what is beside it, or by its own name."""
+    """The trunk of a file of weights, known by config.json beside it or by its name."""
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file; wanted weights, a .safetensors or .pth file, or the name of a trunk")
+        raise ConfigError(f"{file}: no such file; type a .safetensors or .pth file, or the name of a trunk")
     if not is_file(str(file)):
         is_program = file.suffix in _PROGRAMS
-        kind = "a program, which is not loaded, since it could do anything" if is_program else "no weights"
+        kind = "a program, which is never run" if is_program else "not a file of weights"
         raise ConfigError(
-            f"{file}: found {kind}; wanted the model's weights: torch.save(model.state_dict(), 'FILE.pth'), and type "
+            f"{file}: {kind}. Save the weights with torch.save(model.state_dict(), 'FILE.pth'), and type "
             f"NAME=FILE.pth, for example {TIMM}resnet50=FILE.pth"
         )
     about = read_config(file.parent)
@@ -137,12 +134,12 @@ def _of_file(file: Path) -> dict[str, Any]:
         if torchvision_tag_of(name, file.name) is not None:
             return {"name": f"{PREFIX}{name}", "weights": _absolute(file)}
     raise ConfigError(
-        f"{file}: weights alone do not tell their architecture; wanted its name before them, {TIMM}NAME={file} or "
-        f"{PREFIX}NAME={file}, or a config.json of timm beside the file"
+        f"{file}: the architecture of these weights is unknown; type {TIMM}NAME=FILE or {PREFIX}NAME=FILE, or put "
+        "timm's config.json beside the file"
     )
 
 
 def _absolute(path: str | Path) -> str:
-    """Return a path that holds in any working folder; of a name in torch hub's folder, the name."""
+    """The absolute path of a file; the text itself for a name in torch hub's folder."""
     path = Path(path).expanduser()
     return os.path.abspath(path) if path.exists() else str(path)

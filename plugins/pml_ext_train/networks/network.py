@@ -1,4 +1,4 @@
-"""A network of training and retrieval: preprocessing, trunk and embedder."""
+"""A network: preprocessing, trunk and embedder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Normalization(BaseModel):
 
 
 class Preprocessing(BaseModel):
-    """Steps from an image to the input of a network, without augmentation."""
+    """Steps from an image to a network's input, without augmentation."""
 
     model_config = ConfigDict(strict=True)
 
@@ -46,16 +46,16 @@ class Preprocessing(BaseModel):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of an input of the network, ``[C, S, S]``."""
+        """Shape of an input, ``[C, S, S]``."""
         return (self.channels, self.image_size, self.image_size)
 
     def features_of(self, trunk: nn.Module) -> int:
-        """Return the length of a trunk's features, measured."""
+        """Length of a trunk's features, measured."""
         return models.output_size(trunk, self.channels, self.image_size)
 
     @property
     def resized_to(self) -> int | list[int] | None:
-        """The size before the crop, as ``v2.Resize`` takes it: the shorter side, or both; None without a crop."""
+        """Size before the crop, for ``v2.Resize``: the shorter side, or both; None without a crop."""
         if self.squash:
             return [self.resize or self.image_size] * 2
         if self.resize is not None or not self.crop:
@@ -64,11 +64,11 @@ class Preprocessing(BaseModel):
 
     @property
     def keeps_exact_size(self) -> bool:
-        """Whether an image that has the size of the input already is used unchanged, neither resized nor cut."""
+        """Whether an image that has the input's size is used unchanged."""
         return self.crop and self.resize is None and not self.squash
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
-        """Return transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
+        """Transforms of training images, with ``cuts`` and ``augment``, and of all others."""
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
         pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
@@ -76,7 +76,7 @@ class Preprocessing(BaseModel):
 
 
 class VectorInput(BaseModel):
-    """In place of the preprocessing of images: vectors go into the embedder unchanged."""
+    """Replaces preprocessing: vectors enter the embedder unchanged."""
 
     model_config = ConfigDict(strict=True)
 
@@ -84,20 +84,20 @@ class VectorInput(BaseModel):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of an input of the network, ``[D]``."""
+        """Shape of an input, ``[D]``."""
         return (self.vector_size,)
 
     def features_of(self, trunk: nn.Module) -> int:
-        """Return the length of the vectors, which the identity leaves unchanged."""
+        """Length of the vectors."""
         return self.vector_size
 
 
 class Network(nn.Module):
-    """A network from images to embeddings, with their preprocessing; or from vectors, with the identity as trunk.
+    """A network from images, or from vectors with the identity as trunk, to embeddings.
 
-    ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose size F is measured unless given.
-    ``hidden_sizes``, ``norm`` and ``dropout`` are as in :func:`.embedders.embedder`; ``hidden_sizes = None``:
-    no embedder, the features are the embeddings.
+    ``trunk`` maps images ``[B, C, S, S]`` to features ``[B, F]``; F is measured unless given. ``hidden_sizes``,
+    ``norm`` and ``dropout`` are as in :func:`.embedders.embedder`; with ``hidden_sizes = None``, features are the
+    embeddings.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Network(nn.Module):
             self.embedder = embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, or of vectors, not normalized."""
+        """Embeddings ``[B, D]``, not normalized, of images ``[B, C, S, S]`` or vectors."""
         return self.embedder(self.trunk(images))  # type: ignore[no-any-return]
 
     def without_head(self) -> Network:
-        """Return a network of the same trunk whose embeddings are the trunk's features."""
+        """A network with the same trunk, whose embeddings are the trunk's features."""
         network = Network(self.preprocessing, self.trunk, self.features, None, self.features)
         return network.train(self.training)

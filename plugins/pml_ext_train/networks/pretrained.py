@@ -1,4 +1,4 @@
-"""Pretrained trunks: weights from files, adapters, and the images that a model was trained on."""
+"""Pretrained trunks: weights from files, adapters, and preprocessing."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pml_ext.errors import ConfigError, first_of, needs_extra, one_line
+from pml_ext.errors import ConfigError, first_of, needs_extra, one_line, shortened
 
 from . import bn_inception
 from .efficientnet_lite import IMAGENET, VARIANTS
 from .hf import HF, images_of_processor
 from .trunks import PREFIX, TIMM, timm_config, torchvision_models, unwrapped_trunk
 
-RANDOM = "random"  # weights of a trunk that is meant to stay untrained, as a frozen one
+RANDOM = "random"  # weights of a trunk that stays untrained on purpose
 _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
 _COUNTER = "num_batches_tracked"  # batch norm buffer that old files lack
 
 
 def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
-    """Add low-rank adapters (LoRA, Hu et al. 2022) to linear layers of a trunk, in place, and freeze the rest.
+    """Add low-rank adapters (LoRA, Hu et al. 2022) to a trunk in place.
 
-    ConfigError if no layer's name ends with one of ``targets``.
+    All other parameters are frozen. ConfigError if no layer's name ends with one of ``targets``.
     """
     with needs_extra("peft", "model.lora"):
         import peft
@@ -38,11 +38,13 @@ def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
     except ValueError as error:
         names = {name.rpartition(".")[2] for name, part in trunk.named_modules() if isinstance(part, nn.Linear)}
         known = ", ".join(sorted(names)) or "none"
-        raise ConfigError(f"model.lora.targets: found {targets}; linear layers: {known} ({one_line(error)})") from None
+        raise ConfigError(
+            f"model.lora.targets: {targets} are not linear layers ({one_line(error)}); choose from {known}"
+        ) from None
 
 
 def merged_lora(trunk: nn.Module) -> nn.Module:
-    """Return a copy of a trunk with its adapters merged into its layers; the trunk itself if it has none."""
+    """A copy of a trunk with adapters merged into its layers; the trunk itself without adapters."""
     if not any(name.endswith("base_layer") for name, _ in trunk.named_modules()):
         return trunk
     trunk = copy.deepcopy(trunk)
@@ -61,28 +63,31 @@ class PretrainedImages(NamedTuple):
     std: tuple[float, ...]
     image_size: int | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    bgr: bool = False  # whether the input is BGR; mean and std are in RGB order
-    resize: int | None = None  # pixels of the shorter side before the middle is cut out; None: 256 / 224 of the size
+    bgr: bool = False  # whether the input is BGR; mean and std are RGB
+    resize: int | None = None  # pixels of the shorter side before the crop; None: 256 / 224 of the size
     squash: bool = False  # whether images are resized to squares, of ``resize`` pixels
 
 
 def is_file(weights: object) -> bool:
-    """Return whether a trunk's setting ``weights`` is a file, not a library's name of weights."""
+    """Whether ``weights`` of a trunk is a file, not a library's name."""
     return isinstance(weights, str) and weights.endswith((".safetensors", ".pth", ".pt", ".bin"))
 
 
 def is_pretrained(options: Mapping[str, Any]) -> bool:
-    """Return whether a trunk's settings name weights, from a file or a library."""
+    """Whether a trunk's settings name weights, from a file or a library."""
     return options.get("weights") not in (None, RANDOM)
 
 
 def load_weights(trunk: nn.Module, file: str) -> None:
-    """Load a trunk's weights from a ``.safetensors`` or torch file, here or in torch hub's folder ``checkpoints``.
+    """Load a trunk's weights from a ``.safetensors`` or torch file.
 
-    No code in the file is executed. The file's classifier is ignored, as trunks have none. ConfigError for an
-    unreadable file, or with the names of keys that are missing, unknown or of another shape.
+    It may be in torch hub's folder ``checkpoints``. No code in the file is run, and its classifier is ignored.
+    ConfigError for an unreadable file, or with the names of keys that are missing, unknown or of another shape.
     """
-    path = _weights_file(file)
+    path = Path(file).expanduser()
+    stored = Path(torch.hub.get_dir()) / "checkpoints" / file
+    if not path.exists() and stored.exists():
+        path = stored
     state = _read_weights(path)
     inner = unwrapped_trunk(trunk)
     known = inner.state_dict()
@@ -90,18 +95,8 @@ def load_weights(trunk: nn.Module, file: str) -> None:
     inner.load_state_dict({name: state.get(name, known[name]) for name in known})
 
 
-def _weights_file(file: str) -> Path:
-    """Return the path of a file of weights, here or in torch hub's folder."""
-    path = Path(file).expanduser()
-    if not path.exists():
-        stored = Path(torch.hub.get_dir()) / "checkpoints" / file
-        if stored.exists():
-            return stored
-    return path
-
-
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file by name; ConfigError for another content."""
+    """Tensors of a file by name; ConfigError for other content."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -113,34 +108,29 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
                 state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ConfigError(
-            f"model.trunk.weights: no file {path}, nor in {torch.hub.get_dir()}/checkpoints; put the weights into one "
-            "of the two"
+            f"model.trunk.weights: {path} exists neither here nor in {torch.hub.get_dir()}/checkpoints; put the file "
+            "into one of the two"
         ) from None
     except Exception as error:  # pickle, zip and safetensors raise many types
-        advises_to_run_code = "weights_only" in str(error)
+        reason = shortened(one_line(error), 100)
         if "TorchScript" in str(error):
             reason = "a TorchScript program, whose code is not run"
-        elif advises_to_run_code:
+        elif "weights_only" in str(error):  # advises to run code
             reason = type(error).__name__
-        else:
-            reason = one_line(error)
         raise ConfigError(
-            f"model.trunk.weights: {path} cannot be read as weights ({reason}); wanted tensors alone, as "
-            "torch.save(model.state_dict(), FILE) or safetensors writes them"
+            f"model.trunk.weights: {path} cannot be read as weights ({reason}). Save only tensors: "
+            "torch.save(model.state_dict(), FILE)"
         ) from None
 
     for name in ("state_dict", "model", "trunk"):  # keys that may contain the weights
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(
-            f"model.trunk.weights: {path} holds no table of tensors by name; wanted a model's state_dict()"
-        )
+        raise ConfigError(f"model.trunk.weights: {path} has no tensors by name; save a model's state_dict()")
     return state
 
 
 def _check_fits(state: Mapping[str, Tensor], known: Mapping[str, Tensor], path: Path) -> None:
-    """Raise ConfigError with the names of weights that are missing, unknown or of another shape."""
     missing = [name for name in known if name not in state and not name.endswith(_COUNTER)]
     unknown = [name for name in state if name not in known and name.partition(".")[0] not in _CLASSIFIERS]
     other_shapes = [
@@ -159,7 +149,7 @@ def _check_fits(state: Mapping[str, Tensor], known: Mapping[str, Tensor], path: 
 
 
 def weights_to_choose(name: str) -> list[str]:
-    """Return what ``weights`` of a trunk may be beside a file, in words; [] for a trunk that has none."""
+    """What ``weights`` of a trunk may be besides a file, in words."""
     if name in VARIANTS:
         return [repr(IMAGENET)]
     if name.startswith(TIMM):
@@ -170,7 +160,7 @@ def weights_to_choose(name: str) -> list[str]:
 
 
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
-    """Return the preprocessing for a trunk's ``weights``; None without weights or if no library provides them."""
+    """Preprocessing for a trunk's ``weights``, or None if it is unknown."""
     if not is_pretrained(options):
         return None
     weights = options["weights"]
@@ -202,7 +192,7 @@ def _of_timm(name: str, weights: str) -> PretrainedImages | None:
 
 
 def _config_beside(file: Path, name: str) -> Any:
-    """Return timm's description of the weights in a file, from ``config.json`` beside it; None if it has none."""
+    """Timm's description of a file of weights, from ``config.json`` beside it; None without one."""
     about = read_config(file.parent)
     if about.get("architecture") != name or not isinstance(about.get("pretrained_cfg"), dict):
         return None
@@ -213,7 +203,7 @@ def _config_beside(file: Path, name: str) -> Any:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of ``config.json`` in a model's folder, of timm or transformers; {} without one."""
+    """Content of ``config.json`` in a folder of timm or transformers; {} without one."""
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -222,7 +212,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def torchvision_tag_of(name: str, file: str) -> str | None:
-    """Return torchvision's name of the weights that a file has by its own name; None for another name."""
+    """Torchvision's name of weights, found by the name of their file; None for another name."""
     for weights in torchvision_models().get_model_weights(name):
         if weights.url.rpartition("/")[2] == Path(file).name:
             return str(weights.name)
@@ -252,9 +242,8 @@ def _of_transformers(name: str) -> PretrainedImages | None:
         return None
     shorter, is_square = _side_of(wanted.get("size"))
     cropped, _ = _side_of(wanted.get("crop_size"))
-    resize = shorter
+    resize = size = shorter
     squash = False
-    size = shorter
     if wanted.get("do_center_crop") or (cropped is not None and "do_center_crop" not in wanted):
         size = cropped or shorter
     elif "crop_pct" in wanted and shorter is not None and shorter < 384 and wanted["crop_pct"]:  # ConvNeXt's
@@ -266,7 +255,7 @@ def _of_transformers(name: str) -> PretrainedImages | None:
 
 
 def _side_of(size: Any) -> tuple[int | None, bool]:
-    """Return the side in a size as transformers writes it, and whether it is that of a square, not the shorter side."""
+    """The side in a size of transformers, and whether the size is a square."""
     if isinstance(size, int):
         return size, True
     if not isinstance(size, Mapping):

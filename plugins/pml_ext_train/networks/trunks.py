@@ -22,17 +22,17 @@ TIMM = "timm/"
 
 
 def torchvision_models() -> Any:
-    """Return the module ``torchvision.models``, whose import takes a second."""
+    """The module ``torchvision.models``, which is slow to import."""
     with needs_extra("train", "a trunk of torchvision"):
         import torchvision.models
     return torchvision.models
 
 
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
-    """Return ``blocks`` blocks of 3 x 3 convolution to ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
+    """Blocks of 3 x 3 convolution to ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
     if image_size < 2**blocks:
         raise ConfigError(
-            f"convnet: {blocks} blocks halve images of {image_size} pixels to nothing; blocks can be up to "
+            f"convnet: {blocks} blocks halve images of {image_size} pixels to nothing; set blocks to at most "
             f"{image_size.bit_length() - 1}"
         )
     layers: list[nn.Module] = []
@@ -42,7 +42,7 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
 
 
 def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,)) -> nn.Module:
-    """Return a multilayer perceptron over the pixels, with ReLU after layers of ``hidden_sizes``."""
+    """A multilayer perceptron over the pixels, with ReLU after layers of ``hidden_sizes``."""
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise([in_channels * image_size**2, *hidden_sizes]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -50,14 +50,17 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
 
 
 def identity(in_channels: int, image_size: int) -> nn.Module:
-    """Return vectors unchanged: the trunk of ``vectors:FILE``, which trains a head alone."""
-    raise ConfigError("identity is the trunk of vectors, data.name = 'vectors:FILE'; images want convnet or another")
+    """The trunk of ``vectors:FILE``, which leaves vectors unchanged."""
+    raise ConfigError(
+        "identity is the trunk of vectors, data.name = 'vectors:FILE'; for images, choose convnet or another"
+    )
 
 
 def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Freeze the parts of a trunk whose names fit a pattern, ``"layer1"`` or ``"blocks.*"``; ``"*"`` is all.
+    """Freeze the parts of a trunk that match a pattern.
 
-    All other parameters are trainable afterwards. Return the frozen parts, which must be kept in evaluation mode.
+    Patterns are ``"layer1"``, ``"blocks.*"`` or ``"*"``. All other parameters become trainable. Returns the frozen
+    parts, which must stay in evaluation mode.
     """
     frozen = parts_named(trunk, patterns)
     trunk.requires_grad_(True)
@@ -67,7 +70,7 @@ def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 
 
 def parts_named(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Return the parts of a trunk whose names fit a pattern; ConfigError for a pattern that fits none."""
+    """Parts of a trunk that match a pattern; ConfigError for a pattern without a match."""
     named = dict(unwrapped_trunk(trunk).named_modules(remove_duplicate=False))
     found: list[nn.Module] = []
     for pattern in patterns:
@@ -83,15 +86,15 @@ def parts_named(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 def torchvision_trunk(
     name: str, in_channels: int, image_size: int, weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
-    """Return a classification model of torchvision without its last linear layer and auxiliary heads.
+    """A classification model of torchvision without its last linear layer and auxiliary heads.
 
     Args:
         name: torchvision's name, such as ``"resnet50"``.
         in_channels: 1 (the gray channel is repeated) or 3.
-        image_size: height and width of the images, in pixels; some models require a fixed size.
+        image_size: height and width of the images, in pixels; some models need a fixed size.
         weights: torchvision's name of weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"``
-            changes with the release of torchvision. None: random initialization.
-        dropout: whether the model's own dropout is kept.
+            depends on the release of torchvision. None: random initialization.
+        dropout: whether to keep the model's dropout.
     """
     model = _torchvision_model(name, weights)
     _remove_auxiliary_heads(model)
@@ -100,7 +103,6 @@ def torchvision_trunk(
 
 
 def _torchvision_model(name: str, weights: str | None) -> nn.Module:
-    """Return torchvision's model; ConfigError for unknown weights, or some that cannot be downloaded."""
     zoo = torchvision_models()
     tags = ["DEFAULT"] + [tag.name for tag in zoo.get_model_weights(name)]
     if weights is not None and weights not in tags:
@@ -113,7 +115,7 @@ def _torchvision_model(name: str, weights: str | None) -> nn.Module:
     except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
-            f"{torch.hub.get_dir()}/checkpoints, or leave weights out"
+            f"{torch.hub.get_dir()}/checkpoints, or leave out weights"
         ) from None
     return model
 
@@ -126,20 +128,21 @@ def _remove_auxiliary_heads(model: nn.Module) -> None:
 
 
 def _remove_last_layer(model: nn.Module, name: str) -> None:
-    """Replace the last linear layer by the identity; ConfigError unless the last module is linear."""
     path, last = list(model.named_modules())[-1]
     if not isinstance(last, nn.Linear):
-        raise ConfigError(f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off")
+        raise ConfigError(
+            f"{PREFIX}{name}: its last module is {type(last).__name__}, not a linear layer; choose another model"
+        )
     parent, _, child = path.rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
 
 
 def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "max"] = "mean") -> nn.Module:
-    """Return BN-Inception without its last linear layer: 1,024 features; images of 224 or 227 pixels, for example.
+    """BN-Inception without its last linear layer: 1,024 features.
 
     Weights from a file, such as Cadene's ``bn_inception-52deb4733.pth``, need ``extends = "pipelines/bn-inception"``:
-    BGR channels from 0 to 255. ``pooling`` is ``"mean"``, or ``"max"`` as in the program of CBML; other arguments
-    as in :func:`torchvision_trunk`.
+    BGR channels from 0 to 255. ``pooling="max"`` is that of CBML's code. Other arguments as in
+    :func:`torchvision_trunk`.
     """
     model = BNInception(pooling=pooling)
     model.last_linear = nn.Identity()
@@ -149,13 +152,13 @@ def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "ma
 def efficientnet_lite(
     name: str, in_channels: int, image_size: int, weights: Literal["imagenet"] | None = None
 ) -> nn.Module:
-    """Return EfficientNet-Lite without its classifier, 1,280 features; extra ``photos``, which has ImageNet weights.
+    """EfficientNet-Lite without its classifier: 1,280 features; needs the extra ``photos``.
 
     Args:
         name: ``"efficientnet-lite0"``, ``"efficientnet-lite1"`` or ``"efficientnet-lite2"``.
         in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels; any size.
-        weights: ``"imagenet"``, the weights of the installed package, without a download; None: random initialization.
+        weights: ``"imagenet"``, from the installed package; None: random initialization.
     """
     return _adapted(lite.build(name, weights), in_channels, dropout=True)
 
@@ -163,9 +166,9 @@ def efficientnet_lite(
 def timm_trunk(
     in_channels: int, image_size: int, name: str = "", weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
-    """Return a timm model without its classifier: the trunk ``timm/NAME``, if timm is installed.
+    """The trunk ``timm/NAME``: a model of timm without its classifier.
 
-    ``weights`` is the tag of timm's weights, such as ``"a1_in1k"``; other arguments as in :func:`torchvision_trunk`.
+    ``weights`` is a tag of timm, such as ``"a1_in1k"``; other arguments as in :func:`torchvision_trunk`.
     """
     timm = timm_library(name)
     full = name if weights is None else f"{name}.{weights}"
@@ -175,19 +178,21 @@ def timm_trunk(
     try:
         model: nn.Module = timm.create_model(full, **options)
     except (OSError, RuntimeError, ImportError) as error:
-        raise ConfigError(f"{TIMM}{full}: cannot be built, or its weights be downloaded ({one_line(error)})") from None
+        raise ConfigError(
+            f"{TIMM}{full}: the model cannot be built, or its weights not downloaded ({one_line(error)})"
+        ) from None
     return _adapted(model, in_channels, dropout)
 
 
 def timm_library(name: str) -> Any:
-    """Return the package timm; if it is missing, raise :class:`MissingExtraError` that mentions ``name``."""
+    """The package timm; MissingExtraError that mentions ``name`` without it."""
     with needs_extra("timm", f"the trunk {TIMM}{name}"):
         import timm
     return timm
 
 
 def timm_config(name: str, weights: str | None) -> Any:
-    """Return timm's description of a model with weights; None if it has none; ConfigError for unknown weights."""
+    """Timm's description of a model with weights, or None; ConfigError for unknown weights."""
     timm = timm_library(name)
     full = name if weights is None else f"{name}.{weights}"
     try:
@@ -199,7 +204,7 @@ def timm_config(name: str, weights: str | None) -> Any:
 
 
 def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
-    """Return a model that takes images of ``in_channels``, without its own dropout unless that is wanted."""
+    """The model for images of ``in_channels``, without dropout unless it is kept."""
     if not dropout:
         for module in model.modules():
             if isinstance(module, nn.Dropout | nn.Dropout2d):
@@ -208,22 +213,22 @@ def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
 
 
 class RepeatedGray(nn.Module):
-    """Layer that repeats the channel of gray images ``[B, 1, S, S]`` three times."""
+    """Repeats the channel of gray images ``[B, 1, S, S]`` three times."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return ``[B, 3, S, S]`` of ``[B, 1, S, S]``."""
+        """Map ``[B, 1, S, S]`` to ``[B, 3, S, S]``."""
         return images.expand(-1, 3, -1, -1)
 
 
 def unwrapped_trunk(trunk: nn.Module) -> nn.Module:
-    """Return a trunk's model, without a preceding :class:`RepeatedGray`."""
+    """A trunk's model without a preceding :class:`RepeatedGray`."""
     if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray):
         return trunk[1]
     return trunk
 
 
 def _named(family: Callable[..., nn.Module], name: str) -> Callable[..., nn.Module]:
-    """Return the factory of one model of a family, with the family's description."""
+    """The factory of one model of a family, with the family's docstring."""
     factory = functools.partial(family, name)
     factory.__doc__ = family.__doc__
     factory.__module__ = __name__
@@ -241,12 +246,12 @@ for _name in lite.VARIANTS:
 
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
-    """Return the factory of a core trunk, whose bare name no plugin can take; None for other names."""
+    """The factory of a core trunk, whose name no plugin can use; None for other names."""
     return builtin_trunks().get(name) if name.startswith(PREFIX) else _BUILTIN.get(name)
 
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
-    """Return the core's trunks by name; torchvision models without support raise an error only when built."""
+    """The core's trunks by name; unsupported models of torchvision raise an error when built."""
     zoo = torchvision_models()
     factories = dict(_BUILTIN)
     for name in zoo.list_models(module=zoo):
@@ -255,13 +260,13 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
 
 
 def check_packages(name: str, weights: object) -> None:
-    """Raise :class:`MissingExtraError` unless the packages of a core trunk, and of its weights, are installed."""
+    """Raise MissingExtraError unless the packages of a core trunk and its weights are installed."""
     if name in lite.VARIANTS:
         lite.check_packages(name, weights)
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
-    """Return the length of a trunk's feature vectors, measured on images of zeros; ConfigError without such vectors."""
+    """Length of a trunk's features, measured on images of zeros; ConfigError without vectors."""
     shape = (in_channels, image_size, image_size)
     named = f"model.trunk ({type(trunk).__module__}.{type(trunk).__qualname__})"
     try:
@@ -271,13 +276,13 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
             output = trunk(images)
     except (RuntimeError, AssertionError, ValueError) as error:
         size = " x ".join(map(str, shape))
-        raise ConfigError(f"{named} refuses images of {size}: {error}") from None
+        raise ConfigError(f"{named} fails on images of {size}: {error}") from None
     if not isinstance(output, Tensor):
-        raise ConfigError(f"{named} must give vectors, [B, F]; two images gave {type(output).__name__}")
+        raise ConfigError(f"{named} must return vectors, [B, F]; two images gave {type(output).__name__}")
     if output.ndim != 2 or len(output) != 2:
-        raise ConfigError(f"{named} must give vectors, [B, F]; two images gave {tuple(output.shape)}")
+        raise ConfigError(f"{named} must return vectors, [B, F]; two images gave {tuple(output.shape)}")
     if images._version:
-        raise ConfigError(f"{named} changes its images in place, which tests use too; clone() them first")
+        raise ConfigError(f"{named} changes its images in place, but tests use them too; clone() them first")
     if output.dtype != torch.float32:
-        raise ConfigError(f"{named} must give float32 for float32 images; it gave {output.dtype}")
+        raise ConfigError(f"{named} must return float32 for float32 images, not {output.dtype}")
     return int(output.shape[1])

@@ -1,8 +1,4 @@
-"""Interfaces between the tools that search: shared data, and the services that they offer.
-
-Tools do not import each other. :func:`pml_ext.registry.service` returns a tool by name, as an object with the methods
-defined here.
-"""
+"""Interfaces between tools; :func:`pml_ext.registry.service` returns a tool by name."""
 
 from pml_ext.lazy import lazily
 

@@ -1,4 +1,4 @@
-"""The interface of the search for copies among images."""
+"""The interface of the search for copies."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class FoundCopies(Protocol):
 
     @property
     def groups(self) -> Sequence[Any]:
-        """The groups: ``kind``, ``images``, ``keep``, ``others`` (images to spare), ``space``, ``differing(image)``."""
+        """Groups with ``kind``, ``images``, ``keep``, ``others``, ``space``, ``differing(image)``."""
 
     @property
     def skipped(self) -> Mapping[str, str]:
-        """Why an image was not compared, by path."""
+        """Reason by path of each image that was not compared."""
 
     def summary(self, noun: str = "image") -> str:
-        """Return one line on what was found."""
+        """One line on what was found."""
 
     def to_spare(self) -> FoundCopies:
-        """Return the groups without kept images (except the first), and without groups that are kept whole."""
+        """The groups with only the first kept image."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the groups as ``pml-ext duplicates --json`` prints them."""
+        """The groups for ``pml-ext duplicates --json``."""
 
     def as_csv(self) -> str:
-        """Return the groups as the table of ``pml-ext duplicates --csv``."""
+        """The groups for ``pml-ext duplicates --csv``."""
 
 
 class CopiesService(Protocol):
@@ -49,10 +49,10 @@ class CopiesService(Protocol):
         kinds: Sequence[CopyKind] = ("exact", "same", "near"),
         listener: Callable[[int], None] | None = None,
     ) -> FoundCopies:
-        """Return the copies among image files of a folder; ``listener`` receives the number of read files."""
+        """Find copies among image files; ``listener`` receives the number of read files."""
 
     def find_equal_vectors(self, ids: Sequence[str], embeddings: Tensor, radius: float | None = None) -> FoundCopies:
-        """Return the copies among vectors ``[N, D]`` of length 1."""
+        """Find copies among vectors ``[N, D]`` of length 1."""
 
     def keep_chosen(self, found: Any, kept: Mapping[int, Collection[str]]) -> FoundCopies:
-        """Return found copies with other images kept; ``kept`` maps a group's index to paths."""
+        """Keep other images; ``kept`` maps a group's index to paths."""

@@ -1,4 +1,4 @@
-"""What turns images into embeddings, for collections and searches."""
+"""The interface from images to embeddings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class Embedder(Protocol):
-    """Anything that turns images into vectors: a network of another library, or a few lines of NumPy."""
+    """Turns images into vectors, with a network or a few lines of NumPy."""
 
     @property
     def identity(self) -> str:
-        """A name that changes whenever the embeddings do; a collection is only read by the embedder that filled it."""
+        """A name that changes with the embeddings."""
 
     @property
     def size(self) -> int:
-        """The length of an embedding."""
+        """Length of an embedding."""
 
     def embed(self, images: Sequence[Image]) -> Tensor | Vectors:
-        """Return the embeddings of upright RGB images, ``[N, size]``; the caller scales them to length 1."""
+        """Embed upright RGB images: ``[N, size]``, not normalized."""

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class EmbeddedImages(Protocol):
-    """Images of a folder, or of its index, and their embeddings."""
+    """Images of a folder or index, and their embeddings."""
 
     @property
     def folder(self) -> Path:
-        """The folder of the images."""
+        """Their folder."""
 
     @property
     def paths(self) -> Sequence[str]:
-        """The path of each image, relative to the folder."""
+        """Paths relative to the folder."""
 
     @property
     def classes(self) -> Sequence[str]:
-        """The class of each image, or an empty string."""
+        """Classes, or empty strings."""
 
     @property
     def embeddings(self) -> Tensor:
@@ -33,11 +33,11 @@ class EmbeddedImages(Protocol):
 
     @property
     def ids(self) -> Numbers:
-        """The id of each image, ``[N]``; empty without an index."""
+        """Ids ``[N]``; empty without an index."""
 
     @property
     def checksums(self) -> Numbers:
-        """The checksum of each image's id, path, class, size, time and embedding, ``[N]``."""
+        """Checksums ``[N]`` of id, path, class, size, time and embedding."""
 
 
 class ImageCluster(Protocol):
@@ -45,36 +45,36 @@ class ImageCluster(Protocol):
 
     @property
     def number(self) -> int:
-        """From 0, by decreasing size."""
+        """By decreasing size."""
 
     @property
     def members(self) -> Sequence[int]:
-        """The indices of its images, nearest to the center first."""
+        """Indices of its images, nearest to the center first."""
 
     @property
     def title(self) -> str:
-        """Its number, its size, and its most frequent class."""
+        """Number, size, and most frequent class."""
 
     @property
     def shares(self) -> Sequence[tuple[str, float]]:
-        """Name and fraction of the most frequent classes."""
+        """Most frequent classes with their fractions."""
 
 
 class ImageClusters(Protocol):
-    """All clusters of a set of images."""
+    """Clusters of images."""
 
     @property
     def method(self) -> str:
-        """How they were found."""
+        """Name of the method."""
 
     @property
     def numbers(self) -> Numbers:
-        """The cluster of each image, ``[N]``."""
+        """Cluster of each image, ``[N]``."""
 
     @property
     def distances(self) -> Vectors:
-        """The distance of each image to the center of its cluster, ``[N]``."""
+        """Distance of each image to its cluster's center, ``[N]``."""
 
     @property
     def clusters(self) -> Sequence[ImageCluster]:
-        """The clusters, the largest first."""
+        """Largest first."""

@@ -9,7 +9,7 @@ from .stores import SearchFilter, SearchResult, Vectors
 
 
 class Changes(NamedTuple):
-    """Differences of a new index, or of a store, from the previous one; changed images have another size or time."""
+    """Differences between two states of an index or store."""
 
     new: int
     changed: int
@@ -21,27 +21,27 @@ class Changes(NamedTuple):
 
 
 class Mirror(Protocol):
-    """A store with a copy of an index. Its answers are checked; a wrong one raises an error."""
+    """A store with a copy of an index; wrong answers raise an error."""
 
     @property
     def shown(self) -> str:
         """The store's address without secrets."""
 
     def count(self) -> int:
-        """Return the number of images; 0 if nothing was copied."""
+        """Number of images."""
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Return up to k images for each vector ``[Q, D]``, nearest first."""
+        """Up to k images for each vector ``[Q, D]``, nearest first."""
 
     def update(self, images: EmbeddedImages) -> Changes:
-        """Write new and changed images, and delete images that are not in the index."""
+        """Write new and changed images, and delete those not in the index."""
 
     def recall_at_10(self, images: EmbeddedImages) -> float | None:
-        """Return recall@10 against exact search, on a sample of the images; None for fewer than two."""
+        """Recall@10 against exact search, on a sample; None for fewer than two images."""
 
 
 class StoresService(Protocol):
     """The service ``"stores"``."""
 
     def open(self, address: str, identity: str, size: int) -> Mirror:
-        """Open the table of a network's embeddings, of length ``size``, at an address such as ``lancedb:DIR``."""
+        """Open a network's table at an address such as ``lancedb:DIR``."""

@@ -1,4 +1,4 @@
-"""Parts: the embeddings of large collections in files, written by any number of processes and read into an index."""
+"""Embeddings in files, written by many processes and read into an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .stores import Vectors
 
 
 class ImageListing(Protocol):
-    """Images below a folder, in order, still unopened."""
+    """Images below a folder, in order."""
 
     @property
     def folder(self) -> Path:
@@ -19,23 +19,23 @@ class ImageListing(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The path of each image, relative to the folder."""
+        """Paths relative to the folder."""
 
     @property
     def stats(self) -> Sequence[FileStat]:
-        """Size and time of each image."""
+        """Sizes and times."""
 
     @property
     def others(self) -> Mapping[str, str]:
-        """Why each other file is not read as an image."""
+        """Reason by path of each other file."""
 
 
 class FileEmbedder(Protocol):
-    """A trained network that can name the class of an image."""
+    """A trained network that can name an image's class."""
 
     @property
     def identity(self) -> str:
-        """A digest of weights, preprocessing and precision."""
+        """Digest of weights, preprocessing and precision."""
 
     @property
     def by(self) -> str:
@@ -43,22 +43,22 @@ class FileEmbedder(Protocol):
 
     @property
     def size(self) -> int:
-        """The length of an embedding."""
+        """Length of an embedding."""
 
     def embed_files(
         self, files: Sequence[Any], batch_size: int, workers: int | None = None, with_progress: bool = True
     ) -> Iterator[list[Vectors | str]]:
-        """Embed paths, or open files, in batches; yield the embedding of each, or why it is unreadable."""
+        """Embed paths or open files; yield each batch's embeddings, or why an image is unreadable."""
 
     def class_namer(self, paths: Iterable[str]) -> Callable[[str], str]:
-        """Return a function from an image's path to its class, for a folder with these paths."""
+        """A function from path to class, for a folder with these paths."""
 
     def warn_of_skipped(self, skipped: Mapping[str, str]) -> None:
-        """Warn of each image that was left out; the reason contains its path."""
+        """Warn of each skipped image; reasons contain the path."""
 
 
 class EmbeddedRows(NamedTuple):
-    """Some images of a listing, and their embeddings."""
+    """Some images of a listing, with embeddings."""
 
     names: list[str]
     stats: list[FileStat]  # of images in tables and shards: size, and CRC-32 in place of a time
@@ -74,7 +74,7 @@ class RowsOfFolder(NamedTuple):
 
 
 class RayWorkers(NamedTuple):
-    """Where workers of Ray run, and their number."""
+    """Workers of Ray."""
 
     address: str | None  # of a cluster; None for this machine alone
     jobs: int
@@ -82,7 +82,7 @@ class RayWorkers(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What embedding a part has written."""
+    """What a part has written."""
 
     images: int  # embedded now
     files: int  # of this part
@@ -92,8 +92,9 @@ class Written(NamedTuple):
 class PartsService(Protocol):
     """The service ``"parts"``.
 
-    ``images`` is a listing, or text: the address of a folder, such as ``s3://bucket/photos``, a Parquet table of
-    ``path`` and ``image`` (bytes), or tar shards of webdataset, ``photos-{000..015}.tar``.
+    ``images`` is a listing, or the address of a folder such as ``s3://bucket/photos``, of a Parquet table of ``path``
+    and
+    ``image`` (bytes), or of tar shards of webdataset, ``photos-{000..015}.tar``.
     """
 
     def write(self, embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:
@@ -109,10 +110,10 @@ class PartsService(Protocol):
         out: Path,
         workers: RayWorkers,
     ) -> Written:
-        """Embed as :meth:`write`, with workers of Ray Data; each calls ``load``, a module-level function."""
+        """Embed with workers of Ray Data; each calls ``load``, a module-level function."""
 
     def read(self, place: Path, identity: str, by: str) -> RowsOfFolder:
-        """Read all files of a folder; DataError if one is missing, damaged, or of another network."""
+        """Read a folder's files; DataError if one is missing, damaged, or from another network."""
 
     def embedded(self, embedder: FileEmbedder, images: str) -> RowsOfFolder:
-        """Embed images without writing files, and warn of each skipped image."""
+        """Embed images without writing files; warn of skipped ones."""

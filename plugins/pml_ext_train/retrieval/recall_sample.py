@@ -1,4 +1,4 @@
-"""Recall@10 of an approximate search, on a sample of its points."""
+"""Recall@10 of an approximate search, on a sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEIGHBORS = 10  # exact answers per query
 
 
 class RecallSample:
-    """At most 200 points of an index and their exact nearest points, to compare a search with."""
+    """At most 200 points of an index, and their exact nearest points."""
 
     def __init__(self, points: Tensor) -> None:
         count = len(points)
@@ -27,17 +27,13 @@ class RecallSample:
         self._farthest = distances.where(counts, -torch.inf).amax(1, keepdim=True)
 
     def recall_at_10(self, search: Callable[[Tensor, int], Tensor]) -> float:
-        """Return the share of a search's answers that are right.
-
-        ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 if there are fewer than k.
-        """
+        """Share of right answers of ``search(queries, k)``: indices ``[Q, k]``, or -1."""
         found = search(self._points[self._queries], self._k + 1).to(self._points.device)
         distances, counts = self._distances(found)
         right = counts & (distances <= self._farthest + 1e-6)
         return int(right.sum()) / (len(self._queries) * self._k)
 
     def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exact distances of answers, and a mask of the first k valid ones except the query."""
         queries = self._queries[:, None]
         distances = (self._points[numbers] - self._points[queries]).norm(dim=2)
         others = (numbers >= 0) & (numbers != queries)

@@ -1,4 +1,4 @@
-"""The interface of a trained run that embeds and searches images."""
+"""The interface of a trained run that searches images."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class RetrievalWarning(UserWarning):
-    """A request was met in part: fewer answers, low recall, an image that cannot be shown."""
+    """A request was only partly met, for example with fewer answers."""
 
 
 class SearchedRun(Protocol):
-    """A trained run that embeds images and has an index of some."""
+    """A trained run that embeds images, and may have an index."""
 
     @property
     def folder(self) -> Path:
@@ -27,38 +27,38 @@ class SearchedRun(Protocol):
 
     @property
     def place(self) -> Path:
-        """The folder of the run's collection."""
+        """Folder of its collection."""
 
     def check_images(self) -> None:
-        """Raise ConfigError for a run that was trained on vectors."""
+        """Raise ConfigError for a run of vectors."""
 
     def embed(self, images: Any, batch_size: int = 256) -> Tensor:
-        """Return the embeddings of one or several images, ``[N, D]``."""
+        """Embed one or several images: ``[N, D]``."""
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:
-        """Embed the images of a folder that are not in the collection, and return all of them."""
+        """All images of a folder; only those not in the collection are embedded."""
 
     def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Any:
-        """Embed and index what a folder, or a file of vectors, has; what is unchanged is not embedded again."""
+        """Index a folder or a file of vectors; only new and changed images are embedded."""
 
     def indexed_images(self) -> EmbeddedImages:
-        """Return the images of the index; DataError without an index."""
+        """Images of the index; DataError without one."""
 
     def group(self, images: Any, clusters: int | str, chosen: Sequence[int] | None = None) -> ImageClusters:
-        """Cluster images from :meth:`embed_folder` or :meth:`indexed_images`, or the ``chosen`` ones."""
+        """Cluster embedded images, or the ``chosen`` ones."""
 
     def identify(self, images: Any, k: int = 3) -> list[Any]:
-        """Return each image's class in the index, or that it is new; DataError if that is unknown."""
+        """Each image's class in the index, or that it is new."""
 
     def open_filled_store(self, store: str) -> Mirror:
-        """Open a store with the images of the index; DataError for an empty store."""
+        """Open a store; DataError if it is empty."""
 
 
 class SearchService(Protocol):
     """The service ``"search"``."""
 
     def load_run(self, path: str | Path, device: str = "auto", *, store: str | Path | None = None) -> SearchedRun:
-        """Load a finished run, with a collection at ``store`` if given; DataError without a run."""
+        """Load a finished run, with a collection at ``store``; DataError without a run."""
 
     def run_of(self, place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
-        """Return a run's path and None, or, for a folder of images, its (new) run and the folder."""
+        """A run's path and None, or a folder's (new) run and the folder."""

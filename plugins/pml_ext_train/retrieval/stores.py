@@ -1,4 +1,4 @@
-"""Stores: databases that hold and search the images of an index; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
+"""Databases that hold an index; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Rows(NamedTuple):
 
 
 class SearchFilter(NamedTuple):
-    """The filter of a search; None disables a condition."""
+    """Conditions of a search; None for no condition."""
 
     within: str | None = None  # a class
     radius: float | None = None  # the largest Euclidean distance
 
 
 class SearchResult(NamedTuple):
-    """An answer."""
+    """An image that was found."""
 
     id: int
     path: str
@@ -39,25 +39,19 @@ class SearchResult(NamedTuple):
 
 
 class Store(Protocol):
-    """The interface of a store, a table of a database; see :func:`pml_ext.registry.hooks.pml_ext_stores`.
-
-    Errors that a user can fix are :class:`pml_ext.errors.DataError`.
-    """
+    """A table of a database. Errors that a user can fix are :class:`pml_ext.errors.DataError`."""
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Insert batches of images, replacing those with the same ids, and update the table's index.
-
-        What was written remains if a later batch fails.
-        """
+        """Insert or replace batches of images by id; earlier batches stay if a later one fails."""
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Return up to k images for each vector ``[Q, D]``, nearest first."""
+        """Up to k images for each vector ``[Q, D]``, nearest first."""
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete images; ignore unknown ids."""
 
     def count(self) -> int:
-        """Return the number of images; 0 if there is no table."""
+        """Number of images; 0 without a table."""
 
     def checksums(self) -> Mapping[int, int]:
-        """Return the checksum of each image by its id; shows what has changed, even after a failed write."""
+        """Checksums by id, which show changes even after a failed write."""

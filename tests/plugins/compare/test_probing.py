@@ -67,7 +67,7 @@ REFUSED = [
         None,
         "convnet is frozen and has no weights.*'random' if that is meant",
     ),
-    ("timm/darknet17", "data.images.crop=16", None, "timm/darknet17: timm has no weights of it, so that its features"),
+    ("timm/darknet17", "data.images.crop=16", None, "timm/darknet17: timm has no weights for it, so its features"),
     ("mlp=random", "model.norm=batch", None, "--set model.norm=batch: it is for a head; add --head RECIPE"),
     ("mlp=random", "evaluation.baselines=false", None, "evaluation.baselines: found false, and a probe compares the"),
     ("mlp=random", "evaluation.baselines=false", "cbml/frozen", "evaluation.baselines: found false, and a probe"),

@@ -1,4 +1,4 @@
-"""Transforms by name: those of torchvision, one draw for each image, and what does not fit."""
+"""Transforms of training images: torchvision's, one draw per image, and what is refused."""
 
 import pickle
 
@@ -18,7 +18,7 @@ from pml_ext_train.data import (
 from pml_ext_train.training.batches import BatchReader, epoch_batches
 
 CPU = torch.device("cpu")
-# Settings of those that need some, for images of 24 pixels.
+# Settings of transforms that need some, for images of 24 pixels.
 NEEDED = {
     "CenterCrop": {"size": 24},
     "Compose": {"transforms": [v2.RandomInvert()]},
@@ -44,7 +44,7 @@ def step(*functions):
 
 
 @pytest.mark.parametrize("name", torchvision_transforms())
-def test_each_of_torchvisions_fits_color_images(name):
+def test_each_transform_of_torchvision_is_usable(name):
     settings = {"Grayscale": {"num_output_channels": 3}} | NEEDED
     transform = torchvision_transforms()[name](**settings.get(name, {}))
     step(transform).try_on(3, 24)
@@ -58,14 +58,14 @@ def test_each_of_torchvisions_fits_color_images(name):
     assert torch.equal(transform(image), once)
 
 
-def test_names_are_of_transforms_of_one_image():
+def test_only_transforms_of_one_image_are_named():
     names = torchvision_transforms()
     assert {"RandomErasing", "ColorJitter", "RandAugment", "RandomApply", "GaussianBlur"} <= names.keys()
     assert not {"MixUp", "ToDtype", "Normalize", "Transform", "FiveCrop", "RandomIoUCrop"} & names.keys()
 
 
-def test_each_image_of_a_batch_is_drawn_for_itself():
-    """Of a white image eight times, each time another part is erased, the same with workers."""
+def test_each_image_has_its_own_draw():
+    """In eight copies of a white image, different parts are erased, equally with workers."""
     white = LabeledImages(torch.full((2, 1, 16, 16), 255, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
     augmented, plain = build_transforms(16, 1, transforms=[step(v2.RandomErasing(p=1.0))])
     epoch = epoch_batches([[0] * 8, [1, 0]], 3, 1)
@@ -82,7 +82,7 @@ def test_each_image_of_a_batch_is_drawn_for_itself():
     assert (white.images == 255).all()
 
 
-def test_transforms_see_the_cut_image_in_red_green_blue():
+def test_transforms_see_the_cropped_image_in_rgb():
     seen = []
     photo = torch.zeros(3, 30, 40, dtype=torch.uint8)
     photo[0] = 200
@@ -94,7 +94,7 @@ def test_transforms_see_the_cut_image_in_red_green_blue():
     assert result[2].unique().tolist() == pytest.approx([200 / 255])  # blue, green, red afterwards
 
 
-def test_an_image_in_memory_is_not_written_to():
+def test_images_in_memory_are_not_changed():
     images = torch.full((1, 8, 8), 7, dtype=torch.uint8)
     assert step(lambda image: image.zero_())(images).eq(0).all()
     assert images.eq(7).all()
@@ -103,15 +103,15 @@ def test_an_image_in_memory_is_not_written_to():
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (v2.Resize(9), r"f0 gives uint8 \[3, 9, 9\]; wanted uint8 \[3, 8, 8\]"),
-        (v2.ToDtype(torch.float32, scale=True), r"f0 gives float32 \[3, 8, 8\]; wanted uint8"),
-        (v2.Normalize([0.5], [0.5]), r"f0 refuses a uint8 image of shape \[3, 8, 8\]: TypeError: .*float"),
-        (v2.FiveCrop(4), "f0 gives tuple; wanted"),
-        (lambda image: None, "f0 gives NoneType; wanted"),
-        (v2.RandomApply([v2.Grayscale(1)], p=0.5), r"f0 gives uint8 \[1, 8, 8\]"),
+        (v2.Resize(9), r"f0 returns uint8 \[3, 9, 9\]; it must return uint8 \[3, 8, 8\]"),
+        (v2.ToDtype(torch.float32, scale=True), r"f0 returns float32 \[3, 8, 8\]; it must return uint8"),
+        (v2.Normalize([0.5], [0.5]), r"f0 fails on a uint8 image of shape \[3, 8, 8\]: TypeError: .*float"),
+        (v2.FiveCrop(4), "f0 returns tuple; it must"),
+        (lambda image: None, "f0 returns NoneType; it must"),
+        (v2.RandomApply([v2.Grayscale(1)], p=0.5), r"f0 returns uint8 \[1, 8, 8\]"),
     ],
 )
-def test_what_gives_another_form_is_refused_before_a_run(function, text):
+def test_wrong_results_are_found_before_a_run(function, text):
     state = torch.get_rng_state()
     with pytest.raises(ConfigError, match=f"^transforms.0: {text}") as caught:
         step(function).try_on(3, 8)
@@ -119,7 +119,7 @@ def test_what_gives_another_form_is_refused_before_a_run(function, text):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_is_told_apart_by_its_settings_and_can_be_sent_to_workers():
+def test_transforms_are_identified_by_settings_and_pickled():
     one, other = (ImageTransforms([NamedTransform("0", "f", text, v2.RandomInvert())]) for text in ("p=0.1", "p=0.2"))
     assert repr(one) != repr(other)
     assert repr(pickle.loads(pickle.dumps(one))) == repr(one)

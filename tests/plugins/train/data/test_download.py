@@ -1,4 +1,4 @@
-"""Archives from a server on this machine: checksums, unpacking, bad archives, and the command."""
+"""Archives from a local server: checksums, unpacking, bad archives, and the command."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path_factory):
-    """Serve a folder, ``files``; ``asked`` are the paths that were sent."""
+    """Serves the folder ``files``; ``asked`` has the requested paths."""
     files = tmp_path_factory.mktemp("served")
     serving = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=files))
     serving.files = files
@@ -57,23 +57,24 @@ def about(*archives: Archive):
     return dataclasses.replace(image_sets.SOP, archives=archives)
 
 
-def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
-    wanted = archive(server, unpack=False)
+def test_a_download_is_checked_before_its_name(server, tmp_path):
+    whole = archive(server, unpack=False)
+    place = tmp_path / "new"
     (server.files / "set.bin").write_bytes(BODY[::-1])
     found = hashlib.md5(BODY[::-1]).hexdigest()
-    with pytest.raises(DataError, match=f"its MD5 is {found}, wanted {wanted.checksum}"):
-        get_archives(about(wanted), tmp_path / "new")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
+    with pytest.raises(DataError, match=f"its MD5 is {found}, not {whole.checksum}; delete it and download it again"):
+        get_archives(about(whole), place)
+    assert [path.name for path in place.iterdir()] == [".lock"]
     (server.files / "set.bin").write_bytes(BODY)
-    (tmp_path / "new" / "set.bin.part").write_bytes(BODY[:1000])
-    get_archives(about(wanted), tmp_path / "new")
+    (place / "set.bin.part").write_bytes(BODY[:1000])
+    get_archives(about(whole), place)
     asked = len(server.asked)
-    get_archives(about(wanted), tmp_path / "new")
+    get_archives(about(whole), place)
     assert len(server.asked) == asked
-    assert (tmp_path / "new" / "set.bin").read_bytes() == BODY
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", "set.bin"}
-    gone = dataclasses.replace(wanted, name="other.bin", url=server.url + "other")
-    with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or fetch other.bin yourself and put it into"):
+    assert (place / "set.bin").read_bytes() == BODY
+    assert {path.name for path in place.iterdir()} == {".lock", "set.bin"}
+    gone = dataclasses.replace(whole, name="other.bin", url=server.url + "other")
+    with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or put other.bin into .* yourself"):
         get_archives(about(gone), tmp_path)
 
 
@@ -101,12 +102,12 @@ def zipped(entries: dict[str, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize(("pack", "name"), [(tarred, "set.tgz"), (zipped, "set.zip")])
-def test_whole_archives_are_unpacked_and_cut_ones_are_not(tmp_path, pack, name):
+def test_only_complete_archives_are_unpacked(tmp_path, pack, name):
     (tmp_path / "set" / "images").mkdir(parents=True)
     (tmp_path / "set" / "images" / "1.jpg").write_bytes(b"half")
     whole = pack({"set/images/1.jpg": b"one", "set/images/2.jpg": b"two", "set/list": BODY[:9000]})
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=f"{name}: not a readable archive .*delete it and get it again"):
+    with pytest.raises(DataError, match=f"{name}: not a readable archive .*delete it and download it again"):
         get_archives(about(Archive(name, 1)), tmp_path)
     assert [path.name for path in tmp_path.rglob("*.jpg")] == ["1.jpg"]
     (tmp_path / name).write_bytes(whole)
@@ -129,7 +130,7 @@ def test_whole_archives_are_unpacked_and_cut_ones_are_not(tmp_path, pack, name):
     ],
     ids=["tar above", "tar link to root", "tar link above", "tar through a link", "zip above", "zip at root"],
 )
-def test_archives_cannot_write_outside_of_their_folder(tmp_path, monkeypatch, name, pack, filtered):
+def test_archives_cannot_write_outside_their_folder(tmp_path, monkeypatch, name, pack, filtered):
     place = tmp_path / "place"
     other = tmp_path / "other"
     place.mkdir()
@@ -144,7 +145,7 @@ def test_archives_cannot_write_outside_of_their_folder(tmp_path, monkeypatch, na
     assert found == ["other", "other/kept.txt", "place", f"place/{name}"]
 
 
-def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeypatch):
+def test_omniglot_small_is_downloaded_once(server, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("PML_EXT_DATA", raising=False)
     sets = {omniglot.TRAIN: {"Greek": 5}, omniglot.TEST: {"Greek": 2, "Sanskrit": 4}}
@@ -162,11 +163,11 @@ def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeyp
     assert (len(splits.train), len(omniglot_small().test), len(server.asked)) == (5, 4, asked)
     stored = tmp_path / "pml_ext" / "omniglot-small" / omniglot.TEST
     stored.write_bytes(stored.read_bytes()[:-9])
-    with pytest.raises(DataError, match="not the file that is meant, or cut"):
+    with pytest.raises(DataError, match="wrong or incomplete file, because its MD5"):
         omniglot_small()
 
 
-def test_the_command_says_what_to_get_and_checks_what_is_there(pml_ext_command, tmp_path):
+def test_the_command_says_what_is_missing(pml_ext_command, tmp_path):
     sets = json.loads(pml_ext_command("data", "--json").stdout)
     assert {each["name"] for each in sets} >= {"cub", "cars196", "sop", "inshop", "imagenet", "omniglot"}
     told = pml_ext_command("data", "sop", "--data", str(tmp_path), COLUMNS="200")
@@ -175,11 +176,11 @@ def test_the_command_says_what_to_get_and_checks_what_is_there(pml_ext_command, 
     assert [text for text in [*wanted, "has no Ebay_train.txt"] if text not in told.stdout] == []
     by_hand = pml_ext_command("data", "sop", "--data", str(tmp_path), "--download")
     assert (by_hand.returncode, by_hand.stderr.count("\n")) == (2, 1)
-    assert "no address that a program may fetch it from" in by_hand.stderr
+    assert "cannot be downloaded by a program; get it from" in by_hand.stderr
     assert "nearest: sop" in pml_ext_command("data", "spo").stderr
     (tmp_path / "Stanford_Online_Products.zip").write_bytes(b"half")
     found = json.loads(pml_ext_command("data", "sop", "--data", str(tmp_path), "--json").stdout)
-    assert "Stanford_Online_Products.zip: not the file that is meant, or cut" in found["problem"]
+    assert "Stanford_Online_Products.zip: wrong or incomplete file" in found["problem"]
     assert found["archives"][0]["megabytes"] == image_sets.SOP.archives[0].megabytes
 
 

@@ -4,20 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext_train.data import (
-    LabeledImages,
+from pml_ext_train.data import LabeledImages
+
+IMAGES = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "text"),
+    [
+        (IMAGES, [0.5, 1], r"labels must be integers \(indices into class_names\), not 0.5"),
+        (IMAGES, [0, np.nan], "not nan"),
+        (IMAGES, np.eye(2), r"must have one dimension, \[N\], not the shape \[2, 2\]"),
+        (IMAGES, [0], "2 images, but 1 labels"),
+        (IMAGES.numpy(), [0, 1], r"not a NumPy array; convert it with torch\.from_numpy"),
+    ],
 )
-
-
-def test_labels_are_integers_one_for_each_image():
-    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
-    assert LabeledImages(images, [1.0, 0.0], ["a", "b"]).labels.tolist() == [1, 0]
-    for labels, text in (
-        ([0.5, 1], "must be integers, indices into class_names; found 0.5"),
-        ([0, np.nan], "found nan"),
-        (np.eye(2), r"must have one dimension, \[N\], not the shape \[2, 2\]"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            LabeledImages(images, labels, ["a", "b"])
-    with pytest.raises(TypeError, match=r"not a NumPy array; type torch\.from_numpy"):
-        LabeledImages(images.numpy(), [0, 1], ["a", "b"])
+def test_labels_are_integers_one_per_image(images, labels, text):
+    assert LabeledImages(IMAGES, [1.0, 0.0], ["a", "b"]).labels.tolist() == [1, 0]
+    with pytest.raises((ValueError, TypeError), match=text):
+        LabeledImages(images, labels, ["a", "b"])

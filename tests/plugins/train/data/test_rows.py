@@ -1,4 +1,4 @@
-"""CSV files as spreadsheets write them; what cannot be read is refused by the tables and lists that use it."""
+"""Rows of CSV files, Parquet files and data frames."""
 
 import csv
 
@@ -10,16 +10,15 @@ from pml_ext_train.files import write_text
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_the_separators_of_spreadsheets(tmp_path, separator):
+def test_separators_of_spreadsheets_are_recognized(tmp_path, separator):
     file = tmp_path / "mine.csv"
     lines = [["a", "b"], ["1", '"x\ny"'], ["2", "z"]]
     file.write_text("\n".join(separator.join(line) for line in lines), "utf-8-sig")
-    columns, rows = read_rows(file, "table:FILE.csv")
-    assert columns == ["a", "b"]
-    assert rows == [("line 3", {"a": "1", "b": "x\ny"}), ("line 4", {"a": "2", "b": "z"})]
+    rows = [("line 3", {"a": "1", "b": "x\ny"}), ("line 4", {"a": "2", "b": "z"})]
+    assert read_rows(file, "table:FILE.csv") == (["a", "b"], rows)
 
 
-def test_own_tables_are_read_back_and_run_no_formula(tmp_path):
+def test_own_tables_are_read_back_without_formulas(tmp_path):
     names = ["a\rb", "a\nb", 'a"b', "caf\udce9", "=1+1", "+a", "-a", "@a", "'=a", "''@a", "'a", "\t=1", "plain"]
     file = tmp_path / "mine.csv"
     write_text(file, table_text(["path", "n"], [(name, -1) for name in names]))
@@ -29,57 +28,56 @@ def test_own_tables_are_read_back_and_run_no_formula(tmp_path):
     assert not [cell for cell in cells if cell[0] in "=+-@\t\r"]
 
 
-def test_rows_without_a_value_are_left_out(tmp_path):
-    (tmp_path / "mine.csv").write_text("a,b\n1,2\n,\n , ,\n3,\n,,\n\n")
-    found = read_rows(tmp_path / "mine.csv", "pairs:FILE.csv")[1]
-    assert found == [("line 2", {"a": "1", "b": "2"}), ("line 5", {"a": "3", "b": ""})]
-
-
-def test_bytes_that_are_no_text_name_their_line(tmp_path):
-    (tmp_path / "mine.csv").write_bytes(b"path,class\ncaf\xe9.png,a\nb.png,caf\xe9\n")
-    with pytest.raises(DataError, match=r"as a table \(bytes that are not UTF-8, line 3\); table:FILE.csv must be"):
-        read_rows(tmp_path / "mine.csv", "table:FILE.csv")
-
-
-def test_an_empty_file_has_no_columns(tmp_path):
-    (tmp_path / "mine.csv").touch()
-    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == ([], [])
+@pytest.mark.parametrize(
+    ("text", "columns", "rows"),
+    [
+        ("", [], []),
+        ("a, b \n1,2,,\n", ["a", "b"], [("line 2", {"a": "1", "b": "2"})]),
+        (
+            "a,b\n1,2\n,\n , ,\n3,\n,,\n\n",
+            ["a", "b"],
+            [("line 2", {"a": "1", "b": "2"}), ("line 5", {"a": "3", "b": ""})],
+        ),
+    ],
+)
+def test_empty_rows_and_spaces_are_ignored(tmp_path, text, columns, rows):
+    (tmp_path / "mine.csv").write_text(text)
+    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == (columns, rows)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
-        ("a,b,a\n1,2,3\n", "mine.csv: 2 columns have the name a; rename or delete one"),
-        ("a,b\n1,2\n1,x,y\n", "mine.csv, line 3: 'y' is beyond the 2 columns; a cell with ',' in it needs quotes"),
+        (b"path,class\ncaf\xe9.png,a\nb.png,caf\xe9\n", r"as a table \(bytes that are not UTF-8, line 3\); table:FILE"),
+        (b"a,b,a\n1,2,3\n", "mine.csv: 2 columns have the name a; rename or delete one"),
+        (b"a,b\n1,2\n1,x,y\n", "line 3: 'y' is beyond the 2 columns; put cells that contain ',' in quotes"),
     ],
 )
-def test_cells_of_no_column_of_their_own(tmp_path, text, message):
-    (tmp_path / "mine.csv").write_text(text)
+def test_files_with_wrong_content_are_refused(tmp_path, content, message):
+    (tmp_path / "mine.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_rows(tmp_path / "mine.csv", "pairs:FILE.csv")
+        read_rows(tmp_path / "mine.csv", "table:FILE.csv")
 
 
-def test_spaces_around_names_and_empty_cells_at_the_end(tmp_path):
-    (tmp_path / "mine.csv").write_text("a, b \n1,2,,\n")
-    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == (["a", "b"], [("line 2", {"a": "1", "b": "2"})])
+CELLS = {"label": [3.0, None], "path": ["a.jpg", "b.jpg"], "x_1": [1.5, None]}
 
 
-def test_parquet_files_and_frames_have_the_cells_of_a_csv_file(tmp_path):
+def test_parquet_files_have_cells_like_csv(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    cells = {"label": [3.0, None], "path": ["a.jpg", "b.jpg"], "x_1": [1.5, None]}
-    parquet.write_table(pyarrow.table(cells), tmp_path / "mine.parquet")
-    wanted = [
-        ("row 0", {"label": "3", "path": "a.jpg", "x_1": "1.5"}),
-        ("row 1", {"label": "", "path": "b.jpg", "x_1": ""}),
-    ]
-    assert read_rows(tmp_path / "mine.parquet", "table:FILE.csv") == (["label", "path", "x_1"], wanted)
+    parquet.write_table(pyarrow.table(CELLS), tmp_path / "mine.parquet")
+    columns, rows = read_rows(tmp_path / "mine.parquet", "table:FILE.csv")
+    assert columns == ["label", "path", "x_1"]
+    assert rows[0] == ("row 0", {"label": "3", "path": "a.jpg", "x_1": "1.5"})
+    assert rows[1] == ("row 1", {"label": "", "path": "b.jpg", "x_1": ""})
     (tmp_path / "bad.parquet").write_bytes(b"no table")
     with pytest.raises(DataError, match=r"bad.parquet: cannot be read as a .parquet file .* write it again"):
         read_rows(tmp_path / "bad.parquet", "table:FILE.csv")
 
+
+def test_data_frames_have_cells_like_csv():
     pandas = pytest.importorskip("pandas")
-    columns, rows = rows_of_frame(pandas.DataFrame(cells))
+    columns, rows = rows_of_frame(pandas.DataFrame(CELLS))
     assert columns == ["label", "path", "x_1"]
-    assert rows[0] == wanted[0]
+    assert rows[0] == ("row 0", {"label": "3", "path": "a.jpg", "x_1": "1.5"})
     assert is_empty(rows[1][1]["label"])

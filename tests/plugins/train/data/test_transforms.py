@@ -1,4 +1,4 @@
-"""Pipelines of photographs: what is resized, what is cut, colors; files that are read no larger than needed."""
+"""Pipelines of photographs: sizes, crops, colors, and files read at a reduced size."""
 
 import itertools
 
@@ -10,15 +10,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import resize
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_train.data import (
-    Box,
-    Pipeline,
-    build_transforms,
-    digits,
-    folder,
-    raw_pixels,
-    read_image,
-)
+from pml_ext_train.data import Box, Pipeline, build_transforms, digits, folder, raw_pixels, read_image
 
 from .made_up import photos
 
@@ -29,7 +21,7 @@ def pair(size=20, crop=True, normalize=None, shift=0, **settings):
     return build_transforms(size, 3, crop, normalize, shift, pipeline=Pipeline(**settings))
 
 
-def test_the_shorter_side_is_resized_apart_from_the_crop():
+def test_the_shorter_side_is_resized_before_cropping():
     _, plain = pair(size=57, resize=64)
     wanted = v2.functional.center_crop(v2.functional.resize(PHOTO, [64], antialias=True), [57, 57])
     torch.testing.assert_close(plain(PHOTO), wanted / 255)
@@ -37,11 +29,11 @@ def test_the_shorter_side_is_resized_apart_from_the_crop():
     assert (by_the_rule.smallest, plain.smallest) == (4 * 65, 4 * 64)
     assert not torch.equal(by_the_rule(PHOTO), plain(PHOTO))
     exact = torch.randint(256, (3, 57, 57), dtype=torch.uint8)
-    torch.testing.assert_close(by_the_rule(exact), exact / 255)  # as it is, unless a pipeline says what to resize to
+    torch.testing.assert_close(by_the_rule(exact), exact / 255)
     assert not torch.allclose(plain(exact), exact / 255)
 
 
-def test_squashed_images_are_cut_at_random_in_their_size():
+def test_squashed_images_are_cropped_at_random():
     train, plain = pair(size=20, resize=24, squash=True, random_crop=True, flip=False)
     square = v2.functional.resize(PHOTO, [24, 24], antialias=True) / 255
     torch.testing.assert_close(plain(PHOTO), v2.functional.center_crop(square, [20, 20]))
@@ -56,16 +48,10 @@ def test_squashed_images_are_cut_at_random_in_their_size():
     torch.testing.assert_close(whole(PHOTO), v2.functional.resize(PHOTO, [20, 20], antialias=True) / 255)
 
 
-def test_a_part_of_the_resized_image_is_cut_and_mirrored():
+def test_random_crops_of_resized_images_are_mirrored():
     train, plain = pair(size=20, resize=30, random_crop_scale=(0.16, 1.0), flip=True)
-    by_hand = v2.Compose(
-        [
-            v2.Resize(30, antialias=True),
-            v2.RandomResizedCrop(20, scale=(0.16, 1.0), antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-        ]
-    )
+    steps = [v2.Resize(30, antialias=True), v2.RandomResizedCrop(20, scale=(0.16, 1.0), antialias=True)]
+    by_hand = v2.Compose([*steps, v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
     for seed in range(5):
         torch.manual_seed(seed)
         seen = train(PHOTO)
@@ -74,32 +60,32 @@ def test_a_part_of_the_resized_image_is_cut_and_mirrored():
     assert torch.equal(plain(PHOTO), plain(PHOTO))
 
 
-def test_blue_green_red_less_a_mean():
+def test_channels_are_reversed_and_normalized():
     _, plain = pair(size=20, resize=20, squash=True, bgr=True, value_range=255, normalize=((104, 117, 128), (1, 1, 1)))
     pixels = v2.functional.resize(PHOTO, [20, 20], antialias=True).float()
-    blue, green, red = plain(PHOTO)
-    torch.testing.assert_close(red, pixels[0] - 128)
-    torch.testing.assert_close(green, pixels[1] - 117)
-    torch.testing.assert_close(blue, pixels[2] - 104)
+    torch.testing.assert_close(plain(PHOTO).flip(0), pixels - torch.tensor([128, 117, 104])[:, None, None])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"shift": 20}, "shift must be from 0 to 19"),
-        ({"resize": 19}, "resize must be at least what is cut out, 20 pixels, not 19"),
+        ({"resize": 19}, "resize must be at least the size of the crop, 20 pixels, not 19"),
         ({"random_crop_scale": (0.5, 1.5)}, "above 0 and up to 1"),
-        ({"random_crop": True, "random_crop_scale": (0.1, 1.0)}, "leave one of them out"),
+        (
+            {"random_crop": True, "random_crop_scale": (0.1, 1.0)},
+            "conflicts with another setting of crops; leave out one",
+        ),
     ],
 )
-def test_pipelines_that_do_not_fit(settings, message):
+def test_pipelines_with_wrong_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         pair(**settings)
 
 
 @pytest.fixture
 def large(tmp_path):
-    """A photograph: red to the left of column 500, blue to the right of it, and a green frame."""
+    """A photograph: red left of column 500, blue right of it, and a green frame."""
     pixels = np.zeros((600, 800, 3), dtype=np.uint8)
     pixels[:, :500, 0] = pixels[:, 500:, 2] = 255
     pixels[:8, :, 1] = pixels[-8:, :, 1] = 255
@@ -110,7 +96,7 @@ def large(tmp_path):
 @pytest.mark.parametrize(
     ("smallest", "height"), [(None, 600), (600, 600), (301, 600), (300, 300), (120, 150), (20, 75)]
 )
-def test_files_are_read_at_a_fraction_that_leaves_enough(large, smallest, height):
+def test_files_are_read_at_a_reduced_size(large, smallest, height):
     image = read_image(large, smallest=smallest)
     assert tuple(image.shape) == (3, height, height * 4 // 3)
     assert tuple(read_image(large, 1, smallest=smallest).shape) == (1, height, height * 4 // 3)
@@ -118,29 +104,18 @@ def test_files_are_read_at_a_fraction_that_leaves_enough(large, smallest, height
     assert image[2, height // 2, height] > 250
 
 
-def test_boxes_are_cut_at_any_fraction(large):
+def test_boxes_are_cut_at_any_size(large):
     for smallest, shape in ((None, (400, 200)), (90, (200, 100)), (20, (51, 25))):
         image = read_image(large, box=Box(600, 100, 800, 500), smallest=smallest)
         assert tuple(image.shape[1:]) == shape
         assert image[0].max() < 8
         assert image[2].min() > 245
-    assert tuple(read_image(large, box=Box(-5, -5, 900, 10.2)).shape) == (3, 11, 800)  # what lies inside
-    with pytest.raises(DataError, match=r"large.jpg: its box \(800, 0, 900, 10\) lies outside of the 800 x 600 image"):
+    assert tuple(read_image(large, box=Box(-5, -5, 900, 10.2)).shape) == (3, 11, 800)  # the part inside
+    with pytest.raises(DataError, match=r"large.jpg: its box \(800, 0, 900, 10\) lies outside the 800 x 600 image"):
         read_image(large, box=Box(800, 0, 900, 10))
 
 
-def test_a_turned_file_is_read_small_and_cut_upright(tmp_path):
-    image = Image.new("RGB", (800, 400), "red")
-    image.paste("blue", (0, 0, 800, 40))  # the right edge, when turned
-    exif = image.getexif()
-    exif[0x0112] = 6
-    image.save(tmp_path / "turned.jpg", exif=exif)
-    seen = read_image(tmp_path / "turned.jpg", box=Box(360, 0, 400, 800), smallest=10)
-    assert tuple(seen.shape) == (3, 200, 10)
-    assert seen[2].min() > 200
-
-
-def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):
+def test_raw_pixels_come_from_images_or_thumbnails(tmp_path):
     images = digits().test
     _, plain = build_transforms(8, 1)
     pixels = raw_pixels(torch.stack([image for image, _ in images.with_transform(plain)]))

@@ -1,4 +1,4 @@
-"""Files that are replaced with their checksum, and what a kill between two steps leaves."""
+"""Files replaced with their checksum, and kills between the two steps."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ def put(folder, name, text="old"):
     checksums.replace_file(folder, name, lambda path: path.write_text(text))
 
 
-def test_a_replaced_file_has_its_line_of_sha256sum(tmp_path):
+def test_a_replaced_file_has_its_checksum(tmp_path):
     put(tmp_path, "one")
     put(tmp_path, "below/two")
     put(tmp_path, "one", "new")
@@ -37,7 +37,7 @@ def test_a_replaced_file_has_its_line_of_sha256sum(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no sums\n", b"\xff", b"0" * 64 + b"  cut"])
-def test_damaged_checksums_are_none(tmp_path, content):
+def test_damaged_checksums_are_not_used(tmp_path, content):
     put(tmp_path, "one")
     (tmp_path / SUMS).write_bytes(content)
     assert read_sums(tmp_path) == {}
@@ -46,8 +46,8 @@ def test_damaged_checksums_are_none(tmp_path, content):
         check_unchanged(tmp_path, "one")
 
 
-def test_an_unreadable_file_is_named_with_what_to_type(tmp_path, monkeypatch):
-    """Whoever runs the tests may read everything."""
+def test_an_unreadable_file_shows_the_remedy(tmp_path, monkeypatch):
+    """Permissions are simulated, because root may read everything."""
     put(tmp_path, "metrics.json", "{}")
     put(tmp_path, "checkpoints/model.pt")
     opened = Path.open
@@ -65,12 +65,11 @@ def test_an_unreadable_file_is_named_with_what_to_type(tmp_path, monkeypatch):
         (metrics, lambda: read_metrics(metrics)),
         (model, lambda: checkpoint.load(model)),
     ):
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError, match=f"^{path}: cannot be read .Permission denied.; type: chmod u.r {path}$"):
             read()
-        assert str(caught.value) == f"{path}: cannot be read (Permission denied); type: chmod u+r {path}"
 
 
-def test_checksums_are_computed_anew_or_kept(tmp_path):
+def test_checksums_are_computed_again_or_kept(tmp_path):
     for name in ("one", "two", "three"):
         put(tmp_path, name)
         (tmp_path / name).write_text("changed")
@@ -81,12 +80,12 @@ def test_checksums_are_computed_anew_or_kept(tmp_path):
 
 
 class Killed(BaseException):
-    """Ends a process at a place."""
+    """Simulates a killed process."""
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_kill_leaves_the_old_file_or_the_whole_new_one(tmp_path, monkeypatch, number):
-    """Before the checksums are moved into place, and between them and the file."""
+def test_a_kill_leaves_one_whole_file(tmp_path, monkeypatch, number):
+    """The kill precedes the checksums, or comes between them and the file."""
     (tmp_path / "below").mkdir()
     put(tmp_path, "below/one")
     replace = os.replace
@@ -108,7 +107,7 @@ def test_a_kill_leaves_the_old_file_or_the_whole_new_one(tmp_path, monkeypatch, 
     assert sorted(path.name for path in tmp_path.rglob("*")) == [SUMS, "below", "one"]
 
 
-def test_half_written_files_are_removed_and_others_stay(tmp_path):
+def test_only_half_written_files_are_removed(tmp_path):
     """A user's file may look like a temporary one."""
     theirs = [".mine.tmp", ".notes.5.tmp", ".one.csv.notes.tmp"]
     (tmp_path / "below").mkdir()
@@ -119,7 +118,7 @@ def test_half_written_files_are_removed_and_others_stay(tmp_path):
     assert [path.name for path in (tmp_path / "below").iterdir()] == [".one.txt.5.tmp"]
 
 
-def test_disk_errors_have_the_path_and_leave_the_old_file(tmp_path, monkeypatch):
+def test_disk_errors_leave_the_old_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -137,8 +136,8 @@ def test_disk_errors_have_the_path_and_leave_the_old_file(tmp_path, monkeypatch)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_file_that_was_moved_into_place_survives_a_power_loss(tmp_path, monkeypatch):
-    """Its bytes are flushed before it is moved, and afterwards the folder that names it."""
+def test_a_moved_file_survives_power_loss(tmp_path, monkeypatch):
+    """Its bytes are flushed before the move, and its folder afterwards."""
     flushed = []
     fsync = os.fsync
 

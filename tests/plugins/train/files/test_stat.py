@@ -17,19 +17,19 @@ def test_a_changed_file_has_another_stat(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gone", "one/below", "zero\0byte", "x" * 5000])
-def test_what_is_no_file_has_none(tmp_path, name):
+def test_a_missing_file_has_no_stat(tmp_path, name):
     (tmp_path / "one").write_text("")
     assert file_stat(tmp_path / name) is None
     assert file_stat(tmp_path / "one") != MISSING
 
 
-def test_a_path_need_not_be_text():
+def test_a_path_may_not_be_text():
     assert path_bytes("a/b") == b"a/b"
     assert path_bytes("bad\udcff.png") == b"bad\xff.png"
     assert os.fsdecode(path_bytes("ä/中")) == "ä/中"
 
 
-def test_names_are_compared_as_people_read_them(tmp_path):
+def test_names_are_compared_as_people_read(tmp_path):
     one, two = "Zo\u00eb", "Zoe\u0308"
     assert composed(one) == composed(two) == one
     (tmp_path / two / "\u1100\u1161").mkdir(parents=True)
@@ -40,14 +40,16 @@ def test_names_are_compared_as_people_read_them(tmp_path):
     assert as_spelled(tmp_path, f"{one}/x.png") == f"{one}/x.png"
 
 
-def test_names_that_differ_in_case_or_blanks_are_asked_about():
-    assert doubt_about(["Luna", "luna ", "Zoe"]).startswith("the classes 'Luna' and 'luna ' differ in case or blanks")
+def test_names_that_differ_in_case_are_doubtful():
+    assert doubt_about(["Luna", "luna ", "Zoe"]).startswith(
+        "the classes 'Luna' and 'luna ' differ only in case or blanks"
+    )
     assert doubt_about(["Luna", "Luna", "Lunar", ""]) == ""
 
 
-def test_a_name_that_is_taken_gets_a_number(tmp_path):
+def test_a_taken_name_gets_a_number(tmp_path):
     photo = tmp_path / "a.b.jpg"
     assert free_name(photo) == photo
     photo.touch()
-    (tmp_path / "a.b-2.jpg").symlink_to("gone")  # a name is taken though nothing is behind it
+    (tmp_path / "a.b-2.jpg").symlink_to("gone")  # a broken link also takes a name
     assert free_name(photo) == tmp_path / "a.b-3.jpg"

@@ -1,4 +1,4 @@
-"""The lock of a run's folder, and what a run that is resumed must find again."""
+"""Locks of runs, and runs that are resumed."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ HOLDS = """
 import os, pathlib, sys
 from pml_ext_train.launch.launch import locked
 with locked(pathlib.Path(sys.argv[1])):
-    if os.fork() == 0:  # as a data loader's worker, which may live a little longer
+    if os.fork() == 0:  # like a worker of a data loader, which may live longer
         sys.stdin.read()
         os._exit(0)
     print("held", flush=True)
@@ -26,11 +26,14 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_living_holder_keeps_others_out(tmp_path):
+def test_a_running_process_keeps_its_lock(tmp_path):
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(ConfigError, match="is being written by another run; wait for it or stop"), locked(tmp_path):
+    with (
+        pytest.raises(ConfigError, match="is being written by another run; wait for it, or choose another --out"),
+        locked(tmp_path),
+    ):
         pass
     holder.kill()
     holder.wait()
@@ -45,7 +48,7 @@ SMALL += ["schedule.milestones=[]", "schedule.name=constant", "evaluation.traini
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_a_finished_run_goes_on_with_more_epochs(tmp_path, schedule):
+def test_a_finished_run_continues_with_more_epochs(tmp_path, schedule):
     def metrics(out, epochs, resume=False):
         settings = [*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]
         return train("cbml/digits", tmp_path / out, device="cpu", overrides=typed(settings), resume=resume)[0]
@@ -56,7 +59,7 @@ def test_a_finished_run_goes_on_with_more_epochs(tmp_path, schedule):
     assert longer["best_epoch"] == 2
     if schedule == "constant":
         assert longer["after"] == straight["after"] != first["after"]
-    else:  # which has taken its first steps at other rates
+    else:  # its first steps had other rates
         schedules = [load(tmp_path / out / "checkpoints/last.pt")["parts"] for out in ("longer", "straight")]
         rates = [parts["trunk_optimizer"]["param_groups"][0]["lr"] for parts in schedules]
         assert rates[0] == pytest.approx(rates[1])
@@ -66,7 +69,7 @@ def test_a_finished_run_goes_on_with_more_epochs(tmp_path, schedule):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_run_starts_from_the_weights_of_another(tmp_path):
+def test_a_run_starts_from_other_weights(tmp_path):
     for name, more in (("a", []), ("b", [f"model.init={tmp_path / 'a'}", "optimizer.lr=1e-12"])):
         train("cbml/digits", tmp_path / name, device="cpu", overrides=typed([*SMALL, "schedule.epochs=1", *more]))
     weights = [load(tmp_path / name / "checkpoints/model.pt") for name in "ab"]
@@ -84,8 +87,8 @@ def write_class(place, name):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_images_that_changed_are_refused(tmp_path):
-    """By a run that goes on, within an epoch too, and by the report of a finished one."""
+def test_a_run_refuses_changed_images(tmp_path):
+    """Resumed runs do, also within an epoch, and reports of finished ones."""
     photos = tmp_path / "photos"
     out = tmp_path / "out"
     for number in range(6):

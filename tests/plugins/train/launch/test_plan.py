@@ -6,7 +6,7 @@ from pml_ext_train.launch.plan import plan
 from pml_ext_train.recipe import load_recipe
 
 
-def test_resumed_seeds_keep_the_name_of_the_recipe(tmp_path):
+def test_resumed_seeds_keep_the_recipe_name(tmp_path):
     file = tmp_path / "run" / "seed-0" / "recipe.toml"
     file.parent.mkdir(parents=True)
     recipe = load_recipe("cbml/digits", {"schedule.epochs": 16})

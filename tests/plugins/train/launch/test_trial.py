@@ -1,4 +1,4 @@
-"""Trials of tuning: the best value of the validation classes, told after each epoch, without a report."""
+"""Trials of tuning report the best value on validation classes after each epoch."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_the_best_value_is_reported_and_returned(tmp_path):
     assert not (tmp_path / "run/report.html").exists()
 
 
-def test_an_error_of_the_report_ends_a_run_that_goes_on(tmp_path):
+def test_a_pruned_trial_can_be_resumed(tmp_path):
     whole = train(tmp_path / "whole", lambda epoch, best: None)
 
     class PrunedError(Exception):

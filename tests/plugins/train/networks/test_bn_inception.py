@@ -1,4 +1,4 @@
-"""BN-Inception: the shapes of its paper, and weights from a file."""
+"""BN-Inception: shapes and weights."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from pml_ext_train.networks.bn_inception import BNInception
 from pml_ext_train.networks.pretrained import load_weights, pretrained_images
 
 
-def test_bn_inception_has_the_shapes_of_its_paper():
+def test_bn_inception_has_the_published_shapes():
     network = BNInception()
     assert sum(each.numel() for each in network.parameters()) == 11_295_240
     with torch.device("meta"):
@@ -21,7 +21,7 @@ def test_bn_inception_has_the_shapes_of_its_paper():
         assert models.output_size(registry.factory("trunk", "bn-inception")(channels, 64), channels, 64) == 1024
 
 
-def test_bn_inception_takes_known_weights_from_a_file(tmp_path, monkeypatch):
+def test_bn_inception_loads_the_published_weights(tmp_path, monkeypatch):
     """Names as in Cadene's file; old files lack the counters of batch norms."""
     state = BNInception().state_dict()
     known = {"conv1_7x7_s2.weight": (64, 3, 7, 7), "conv2_3x3_bn.running_var": (192,), "last_linear.bias": (1000,)}

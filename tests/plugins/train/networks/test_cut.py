@@ -9,14 +9,6 @@ from pml_ext.errors import ConfigError
 from pml_ext_train.networks.cut import activation_shape, cut_before, frozen_stem
 from pml_ext_train.networks.trunks import convnet, torchvision_trunk
 
-SMALL_TRANSFORMER = {
-    "image_size": 32,
-    "patch_size": 8,
-    "num_layers": 3,
-    "num_heads": 2,
-    "hidden_dim": 16,
-    "mlp_dim": 32,
-}
 TIMM = {
     "resnet18": ("layer3", 64),
     "efficientnet_b0": ("blocks.4.1", 64),
@@ -42,53 +34,50 @@ def assert_parts_are_the_trunk(trunk, block, size, channels=3):
     assert in_parts == set(trunk.parameters())
 
 
-def test_before_the_head_lies_the_whole_trunk():
+def test_the_head_follows_the_whole_trunk():
     trunk = convnet(1, 8, blocks=2, width=4)
     assert_parts_are_the_trunk(trunk, "head", 8, channels=1)
-    parts = frozen_stem(trunk, "head")
-    assert parts.stem is trunk
+    assert frozen_stem(trunk, "head").stem is trunk
     assert not any(parameter.requires_grad for parameter in trunk.parameters())
 
 
 @pytest.mark.parametrize(
-    ("name", "block"),
+    ("name", "block", "channels"),
     [
-        ("resnet18", "layer4"),
-        ("resnet18", "layer3.1"),
-        ("efficientnet_b0", "features.6"),
-        ("convnext_tiny", "features.5"),
+        ("resnet18", "layer4", 3),
+        ("resnet18", "layer3.1", 3),
+        ("resnet18", "layer2", 1),
+        ("efficientnet_b0", "features.6", 3),
+        ("convnext_tiny", "features.5", 3),
     ],
 )
-def test_torchvision_trunks(name, block):
-    assert_parts_are_the_trunk(torchvision_trunk(name, 3, 64), block, 64)
+def test_torchvision_trunks_are_equal_in_parts(name, block, channels):
+    assert_parts_are_the_trunk(torchvision_trunk(name, channels, 64), block, 64, channels)
 
 
-def test_torchvision_vision_transformer():
-    trunk = torchvision.models.VisionTransformer(**SMALL_TRANSFORMER, dropout=0.1)
+def test_other_trunks_are_equal_in_parts():
+    settings = {"image_size": 32, "patch_size": 8, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    trunk = torchvision.models.VisionTransformer(**settings, dropout=0.1)
     trunk.heads = nn.Identity()
     assert_parts_are_the_trunk(trunk, "encoder.layers.encoder_layer_1", 32)
-
-
-def test_convnet_with_gray_images():
     assert_parts_are_the_trunk(convnet(1, 28), "8", 28, channels=1)
-    assert_parts_are_the_trunk(torchvision_trunk("resnet18", 1, 32), "layer2", 32, channels=1)
+    assert_parts_are_the_trunk(EffectBefore(), "second", 8)
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_timm_trunks(name):
+def test_timm_trunks_are_equal_in_parts(name):
     timm = pytest.importorskip("timm")
     block, size = TIMM[name]
     assert_parts_are_the_trunk(timm.create_model(name, num_classes=0), block, size)
 
 
-def test_the_stem_is_frozen_and_the_rest_is_not():
+def test_the_stem_is_frozen_the_rest_trains():
     trunk = convnet(3, 32, blocks=2)
     parts = frozen_stem(trunk, "4")
     trains = {name: parameter.requires_grad for name, parameter in trunk.named_parameters()}
     assert trains == {name: name.startswith(("4.", "5.")) for name in trains}
     parts.rest(parts.stem(torch.randn(2, 3, 32, 32))).sum().backward()
-    assert trunk[0].weight.grad is None
-    assert trunk[4].weight.grad is not None
+    assert [trunk[number].weight.grad is None for number in (0, 4)] == [True, False]
 
 
 # What cannot be cut
@@ -110,9 +99,7 @@ class TwoPaths(nn.Module):
 
 class LooksAtValues(TwoPaths):
     def forward(self, images):
-        if images.sum() > 0:
-            images = -images
-        return super().forward(images)
+        return super().forward(-images if images.sum() > 0 else images)
 
 
 class DropsItself(TwoPaths):
@@ -123,35 +110,11 @@ class DropsItself(TwoPaths):
 
 class Twice(TwoPaths):
     def forward(self, images):
-        first = self.first(images)
-        return self.second(self.second(first)).mean((2, 3))
+        return self.second(self.second(self.first(images))).mean((2, 3))
 
 
-@pytest.mark.parametrize(
-    ("trunk", "block", "text"),
-    [
-        (TwoPaths(), "third", "TwoPaths cannot be cut before third: 2 values are passed on before it"),
-        (TwoPaths(), "first", "it is the first of the trunk, so nothing would be frozen"),
-        (TwoPaths(), "thrid", "no block of the trunk 'thrid'"),
-        (LooksAtValues(), "second", "LooksAtValues cannot be cut before second: its forward cannot be traced"),
-        (DropsItself(), "second", "outside of its blocks, does something else in training"),
-        (Twice(), "second", "second is not called once for a batch of images"),
-    ],
-)
-def test_a_trunk_that_cannot_be_cut_is_named(trunk, block, text):
-    with pytest.raises(ConfigError, match=text):
-        cut_before(trunk, block)
-
-
-def test_parts_that_share_parameters_are_refused():
-    trunk = convnet(3, 32, blocks=3, width=8)
-    trunk[8].weight = trunk[4].weight
-    with pytest.raises(ConfigError, match="the parts before and after it share parameters"):
-        cut_before(trunk, "8")
-
-
-class ChangesInPlace(TwoPaths):
-    """A trunk with calls for their effect alone."""
+class EffectBefore(TwoPaths):
+    """A trunk with calls that only have an effect."""
 
     def __init__(self):
         super().__init__()
@@ -162,19 +125,33 @@ class ChangesInPlace(TwoPaths):
         x = self.first(images)
         self.relu(x)
         x.add_(self.bias)
-        x = self.second(x)
-        return (self.third(x) * self.bias[0]).mean((2, 3))
-
-
-class EffectBefore(ChangesInPlace):
-    def forward(self, images):
-        x = self.first(images)
-        self.relu(x)
-        x.add_(self.bias)
         return self.third(self.second(x)).mean((2, 3))
 
 
-def test_calls_for_their_effect_stay_before_the_cut():
-    assert_parts_are_the_trunk(EffectBefore(), "second", 8)
-    with pytest.raises(ConfigError, match="share parameters"):
-        cut_before(ChangesInPlace(), "third")
+class EffectAndUse(EffectBefore):
+    def forward(self, images):
+        return super().forward(images) * self.bias.flatten()
+
+
+def with_shared_weights():
+    trunk = convnet(3, 32, blocks=3, width=8)
+    trunk[8].weight = trunk[4].weight
+    return trunk
+
+
+@pytest.mark.parametrize(
+    ("trunk", "block", "text"),
+    [
+        (TwoPaths(), "third", r"TwoPaths cannot be cut before third: 2 values reach it \(.*\), not one tensor"),
+        (TwoPaths(), "first", "it is the first of the trunk, so nothing would be frozen"),
+        (TwoPaths(), "thrid", "no block of the trunk 'thrid'"),
+        (LooksAtValues(), "second", "LooksAtValues cannot be cut before second: its forward cannot be traced"),
+        (DropsItself(), "second", "outside its blocks, differs in training"),
+        (Twice(), "second", "second is not called once for a batch of images"),
+        (EffectAndUse(), "third", "the parts before and after it share parameters"),
+        (with_shared_weights(), "8", "the parts before and after it share parameters"),
+    ],
+)
+def test_a_trunk_without_a_cut_is_refused(trunk, block, text):
+    with pytest.raises(ConfigError, match=text):
+        cut_before(trunk, block)

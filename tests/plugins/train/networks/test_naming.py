@@ -1,4 +1,4 @@
-"""Trunks as options name them: what each text means, and what a wrong one is told."""
+"""Trunks as options name them, and errors of wrong names."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from .pairs import VISION, saved_pair
         ("timm/resnet10t=random", "timm/resnet10t", "random"),
     ],
 )
-def test_weights_are_stated(text, name, weights):
+def test_a_name_stands_for_its_weights(text, name, weights):
     if name.startswith("timm/"):
         pytest.importorskip("timm", reason="the extra timm is not installed")
     assert named_trunk(text) == {"name": name, "weights": weights}
@@ -38,12 +38,12 @@ def test_weights_are_stated(text, name, weights):
     [
         ("timm/resnet10x", "no model of timm 'resnet10x'; nearest: resnet10"),
         ("torchvision/resnt50", "no model of torchvision 'resnt50'; nearest: resnet50"),
-        ("missing.pth", "missing.pth: no such file; wanted weights"),
-        ("hf//no/such/folder", "hf//no/such/folder: no such folder; wanted one that"),
+        ("missing.pth", "missing.pth: no such file; type a .safetensors"),
+        ("hf//no/such/folder", "hf//no/such/folder: no such folder. Write it with"),
         ("timm/resnet10t.nothing", "timm/resnet10t: no weights 'nothing'; known: c3_in1k"),
     ],
 )
-def test_a_wrong_name_is_told_the_nearest(text, problem):
+def test_a_wrong_name_shows_the_nearest(text, problem):
     pytest.importorskip("timm", reason="the extra timm is not installed")
     with pytest.raises(ConfigError, match=problem):
         images_of(text)
@@ -57,7 +57,7 @@ def test_a_wrong_name_is_told_the_nearest(text, problem):
         ("hf/some/model", "transformers", "hf"),
     ],
 )
-def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, text, package, extra):
+def test_a_missing_library_names_its_extra(monkeypatch, text, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=rf"needs the package '{package}'.*pip install \"pml-ext\[{extra}\]\""):
         named_trunk(text)
@@ -68,7 +68,7 @@ def images_of(text):
     return pretrained_images(table["name"], table)
 
 
-def test_a_pair_is_taken_in_the_space_of_its_texts(tmp_path, monkeypatch):
+def test_a_pair_projects_into_its_texts(tmp_path, monkeypatch):
     saved_pair(tmp_path / "a=pair")
     monkeypatch.chdir(tmp_path)
     wanted = {"name": f"hf/{tmp_path / 'a=pair'}", "weights": "DEFAULT", "pool": "projected"}
@@ -76,13 +76,13 @@ def test_a_pair_is_taken_in_the_space_of_its_texts(tmp_path, monkeypatch):
         assert named_trunk(text) == wanted
 
 
-def test_another_folder_of_transformers_has_its_own_pooling(tmp_path):
+def test_other_models_keep_their_own_pooling(tmp_path):
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
     transformers.Dinov2Model(transformers.Dinov2Config(**VISION)).save_pretrained(tmp_path)
     assert named_trunk(f"hf/{tmp_path}") == {"name": f"hf/{tmp_path}", "weights": "DEFAULT"}
 
 
-def test_a_file_of_timm_tells_its_architecture_and_images(tmp_path):
+def test_a_file_of_timm_has_its_configuration(tmp_path):
     timm = pytest.importorskip("timm", reason="the extra timm is not installed")
     from timm.models import save_for_hf
 
@@ -100,7 +100,7 @@ def test_a_file_of_timm_tells_its_architecture_and_images(tmp_path):
     assert torch.equal(trunk.conv1[0].weight, model.conv1[0].weight)
 
 
-def test_a_file_of_torchvision_tells_its_weights_by_its_name(tmp_path):
+def test_a_file_of_torchvision_is_known_by_name(tmp_path):
     file = tmp_path / "resnet50-11ad3fa6.pth"
     torch.save({}, file)
     found = named_trunk(str(file))
@@ -109,21 +109,21 @@ def test_a_file_of_torchvision_tells_its_weights_by_its_name(tmp_path):
     assert pretrained_images(found["name"], found).resize == second.resize_size[0] == 232
 
 
-def test_a_file_that_tells_nothing_is_asked_for_a_name(tmp_path):
+def test_a_file_without_architecture_needs_a_name(tmp_path):
     file = tmp_path / "mine.pth"
     torch.save({}, file)
-    with pytest.raises(ConfigError, match="weights alone do not tell their architecture; wanted its name before them"):
+    with pytest.raises(ConfigError, match="the architecture of these weights is unknown; type timm/NAME=FILE"):
         named_trunk(str(file))
     assert named_trunk(f"torchvision/resnet18={file}") == {"name": "torchvision/resnet18", "weights": str(file)}
     (tmp_path / "config.json").write_text(json.dumps({"something": "else"}))
-    with pytest.raises(ConfigError, match="found no model of timm or transformers"):
+    with pytest.raises(ConfigError, match="no model of timm or transformers"):
         named_trunk(str(tmp_path))
 
 
-def test_a_program_is_not_loaded(tmp_path):
+def test_programs_are_not_read_as_weights(tmp_path):
     program = tmp_path / "model.pt2"
     program.write_bytes(b"PK")
-    with pytest.raises(ConfigError, match="found a program, which is not loaded"):
+    with pytest.raises(ConfigError, match="a program, which is never run"):
         named_trunk(str(program))
     script = tmp_path / "script.pt"
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), script)

@@ -8,7 +8,7 @@ from pml_ext_train.networks import trunks as models
 from pml_ext_train.networks.network import Network, Normalization, Preprocessing
 
 
-def test_a_network_is_its_parts_and_its_preprocessing():
+def test_a_network_consists_of_its_parts():
     values = Normalization(mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.1])
     preprocessing = Preprocessing(image_size=8, channels=3, crop=True, normalize=values)
     trunk = models.convnet(3, 8, blocks=2, width=5)
@@ -24,7 +24,7 @@ def test_a_network_is_its_parts_and_its_preprocessing():
     assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing
 
 
-def test_a_network_without_embedder_gives_its_features():
+def test_without_embedder_features_are_the_embeddings():
     preprocessing = Preprocessing(image_size=8, channels=1, crop=False, normalize=None)
     trunk = models.convnet(1, 8, blocks=2, width=5)
     network = Network(preprocessing, trunk, 20, hidden_sizes=None).eval()
@@ -49,8 +49,8 @@ def test_images_are_resized_before_the_crop(settings, size):
     assert Preprocessing(image_size=224, channels=3, normalize=None, **settings).resized_to == size
 
 
-def test_wrong_preprocessing_is_refused():
+@pytest.mark.parametrize("wrong", [{"channels": 2}, {"image_size": 0}, {"crop": "yes"}, {"value_range": 128}])
+def test_preprocessing_with_wrong_values_is_refused(wrong):
     given = {"image_size": 8, "channels": 3, "crop": True, "normalize": None}
-    for wrong in ({"channels": 2}, {"image_size": 0}, {"crop": "yes"}, {"value_range": 128}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}\n"):
-            Preprocessing(**given | wrong)
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}\n"):
+        Preprocessing(**given | wrong)

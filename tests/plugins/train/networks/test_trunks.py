@@ -1,4 +1,4 @@
-"""Trunks: shapes, refusals, torchvision's models without their heads."""
+"""Trunks: shapes, errors, torchvision's models without their heads."""
 
 import pytest
 import torch
@@ -11,37 +11,36 @@ from pml_ext_train.networks import trunks as models
 from pml_ext_train.networks.pretrained import pretrained_images
 
 
-def test_convnet_and_mlp():
+def test_convnet_and_mlp_have_their_features():
     trunk = models.convnet(1, 28)
-    assert models.output_size(trunk, 1, 28) == 64
     assert [type(layer).__name__ for layer in trunk][:4] == ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
-    assert models.output_size(models.convnet(3, 8, blocks=2, width=5), 3, 8) == 5 * 2 * 2
-    assert models.output_size(models.mlp(1, 8, hidden_sizes=[12, 7]), 1, 8) == 7
-    with pytest.raises(ConfigError, match="4 blocks halve images of 8 pixels to nothing; blocks can be up to 3"):
-        models.convnet(1, 8)
-
-
-def test_output_size_keeps_the_mode_and_names_a_misfit():
-    trunk = models.convnet(1, 28)
-    trunk.train()
     before = trunk[1].running_mean.clone()
-    models.output_size(trunk, 1, 28)
+    assert models.output_size(trunk, 1, 28) == 64
     assert trunk.training
     assert torch.equal(trunk[1].running_mean, before)
-    with pytest.raises(ConfigError, match="refuses images of 3 x 28 x 28"):
+    assert models.output_size(models.convnet(3, 8, blocks=2, width=5), 3, 8) == 5 * 2 * 2
+    assert models.output_size(models.mlp(1, 8, hidden_sizes=[12, 7]), 1, 8) == 7
+    with pytest.raises(ConfigError, match="4 blocks halve images of 8 pixels to nothing; set blocks to at most 3"):
+        models.convnet(1, 8)
+    with pytest.raises(ConfigError, match="fails on images of 3 x 28 x 28"):
         models.output_size(trunk, 3, 28)
-    with pytest.raises(ConfigError, match=r"must give vectors, \[B, F\]; two images gave \(2, 1, 28, 28\)"):
-        models.output_size(nn.Identity(), 1, 28)
-    for function, text in (
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: x, r"must return vectors, \[B, F\]; two images gave \(2, 1, 28, 28\)"),
         (lambda x: x.flatten(1)[:1], r"two images gave \(1, 784\)"),
-        (lambda x: x.flatten(1).half(), r"must give float32 for float32 images; it gave torch\.float16"),
+        (lambda x: x.flatten(1).half(), r"must return float32 for float32 images, not torch\.float16"),
         (lambda x: x.add_(1).flatten(1), "changes its images in place"),
         (lambda x: [x], "two images gave list"),
-    ):
-        trunk = nn.Identity()
-        trunk.forward = function
-        with pytest.raises(ConfigError, match=rf"model.trunk \(torch.nn.modules.linear.Identity\).*{text}"):
-            models.output_size(trunk, 1, 28)
+    ],
+)
+def test_a_trunk_must_return_vectors(function, text):
+    trunk = nn.Identity()
+    trunk.forward = function
+    with pytest.raises(ConfigError, match=rf"model.trunk \(torch.nn.modules.linear.Identity\).*{text}"):
+        models.output_size(trunk, 1, 28)
 
 
 SIZES = {"resnet18": (64, 512), "mobilenet_v3_small": (64, 1024), "googlenet": (96, 1024), "inception_v3": (139, 2048)}
@@ -49,7 +48,7 @@ SIZES |= {"densenet121": (64, 1024), "swin_t": (64, 768)}  # of images, and of f
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_torchvision_models_lose_their_last_linear_layer(name):
+def test_torchvision_models_lose_their_last_layer(name):
     size, features = SIZES[name]
     trunk = registry.factory("trunk", f"torchvision/{name}")(3, size)
     assert models.output_size(trunk, 3, size) == features
@@ -57,15 +56,19 @@ def test_torchvision_models_lose_their_last_linear_layer(name):
     assert isinstance(trunk(torch.zeros(2, 3, size, size)), torch.Tensor)  # auxiliary heads are off
 
 
-def test_models_and_weights_that_are_refused():
-    text = "squeezenet1_0: its last module is AdaptiveAvgPool2d, no linear layer to take off"
+@pytest.mark.parametrize(
+    ("name", "weights", "text"),
+    [
+        ("squeezenet1_0", None, "squeezenet1_0: its last module is AdaptiveAvgPool2d, not a linear layer"),
+        ("resnet18", "BEST", "resnet18: no weights 'BEST'; known: DEFAULT, IMAGENET1K_V1"),
+    ],
+)
+def test_unsupported_models_and_weights_are_refused(name, weights, text):
     with pytest.raises(ConfigError, match=text):
-        models.torchvision_trunk("squeezenet1_0", 3, 64)
-    with pytest.raises(ConfigError, match="resnet18: no weights 'BEST'; known: DEFAULT, IMAGENET1K_V1"):
-        models.torchvision_trunk("resnet18", 3, 64, "BEST")
+        models.torchvision_trunk(name, 3, 64, weights)
 
 
-def test_weights_without_a_network_and_in_the_cache(monkeypatch, tmp_path):
+def test_weights_may_be_in_the_cache(monkeypatch, tmp_path):
     def fail(*_args, **_kwargs):
         raise OSError("no network")
 
@@ -81,7 +84,7 @@ def test_weights_without_a_network_and_in_the_cache(monkeypatch, tmp_path):
     assert (models.torchvision_trunk(name, 3, 64, "DEFAULT").conv1[0].weight == 0.125).all()
 
 
-def test_a_trunks_own_dropout_can_be_left_out(monkeypatch):
+def test_the_dropout_of_trunks_is_optional(monkeypatch):
     monkeypatch.setattr(
         torchvision.models, "get_model", lambda *_, **__: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 2))
     )
@@ -91,7 +94,7 @@ def test_a_trunks_own_dropout_can_be_left_out(monkeypatch):
         assert torch.equal(trunk(images), images.flatten(1)) is not dropout
 
 
-def test_normalization_of_pretrained_weights():
+def test_normalization_follows_the_pretrained_weights():
     name = "torchvision/resnet18"
     assert pretrained_images(name, {}) is None
     assert pretrained_images("convnet", {"weights": "DEFAULT"}) is None

@@ -12,11 +12,11 @@ def exact(queries, k):
     return torch.cdist(queries, POINTS).topk(k, largest=False).indices
 
 
-def test_exact_search_has_recall_1():
+def test_exact_search_has_full_recall():
     assert RecallSample(POINTS).recall_at_10(exact) == 1
 
 
-def test_every_second_answer_is_half_of_them():
+def test_half_of_the_answers_are_right():
     def search(queries, k):
         found = exact(queries, k)  # the first is the query itself
         found[:, 1::2] = -1

@@ -222,9 +222,9 @@ def test_weights_come_from_a_file(tmp_path):
     torch.save({name: value for name, value in state["trunk"].items() if name != "0.bias"} | {"x": torch.ones(1)}, file)
     for name, wanted in {
         "trunk.pth": r"does not fit the trunk: 1 missing \(0\.bias\); 1 unknown \(x\)",
-        "bad.pth": r"bad\.pth cannot be read as weights \(UnpicklingError\); wanted tensors alone",
-        "code.pth": r"code\.pth cannot be read as weights \(UnpicklingError\); wanted tensors alone",
-        "none.pth": r"no file .*none\.pth, nor in .*checkpoints",
+        "bad.pth": r"bad\.pth cannot be read as weights \(UnpicklingError\). Save only tensors",
+        "code.pth": r"code\.pth cannot be read as weights \(UnpicklingError\). Save only tensors",
+        "none.pth": r"none\.pth exists neither here nor in .*checkpoints",
     }.items():
         with pytest.raises(ConfigError, match=wanted):
             finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")

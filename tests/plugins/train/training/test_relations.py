@@ -53,7 +53,7 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path):
     after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
     assert {"recall_at_1", "ndcg_at_10", "map_at_r", "nmi"} <= after.keys()
     assert after["recall_at_1"] > 0.3  # two random sets share a label more often than not
-    with pytest.raises(DataError, match="data.relation=shared-label takes labels separated by"):
+    with pytest.raises(DataError, match="separate them by"):
         table(path=str(listed))
     known = table(path=str(listed), label_sets=True).train
     assert known.class_names == ["cat", "cat|dog", "cat|dog|owl", "dog", "owl"]
