@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,24 +51,19 @@ def size_of(cut: TrunkCut, images: int, views: int, others: int = 0) -> int:
     return (images * views + others) * cut.bytes_per_image
 
 
-def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callable[[str], None]) -> None:
-    """Report the size of the activations; ConfigError above the recipe's limit."""
+def check_size(cut: TrunkCut, images: int, views: int, others: int) -> str:
+    """Return a line about the size of the activations; ConfigError above the recipe's limit."""
     size = size_of(cut, images, views, others)
-    kept = f"the activations before {cut.table.until} take {in_units(size)}"
     each = f"{in_units(cut.bytes_per_image)} in {cut.table.precision}"
-    how = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
+    kept = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
     if others:
-        how += f", and {others:,} validation images"
+        kept += f", and {others:,} validation images"
     if size > cut.table.gigabytes * GIGABYTE:
-        ways = ["a later block", "fewer model.views"]
-        if cut.table.precision != "float16":
-            ways.append("model.freeze.precision = 'float16'")
-        ways.append(f"model.freeze.gigabytes = {math.ceil(size / GIGABYTE)}")
-        ways.append("model.freeze = ['NAME', ...], which trains from images")
         raise ConfigError(
-            f"model.freeze: {kept} ({how}), but the limit is {cut.table.gigabytes:g} GB; use {', or '.join(ways)}"
+            f"model.freeze: activations need {in_units(size)} ({kept}), above {cut.table.gigabytes:g} GB. Cut at a "
+            f"later block, use fewer model.views, or type --set model.freeze.gigabytes={math.ceil(size / GIGABYTE)}"
         )
-    tell(f"{kept} ({how})")
+    return f"the activations before {cut.table.until} need {in_units(size)} ({kept})"
 
 
 def in_units(size: float) -> str:

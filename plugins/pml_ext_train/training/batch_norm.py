@@ -37,10 +37,7 @@ class JoinedBatchNorm(nn.BatchNorm1d):
         variance = all_reduce(centered.square().sum(over)) / count  # type: ignore[no-untyped-call]
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
-            if self.momentum is not None:
-                factor = self.momentum
-            else:
-                factor = 1 / int(self.num_batches_tracked)
+            factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean.detach(), factor)
             self.running_var.lerp_(variance.detach() * count / (count - 1).clamp(min=1), factor)
         result: Tensor = centered * (variance + self.eps).rsqrt().view(shape)

@@ -93,18 +93,14 @@ def draw_for_all(
         of_tuples = [tuples.batch(numbers) for numbers in joined]
         joined = [batch.items for batch in of_tuples]
         indices = [batch.indices_tuple for batch in of_tuples]
-    _check_sizes(joined, num_processes(), views)
-    return epoch_batches(joined, seed, epoch, rank(), num_processes(), views), indices
-
-
-def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
-    """Raise TrainingError if a process would get no image of a batch."""
+    processes = num_processes()
     fewest = min(map(len, joined), default=processes) * views
     if fewest < processes:
         raise TrainingError(
             f"a batch of {fewest} images is too small for {processes} processes; set sampler.batch_size to "
             f"{processes} or more"
         )
+    return epoch_batches(joined, seed, epoch, rank(), processes, views), indices
 
 
 def with_indices(reading: Iterable[Batch], indices: Sequence[Indices] | None, device: torch.device) -> Iterator[Batch]:
@@ -125,14 +121,13 @@ def epoch_batches(
     processes or workers. The seeds of its views are consecutive, so they select different cached views.
     """
     generator = np.random.default_rng((seed, epoch))
-    seeds = generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist()
+    seeds = iter(generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist())
     batches = []
-    first = 0  # of the batch's seeds
     for images in joined:
         whole: list[Item] = []
-        for image, first_seed in zip(images, seeds[first : first + len(images)], strict=True):
+        for image in images:
+            first_seed = next(seeds)
             whole.extend((image, first_seed + view) for view in range(views))
-        first += len(images)
         batches.append(whole[share_of(len(whole), rank, processes)])
     return batches
 
@@ -199,10 +194,8 @@ def embed_batches(
     Modules are in evaluation mode for each batch and restored afterwards.
     """
     dataset = WorkerDataset(images, workers)
-    if batches is None:
-        loader = data_loader(dataset, workers, device, batch_size=batch_size)
-    else:
-        loader = data_loader(dataset, workers, device, batch_sampler=batches)
+    drawn: dict[str, Any] = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
+    loader = data_loader(dataset, workers, device, **drawn)
     with preserved_modes(trunk, embedder), dataset.naming_images():
         for batch, labels in loader:
             trunk.eval()

@@ -43,19 +43,14 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 def save_last(path: Path, state: Mapping[str, Any]) -> None:
     """Write ``last.pt``; an intact old one becomes ``previous.pt``."""
     if path.is_file():
-        _keep_as_previous(path)
+        folder = path.parent.parent
+        wanted = read_sums(folder).get(f"{path.parent.name}/{path.name}")
+        copy = functools.partial(shutil.copyfile, path)
+        with contextlib.suppress(DamagedError, DataError):  # a damaged one must not replace a good one
+            if wanted is None:
+                load(path)
+            replace_file(folder, f"{path.parent.name}/previous.pt", copy, expected=wanted)
     save(path, state)
-
-
-def _keep_as_previous(path: Path) -> None:
-    """Copy ``last.pt`` to ``previous.pt`` if its checksum is right or, without one, if it loads."""
-    folder = path.parent.parent
-    wanted = read_sums(folder).get(f"{path.parent.name}/{path.name}")
-    copy = functools.partial(shutil.copyfile, path)
-    with contextlib.suppress(DamagedError, DataError):  # a damaged one must not replace a good one
-        if wanted is None:
-            load(path)
-        replace_file(folder, f"{path.parent.name}/previous.pt", copy, expected=wanted)
 
 
 def load(
@@ -107,10 +102,7 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
         with contextlib.suppress(DataError):
             state = load(previous, device, of)
             reason = str(error).partition("; ")[0]
-            return (
-                state,
-                f"{reason}; the run resumes from the earlier checkpoint {previous} (epoch {state['epoch']})",
-            )
+            return state, f"{reason}; the run resumes from the earlier checkpoint {previous} (epoch {state['epoch']})"
         raise
 
 

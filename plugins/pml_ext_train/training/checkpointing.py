@@ -60,10 +60,7 @@ class Checkpointer:
 
     def unfinished_labels(self) -> NDArray[np.int64] | None:
         """Return the pseudo-labels of the unfinished epoch, or None."""
-        if self.unfinished is None:
-            return None
-        labels: NDArray[np.int64] | None = self.unfinished["pseudo_labels"]
-        return labels
+        return None if self.unfinished is None else self.unfinished["pseudo_labels"]
 
     def enter_epoch(self) -> None:
         """Restore the state within an unfinished epoch once its batches are drawn; start the clock."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,5 @@ def whitened(view: View, features: Mapping[str, Tensor], training: Tensor) -> di
 
 
 def _replace_embedder(view: View, layer: nn.Linear) -> None:
-    state: dict[str, Any] = layer.state_dict()
-    view.embedder.load_state_dict(state)
+    view.embedder.load_state_dict(layer.state_dict())
     view.changed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -44,12 +43,14 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
     from chance to always. ``labels`` may be listed pairs or triplets, whose chance is one half.
     """
     points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
-    similarity = _mean_similarity(points)
+    count = len(points)
+    if count < 2:
+        return None
+    similarity = float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
     if not similarity > COLLAPSED:  # NaN is not a collapse
         return None
     if isinstance(labels, ListedTuples):
         return similarity if _is_near_chance(points, labels) else None
-    count = len(points)
     classes = torch.as_tensor(labels).cpu()
     rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
     values = (points[rows] @ points.T).scatter_(1, rows[:, None], -torch.inf)
@@ -68,11 +69,3 @@ def _is_near_chance(points: Tensor, tuples: ListedTuples) -> bool:
         return True
     metrics = tuple_metrics(points, tuples)
     return metrics.get("triplet_accuracy", metrics.get("verification_roc_auc", 0.0)) < 0.75
-
-
-def _mean_similarity(points: Tensor) -> float:
-    """Return the mean cosine similarity of distinct unit vectors; NaN for fewer than two."""
-    count = len(points)
-    if count < 2:
-        return math.nan
-    return float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))

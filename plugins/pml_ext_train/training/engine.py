@@ -43,7 +43,7 @@ class Objective:
     miner: nn.Module | None = None  # called as miner(embeddings, labels) for the indices_tuple
     schedulers: Sequence[Any] = ()  # stepped at the end of every epoch
     recorded: Callable[[], Sequence[Any]] = field(default=tuple)  # values to record, once the loss is computed
-    warm_up: Callable[[], AbstractContextManager[None]] = nullcontext  # around each update, see training/warmup.py
+    warm_up: Callable[[], AbstractContextManager[None]] = nullcontext  # around each update, see WarmUp
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,7 @@ class Engine:
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parts = self._trained_parts()
         self._trainable = _trainable(trunk)  # when the parts were wrapped
-        self._scaler: torch.amp.GradScaler | None = None
-        if self.settings.precision == "float16":
-            self._scaler = torch.amp.GradScaler(device.type)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=self.settings.precision == "float16")
         self._overflows = 0  # consecutive skipped steps
 
     def _trained_parts(self) -> list[nn.Module]:
@@ -123,15 +121,13 @@ class Engine:
         """
         for module in (*self._parts, objective.loss):
             module.train()
+        kept = [*self.frozen]
         if self._freeze_batch_norm:
-            for module in self.networks["trunk"].modules():
-                if is_batch_norm(module):
-                    module.eval()
-        for module in self.frozen:
+            kept += filter(is_batch_norm, self.networks["trunk"].modules())
+        for module in kept:
             module.eval()
-        parameters: dict[str, nn.Parameter] = {}
-        for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss))):
-            parameters |= module.named_parameters(prefix=name)
+        modules = nn.ModuleDict(self.networks | {"loss": unwrapped(objective.loss)})
+        parameters = dict(modules.named_parameters())
         reads_ahead = self.device.type != "cpu"  # the next batch is read while the device works
         reading = iter(batches)
         batch = next(reading, None)
@@ -163,30 +159,19 @@ class Engine:
             indices_tuple = objective.miner(embeddings, batch.labels)
         loss = objective.loss(embeddings, batch.labels, indices_tuple)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = f"a {type(loss).__name__}"
-            if isinstance(loss, Tensor):
-                given = f"a tensor of shape {list(loss.shape)}"
+            given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise TrainingError(f"the loss gave {given} instead of one value; its reducer should give a mean or a sum")
         if not loss.requires_grad:
             raise TrainingError("the loss does not depend on any trained parameter, so nothing can be learned")
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
-        self._check_that_the_trunk_learns()
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), embeddings.detach()
 
-    def _check_that_the_trunk_learns(self) -> None:
+    def _check_that_the_trunk_learns(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Raise TrainingError if no trainable parameter of the trunk has a gradient."""
-        trunk = self.networks["trunk"]
-        is_trained = False
-        for parameter in trunk.parameters():
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is not None:  # mostly the first, so that a step does not look at all of them
-                return
-            is_trained = True
-        if is_trained:
+        trunk = [value for name, value in parameters.items() if name.startswith("trunk.") and value.requires_grad]
+        if trunk and all(parameter.grad is None for parameter in trunk):
             raise TrainingError(
-                f"no parameter of the trunk {type(trunk).__name__} has a gradient; look for detach(), "
+                f"no parameter of the trunk {type(self.networks['trunk']).__name__} has a gradient; look for detach(), "
                 "torch.no_grad() and .data in it, or freeze it: --set model.freeze=trunk"
             )
 
@@ -194,10 +179,10 @@ class Engine:
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
         """Take a step with the computed gradients, or skip it if a value is not finite."""
+        self._check_that_the_trunk_learns(parameters)
         optimizers = objective.optimizers.values()
-        if self._scaler is not None:
-            for optimizer in optimizers:
-                self._scaler.unscale_(optimizer)
+        for optimizer in optimizers:
+            self._scaler.unscale_(optimizer)
         gradients: dict[str, Tensor] = {
             f"gradient of {name}": stored_values(parameter.grad)
             for name, parameter in parameters.items()
@@ -216,8 +201,7 @@ class Engine:
             self._step(optimizers)
         else:
             self._skip(nonfinite)
-        if self._scaler is not None:
-            self._scaler.update()
+        self._scaler.update()
         return Step(value, embeddings, recorded, skipped=nonfinite is not None)
 
     def _step(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -230,12 +214,12 @@ class Engine:
 
     def _skip(self, nonfinite: NonFinite) -> None:
         """Skip the step after an overflow in float16 or with ``skip_nonfinite``; otherwise raise."""
-        name, value = nonfinite
+        text = f"the {nonfinite.name} became {nonfinite.value}"
         self._overflows += 1
-        if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
-            raise NotFiniteError(f"the {name} became {value}")
+        if not self._skips and (not self._scaler.is_enabled() or nonfinite.name in ("embeddings", "loss")):
+            raise NotFiniteError(text)
         if self._overflows > MOST_SKIPPED:
-            text = f"the {name} became {value} in {self._overflows} iterations in a row"
+            text += f" in {self._overflows} iterations in a row"
             if not self._skips:
                 text += "; set engine.precision = 'bfloat16', which has a wider range than float16"
             raise NotFiniteError(text)
@@ -252,11 +236,10 @@ class Engine:
         for name, module in loss.named_modules():
             if hasattr(module, "snapshot"):
                 undo_queues[name] = module.snapshot(entering)
-        parameters = {name for name, _ in loss.named_parameters()}
+        kept_elsewhere = {name for name, _ in loss.named_parameters()}
         state = {}
         for name, value in loss.state_dict().items():
-            owner = name.rpartition(".")[0]
-            if name not in parameters and owner not in undo_queues:
+            if name not in kept_elsewhere and name.rpartition(".")[0] not in undo_queues:
                 state[name] = copy.deepcopy(value)
 
         def undo() -> None:
@@ -270,13 +253,11 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale of float16 and the number of consecutive skipped steps."""
-        scaler = {} if self._scaler is None else self._scaler.state_dict()
-        return {"scaler": scaler, "overflows": self._overflows}
+        return {"scaler": self._scaler.state_dict(), "overflows": self._overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of an engine with the same precision."""
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state["scaler"])
+        self._scaler.load_state_dict(state["scaler"])
         self._overflows = state["overflows"]
 
 
@@ -335,16 +316,12 @@ def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -
 
     A running variance may be infinite (it divides), and other buffers may be by design, for example masks.
     """
-    parameters = dict[str, Tensor]()
-    buffers = dict[str, Tensor]()
-    for group, module in {**networks, "loss": loss}.items():
-        for name, parameter in module.named_parameters():
-            parameters[f"weight {group}.{name}"] = parameter
-        if group == "loss":
-            continue
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_mean"):
-                buffers[f"{group}.{name}"] = buffer
-            elif buffer.is_floating_point():
-                buffers[f"{group}.{name}"] = buffer.nan_to_num(math.nan, 0.0, 0.0)
+    modules = nn.ModuleDict({**networks, "loss": loss})
+    parameters = {f"weight {name}": parameter for name, parameter in modules.named_parameters()}
+    buffers: dict[str, Tensor] = {}
+    for name, buffer in nn.ModuleDict(networks).named_buffers():
+        if name.endswith("running_mean"):
+            buffers[name] = buffer
+        elif buffer.is_floating_point():
+            buffers[name] = buffer.nan_to_num(math.nan, 0.0, 0.0)
     return first_nonfinite(parameters) or first_nonfinite(buffers)

@@ -28,10 +28,9 @@ from pml_ext.distributed.processes import gather_objects, share_of
 from pml_ext.errors import ConfigError, DataError, UnwritableError, one_line
 
 from ..data import LabeledImages, cache_folder
-from ..files.stat import FileStat
+from ..files import FileStat, locked_folder
 from .batches import embed_batches
-from .feature_keys import file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest
-from .feature_store import FeatureStore, Vectors
+from .feature_store import FeatureStore, Vectors, file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest
 
 _PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
 
@@ -140,7 +139,7 @@ class FeatureCache:
     def _features_of(
         self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None = None
     ) -> Features:
-        with self.store.locked() if rank() == 0 else contextlib.nullcontext():
+        with locked_folder(self.store.folder) if rank() == 0 else contextlib.nullcontext():
             numbers = self._numbers(images, keys, remainder)
             vectors = torch.from_numpy(self.store.vectors())
         return Features(vectors, torch.tensor([numbers[key] for key in keys]), self._shape)
@@ -183,18 +182,19 @@ class FeatureCache:
 
         Take ``stats`` before reading the files, so that a file replaced meanwhile is read again.
         """
-        rows = features.float().cpu().numpy()
-        finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
-        if finite:
-            keys = [key_of(file_bytes(paths[place])) for place in finite]
-            self.store.append(keys, [stats[place] for place in finite], rows[finite])
+        keys = [key_of(file_bytes(path)) for path in paths]
+        self._append_finite(keys, stats, features)
 
     def add(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write features ``[B, F]`` from another pass, if all are finite and the store is writable."""
+        """Write the finite features ``[B, F]`` of another pass, if the store is writable."""
+        with contextlib.suppress(UnwritableError):
+            self._append_finite(keys, stats, features)
+
+    def _append_finite(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
         rows = self._rows(features)
-        if np.isfinite(rows).all():
-            with contextlib.suppress(UnwritableError):
-                self.store.append(keys, stats, rows)
+        finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
+        if finite:
+            self.store.append([keys[place] for place in finite], [stats[place] for place in finite], rows[finite])
 
     def _rows(self, features: Tensor) -> Vectors:
         rows: Vectors = features.float().flatten(1).cpu().numpy()
@@ -211,8 +211,6 @@ class FeatureCache:
     ) -> dict[bytes, int]:
         """Compute and write features batch by batch; return their row numbers."""
         numbers: dict[bytes, int] = {}
-        if not indices:
-            return numbers
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
         seeded = [[(index, seed_of(keys[index])) for index in batch] for batch in batches]
         rest = nn.Identity() if remainder is None else remainder.module
@@ -267,10 +265,7 @@ def _temporary_folder(name: str) -> Path:
 
 def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int]:
     """Return the first place of each missing key: equal images share a feature."""
-    seen = set(found)
-    places = []
+    places: dict[bytes, int] = {}
     for place, key in enumerate(keys):
-        if key not in seen:
-            seen.add(key)
-            places.append(place)
-    return places
+        places.setdefault(key, place)
+    return [place for key, place in places.items() if key not in found]

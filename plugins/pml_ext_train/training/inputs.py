@@ -74,7 +74,8 @@ class Inputs:
         if cut is None:
             return view.embeddings(split, "trunk")
         kept = view.kept.activations(cut, split)
-        passes = with_features(view.batches_of_labels(split), kept, cut.rest, torch.nn.Identity())
+        labels = view.batches_of_labels(split, view.batch_size)
+        passes = with_features(labels, kept, cut.rest, torch.nn.Identity())
         return torch.cat([each.features.float() for each in passes])
 
     def close(self) -> None:
@@ -105,8 +106,9 @@ class Inputs:
     def _compute_activations(self, cut: TrunkCut) -> None:
         """Compute the activations before a cut; ConfigError if they need too much space."""
         validated = len(self._view.images("validation")) if "validation" in self._view.splits else 0
-        tell = self._view.tell if self._view.rank == 0 else _no_line
-        check_size(cut, len(self._view.data.training_images), len(self._views()), validated, tell)
+        kept = check_size(cut, len(self._view.data.training_images), len(self._views()), validated)
+        if self._view.rank == 0:
+            self._view.tell(kept)
         for view in self._views():
             if view == 0:
                 self._view.kept.compute_both(cut, "train")
@@ -114,6 +116,3 @@ class Inputs:
                 self._view.kept.activations(cut, "train", view)
         if validated:
             self._view.kept.activations(cut, "validation")
-
-
-def _no_line(text: str) -> None: ...

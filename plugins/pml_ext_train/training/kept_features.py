@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pml_ext.distributed import num_processes
 
-from ..data import LabeledImages
 from .activations import DTYPES, Precision, TrunkCut
 from .features import FeatureCache, Features, Remainder
 from .run_context import Built
-
-
-class _Key(NamedTuple):
-    cut: TrunkCut | None
-    split: str
-    view: int
-    precision: Precision | None  # of activations before a cut
 
 
 class KeptFeatures:
@@ -30,9 +22,8 @@ class KeptFeatures:
         self._built = built
         self._batch_size = batch_size
         self._tell = tell
-        self._features: dict[_Key, Features] = {}
-        # of a cut and its precision, of plain images or (True) augmented ones
-        self._caches: dict[tuple[TrunkCut | None, Precision | None, bool], FeatureCache] = {}
+        self._features: dict[tuple[Any, ...], Features] = {}
+        self._caches: dict[tuple[Any, ...], FeatureCache] = {}
 
     def features(self, split: str, view: int = 0) -> Features:
         """Return the frozen trunk's features of a split; views above 0 are augmented.
@@ -68,21 +59,16 @@ class KeptFeatures:
         precision: Precision | None = None,
         remainder: Remainder | None = None,
     ) -> Features:
-        key = _Key(cut, split, view, precision)
+        key = (cut, split, view, precision)
         if key not in self._features:
             data = self._built.data
             images = data.training_images if view else data.images(split)
-            cache = self._cache_for(cut, precision, images, is_augmented=bool(view))
-            self._features[key] = cache.of(images, view, remainder)
+            augmentation = repr(images.transform) if view else ""
+            shared = (cut, precision, augmentation)
+            if shared not in self._caches:
+                self._caches[shared] = self._new_cache(*shared)
+            self._features[key] = self._caches[shared].of(images, view, remainder)
         return self._features[key]
-
-    def _cache_for(
-        self, cut: TrunkCut | None, precision: Precision | None, images: LabeledImages, is_augmented: bool
-    ) -> FeatureCache:
-        key = (cut, precision, is_augmented)
-        if key not in self._caches:
-            self._caches[key] = self._new_cache(cut, precision, repr(images.transform) if is_augmented else "")
-        return self._caches[key]
 
     def _new_cache(self, cut: TrunkCut | None, precision: Precision | None, augmentation: str) -> FeatureCache:
         built = self._built

@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import threading
 import time
@@ -105,11 +104,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         read = []
         try:
             for item in items:
-                if isinstance(item, tuple):
-                    index, seed = item
-                else:
-                    index = item
-                    seed = None
+                index, seed = item if isinstance(item, tuple) else (item, None)
                 if worker is not None:
                     self.reading[worker.id, 1] = index
                 if seed is not None:
@@ -148,30 +143,24 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
-            processes = {int(number) for number in re.findall(r"\d+", str(error))}
-            raise self._worker_died(processes, error) from error
+            raise self._worker_died(self._ended_workers(), error) from error
 
     def _ended_workers(self) -> set[int]:
         """Return the ids of workers that have ended, waiting up to five seconds."""
         started = {process for process, _ in self.reading.tolist() if process >= 0}
-        ended = set[int]()
-        for _ in range(50):
+        deadline = time.monotonic() + 5
+        while True:
             ended = started - {child.pid for child in multiprocessing.active_children()}
-            if ended:
-                break
+            if ended or not started or time.monotonic() > deadline:
+                return ended
             time.sleep(0.1)
-        return ended
 
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
         images = [self._name(image) for process, image in self.reading.tolist() if process in dead and image >= 0]
+        text = "before it read an image"
+        remedy = "Move the script's code below 'if __name__ == \"__main__\":', or set data.workers = 0"
         if images:
             text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; otherwise repair or remove the file"
-        else:
-            text = "before it read an image"
-            remedy = (
-                "Each worker imports the script again: move its code below 'if __name__ == \"__main__\":', "
-                "or set data.workers = 0"
-            )
-        reason = str(error) or type(error).__name__
-        return DataError(f"a data-loader worker died {text} ({shortened(reason, 200)}). {remedy}")
+        reason = shortened(str(error) or type(error).__name__, 80)
+        return DataError(f"a data-loader worker died {text} ({reason}). {remedy}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -10,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from pml_ext import registry
 from pml_ext.distributed import from_rank_0, wait_for_all_ranks
 from pml_ext.errors import StoppedError
 
-from ..records import NETWORK, REPORT, Records, import_tracker, write_run_json
+from ..recipe import flat
+from ..records import NETWORK, REPORT, Records, build_tracker, import_tracker, write_run_json
 from . import signals
 from .checkpointing import Checkpointer
 from .checks import check_validation, warn_of_small_batches
 from .collapse import warn_of_collapse
 from .devices import deterministic_algorithms
-from .epoch import begin_epoch
+from .epoch import begin_epoch, check_weights, stopping_for_nonfinite
 from .initial_weights import initialize_weights
 from .listener import forward_warnings
-from .outcome import check_weights, stopping_for_nonfinite
 from .pseudo_labels import relabel
-from .recording import open_records
 from .run import Run
 from .validation import test_before, validate
 from .zero_loss import check_zero_loss, warn_of_zero_loss
@@ -112,6 +113,31 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     return checkpointer
 
 
+def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
+    """Return the records and trackers of a run, continued after the last checkpoint; None unless rank 0.
+
+    ``finished_iterations`` counts the completed iterations of an unfinished epoch.
+    """
+    if run.rank > 0:
+        return None
+    iteration = run.stages.iterations_until(run.epoch) + finished_iterations
+    settings = flat(run.recipe.as_dict())
+    trackers = []
+    for table in run.recipe.track:
+        factory = functools.partial(build_tracker, table, run.folder, settings, iteration, run.epoch)
+        trackers.append((_title(table.name), factory))
+    return Records(run.folder, iteration, run.epoch, run.warn, trackers)
+
+
+def _title(name: str) -> str:
+    """Return a tracker's name, with its plugin unless this distribution ships it."""
+    plugin, _ = registry.find("tracker", name)
+    record = registry.record_of(plugin)
+    if record is None or record.shipped:
+        return name
+    return f"{name} of the plugin {plugin!r}"
+
+
 # An epoch
 
 
@@ -165,6 +191,5 @@ def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, s
     if stage.last < run.epochs:
         time_left += f" of stage {run.stages.index(stage) + 1}"
     rate = iterations * stage.batch_size / seconds
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    mean = np.mean(finite or [math.nan])
+    mean = np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan])
     run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.data.unit}/s, {time_left}")

@@ -1,8 +1,10 @@
-"""Optimizers of networks and losses, and their learning rate schedules."""
+"""Optimizers of networks and losses, their learning rate schedules, and the warm-up."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,14 +17,12 @@ def build_loss_optimizer(
     recipe: Recipe, prefix: str, table: LossTable, loss: nn.Module, first: int
 ) -> tuple[torch.optim.Optimizer | None, Any]:
     """Return the optimizer of a loss's own parameters and its schedule, or None for each."""
-    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
-    optimizer_table = own_optimizer(recipe.optimizer, table)
+    parameters = _trained(loss)
     if not parameters:
         return None, None
-    optimizer = build_optimizer(optimizer_table, parameters, key=f"{prefix}loss.optimizer")
-    if not optimizer_table.scheduled:
-        return optimizer, None
-    return optimizer, _scheduler(optimizer, recipe.schedule, first)
+    own = own_optimizer(recipe.optimizer, table)
+    optimizer = build_optimizer(own, parameters, key=f"{prefix}loss.optimizer")
+    return optimizer, _scheduler(optimizer, recipe.schedule, first) if own.scheduled else None
 
 
 def build_optimizers(
@@ -30,19 +30,17 @@ def build_optimizers(
 ) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
     """Return the optimizers of trunk and embedder, if trained, and their schedules."""
     table = recipe.optimizer
-    lr_factors = {"trunk": 1.0, "embedder": table.head_lr_factor}
     optimizers: dict[str, torch.optim.Optimizer] = {}
-    schedules: dict[str, Any] = {}
-    for part, network in (("trunk", trunk), ("embedder", embedder)):
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        if not parameters:
-            continue
-        name = f"{part}_optimizer"
-        optimizers[name] = build_optimizer(table, parameters, lr_factors[part])
-        schedule = _scheduler(optimizers[name], recipe.schedule)
-        if schedule is not None:
-            schedules[name] = schedule
-    return optimizers, schedules
+    for part, network, lr_factor in (("trunk", trunk, 1.0), ("embedder", embedder, table.head_lr_factor)):
+        parameters = _trained(network)
+        if parameters:
+            optimizers[f"{part}_optimizer"] = build_optimizer(table, parameters, lr_factor)
+    schedules = {name: _scheduler(optimizer, recipe.schedule) for name, optimizer in optimizers.items()}
+    return optimizers, {name: schedule for name, schedule in schedules.items() if schedule is not None}
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
@@ -65,3 +63,53 @@ def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs
     share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2
     for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
         group["lr"] = base * share * factor
+
+
+def warmup_factor(epochs: float, epoch: int, iteration: int, iterations: int) -> float:
+    r"""Return the factor of the learning rate in iteration i of I in epoch e, both from 1.
+
+    .. math:: \min(1, (e - 1 + i / I) / W)
+
+    ``epochs`` is W, above 0. The last iteration of the warm-up has factor 1.
+    """
+    return min(1.0, (epoch - 1 + iteration / iterations) / epochs)
+
+
+class WarmUp:
+    """Factors of the learning rates of some optimizers during an epoch.
+
+    They apply only within an iteration, so schedules, stages and checkpoints do not depend on them.
+
+    Args:
+        epochs: length of the warm-up; may be a fraction.
+        epoch: the epoch of the run, from 1.
+        iterations: iterations of the epoch.
+        finished: iterations that a resumed run has completed.
+        optimizers: the optimizers to warm up.
+    """
+
+    def __init__(
+        self, epochs: float, epoch: int, iterations: int, finished: int, optimizers: Iterable[torch.optim.Optimizer]
+    ) -> None:
+        self._epochs = epochs
+        self._epoch = epoch
+        self._iterations = iterations
+        self._finished = finished
+        self._optimizers = list(optimizers)
+
+    @contextmanager
+    def next_iteration(self) -> Iterator[None]:
+        """Multiply the learning rates of the next iteration within the context."""
+        self._finished += 1
+        factor = warmup_factor(self._epochs, self._epoch, self._finished, self._iterations)
+        groups: list[dict[str, Any]] = []  # looked up in each iteration, since loading a checkpoint replaces them
+        for optimizer in self._optimizers:
+            groups += optimizer.param_groups
+        scheduled = [group["lr"] for group in groups]
+        try:
+            for group in groups:
+                group["lr"] *= factor
+            yield
+        finally:
+            for group, rate in zip(groups, scheduled, strict=True):
+                group["lr"] = rate

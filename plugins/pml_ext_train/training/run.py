@@ -20,13 +20,12 @@ from ..records.history import RunHistory
 from .engine import Engine, Objective
 from .inputs import Inputs
 from .listener import Listener, Silence
-from .optimizers import build_optimizers
+from .optimizers import WarmUp, build_optimizers
 from .recorded_values import RecordedValues
 from .run_context import build
 from .samplers import with_instances
 from .stages import Stage, build_stages
 from .view import View
-from .warmup import WarmUp
 
 OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, embedding or gradient
 
@@ -97,9 +96,12 @@ class Run(View):
         ``finished`` counts the iterations of the epoch before a run was resumed.
         """
         optimizers = dict(self.optimizers)
-        schedulers = list(self.schedules.values())
+        warmed = [*self.optimizers.values()]
         if stage.optimizer is not None:
             optimizers["metric_loss_optimizer"] = stage.optimizer
+            if own_optimizer(self.recipe.optimizer, stage.table.loss).scheduled:
+                warmed.append(stage.optimizer)
+        schedulers = [*self.schedules.values()]
         if stage.scheduler is not None:
             schedulers.append(stage.scheduler)
         values = RecordedValues(stage.loss, stage.miner, optimizers)
@@ -107,22 +109,22 @@ class Run(View):
         if recorded:
             objective.recorded = values.values
         if self.recipe.schedule.warmup:
-            objective.warm_up = self._warm_up(stage, finished).next_iteration
+            warm_up = WarmUp(self.recipe.schedule.warmup, self.epoch, stage.iterations, finished, warmed)
+            objective.warm_up = warm_up.next_iteration
         return objective, values
-
-    def _warm_up(self, stage: Stage, finished: int) -> WarmUp:
-        """Return the warm-up of the networks and of scheduled loss parameters."""
-        warmed = list(self.optimizers.values())
-        if stage.optimizer is not None and own_optimizer(self.recipe.optimizer, stage.table.loss).scheduled:
-            warmed.append(stage.optimizer)
-        return WarmUp(self.recipe.schedule.warmup, self.epoch, stage.iterations, finished, warmed)
 
     def enter_stage(self, stage: Stage) -> None:
         """Set the learning rates, frozen parts and trained part of the trunk for a stage."""
         if self.epoch == stage.first:
             self._set_learning_rates(stage)
-        self._freeze_parts(stage)
-        self._cut_trunk(stage)
+        model = self.recipe.model
+        if model.lora is None:  # otherwise peft has frozen the trunk
+            patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
+            self.engine.frozen = freeze(self.trunk, patterns)
+        self.cut = self.inputs.cut_of(stage)
+        if self.cut is not None:
+            self.cut.stem.requires_grad_(False)
+            self.engine.frozen = [*self.engine.frozen, self.cut.stem]
         if not self.frozen:
             self.engine.use_trunk(self.inputs.trained_trunk(stage))
 
@@ -131,20 +133,6 @@ class Run(View):
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] *= stage.table.lr_factor / before
-
-    def _freeze_parts(self, stage: Stage) -> None:
-        """Freeze the parts of the trunk that recipe and stage name; with LoRA, peft has frozen it."""
-        model = self.recipe.model
-        if model.lora is None:
-            patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
-            self.engine.frozen = freeze(self.trunk, patterns)
-
-    def _cut_trunk(self, stage: Stage) -> None:
-        """Freeze the trunk before a stage's cut; validation images pass through the rest."""
-        self.cut = self.inputs.cut_of(stage)
-        if self.cut is not None:
-            self.cut.stem.requires_grad_(False)
-            self.engine.frozen = [*self.engine.frozen, self.cut.stem]
 
     def call_after_step(self, parts: Iterable[Any], indices: torch.Tensor, embeddings: torch.Tensor) -> None:
         """Call ``after_step`` with the indices and embeddings of a batch over all processes.
@@ -155,10 +143,8 @@ class Run(View):
         if self.processes > 1:
             seen = join({"indices": indices.cpu(), "embeddings": embeddings.cpu()})
         views = self.recipe.data.views
-        if views > 1:
-            seen = {name: rows[::views] for name, rows in seen.items()}
         for part in parts:
-            self.call(part, "after_step", seen["indices"], seen["embeddings"])
+            self.call(part, "after_step", seen["indices"][::views], seen["embeddings"][::views])
 
     def call_parts(self, method: str) -> None:
         """Call a method of every component that has it, with the run as argument."""

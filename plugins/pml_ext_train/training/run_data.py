@@ -108,17 +108,12 @@ class RunData:
             return
         changes = []
         for name in {**before, **self.listing}:
-            old = before.get(name)
-            new = self.listing.get(name)
-            if old == new:
-                continue
-            old_text = _counted_listing(old)
-            new_text = _counted_listing(new)
-            if old_text == new_text:
-                others = "vectors" if self.has_vectors else "files"
-                changes.append(f"{name} has other {others} or labels")
-            else:
-                changes.append(f"{name} had {old_text}, now {new_text}")
+            old = _counted_listing(before.get(name))
+            new = _counted_listing(self.listing.get(name))
+            if old != new:
+                changes.append(f"{name} had {old}, now {new}")
+            elif before[name] != self.listing[name]:
+                changes.append(f"{name} has other {'vectors' if self.has_vectors else 'files'} or labels")
         raise DataError(
             f"{folder}: the {self.noun} have changed since the run began: {'; '.join(changes)}. Restore "
             "them, give their folder with --data, or begin a new run with another --out"
@@ -145,17 +140,18 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
             if recipe.evaluation.select_on == "split":
                 splits["validation"] = given.validation
             else:
-                advice = (
-                    "to choose the epoch by them, type --set evaluation.select=map_at_r --set "
-                    "evaluation.select_on=split"
+                unused = (
+                    f"the {len(given.validation)} validation images of {recipe.data.name} are not used; to choose the "
+                    "epoch by them, type --set evaluation.select=map_at_r --set evaluation.select_on=split"
                 )
-                unused = f"the {len(given.validation)} validation images of {recipe.data.name} are not used; {advice}"
                 note = "; ".join(filter(None, [note, unused]))
-        preprocessing, pipeline = _preprocessing(recipe, given)
+        preprocessing: Preprocessing | VectorInput
         unreadable: dict[str, dict[str, str]] = {}
         augmented = None
-        if pipeline is not None:
-            assert isinstance(preprocessing, Preprocessing)
+        if recipe.model.takes_vectors:
+            preprocessing = vector_input_of(recipe, given)
+        else:
+            preprocessing, pipeline = preprocessing_of(recipe, given)
             augmented = _transform(recipe, splits, preprocessing, pipeline, unreadable, tell)
         listing = {name: listing_of(images) for name, images in splits.items()}
     tested_training = _divide_training_images(recipe, splits, seed)
@@ -174,13 +170,6 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
     if "nearest-class-mean" in recipe.evaluation.protocols:
         _check_class_means(data)
     return data
-
-
-def _preprocessing(recipe: Recipe, given: DataSplits) -> tuple[Preprocessing | VectorInput, Pipeline | None]:
-    """Return the preprocessing, and the pipeline of training images (None for vectors)."""
-    if recipe.model.takes_vectors:
-        return vector_input_of(recipe, given), None
-    return preprocessing_of(recipe, given)
 
 
 def _transform(
@@ -242,12 +231,9 @@ def _check_class_means(data: RunData) -> None:
     """Raise DataError if a tested image has no other image of its class to compare with."""
     labels = data.splits[data.queries].labels
     gallery = data.splits[data.gallery_of(data.queries)]
-    if data.queries == "query":
-        without_mean = np.setdiff1d(labels, gallery.labels)
-    elif classes_of_two(labels) == 0:
+    without_mean = np.setdiff1d(labels, gallery.labels)
+    if data.queries == "test" and classes_of_two(labels) == 0:
         without_mean = np.unique(labels)
-    else:
-        without_mean = labels[:0]
     if len(without_mean):
         name = gallery.class_names[without_mean[0]]
         raise DataError(

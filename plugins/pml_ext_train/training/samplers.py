@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from pml_ext import pml, registry
 from pml_ext.errors import ConfigError, PmlExtError, RecipeWarning, shortened
-from pml_ext.pairwise import ListedTuples
 from pml_ext.registry import BuildContext
 from pml_ext.samplers import TupleSampler
 
@@ -26,11 +25,18 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
 
     For listed pairs or triplets, ``batch_size`` counts tuples.
     """
-    if images.tuples is not None:
-        return _sampler_of_tuples(table, images.tuples, seed)
-    iterations = table.iterations or max(1, len(images) // table.batch_size)
-    if table.name == SHUFFLE:
-        return _shuffled(table, images, iterations), iterations
+    items = images if images.tuples is None else images.tuples
+    iterations = table.iterations or max(1, len(items) // table.batch_size)
+    if images.tuples is not None or table.name == SHUFFLE:
+        if iterations * table.batch_size > len(items):
+            noun = "images" if images.tuples is None else images.tuples.kind
+            raise ConfigError(
+                f"sampler: {iterations} batches of {table.batch_size} need more than the {len(items)} training {noun}; "
+                "make batch_size or iterations smaller"
+            )
+        if images.tuples is not None:
+            return TupleSampler(images.tuples, table.batch_size, seed), iterations
+        return torch.utils.data.RandomSampler(range(len(images))), iterations
     classes = len(np.unique(images.labels))
     try:
         pml.check_sampler(registry.get(table.name, "sampler").cls, table.settings, table.batch_size, classes)
@@ -56,8 +62,10 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     if not isinstance(sampler, torch.utils.data.BatchSampler):
         batches //= table.batch_size
     if batches < (table.iterations or 1):
-        text = f"a pass of {table.name} gives {batches} batches of {table.batch_size}; make iterations smaller"
-        raise ConfigError(f"sampler: iterations = {table.iterations or 1}, but {text}, or batch_size")
+        raise ConfigError(
+            f"sampler: iterations = {table.iterations or 1}, but a pass of {table.name} gives {batches} batches of "
+            f"{table.batch_size}; make iterations smaller, or batch_size"
+        )
     return sampler, table.iterations or batches
 
 
@@ -76,25 +84,6 @@ def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
         stacklevel=2,
     )
     return table.model_copy(update={"batch_size": most})
-
-
-def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:
-    if iterations * table.batch_size > len(images):
-        raise ConfigError(
-            f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training images; "
-            "make batch_size or iterations smaller"
-        )
-    return torch.utils.data.RandomSampler(range(len(images)))
-
-
-def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> tuple[TupleSampler, int]:
-    iterations = table.iterations or max(1, len(tuples) // table.batch_size)
-    if iterations * table.batch_size > len(tuples):
-        raise ConfigError(
-            f"sampler: {iterations} batches of {table.batch_size} need more than the {len(tuples)} training "
-            f"{tuples.kind}; make batch_size or iterations smaller"
-        )
-    return TupleSampler(tuples, table.batch_size, seed), iterations
 
 
 def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:

@@ -47,13 +47,12 @@ class Stage:
 
     def parts(self) -> list[Any]:
         """Return the modules of the loss and the miner, and the sampler, whose hooks the run calls."""
-        parts: list[Any] = list(self.loss.modules())
-        if self.miner is not None:
-            parts.extend(self.miner.modules())
-        if isinstance(self.sampler, nn.Module):
-            parts.extend(self.sampler.modules())
-        else:
-            parts.append(self.sampler)
+        parts: list[Any] = []
+        for part in (self.loss, self.miner, self.sampler):
+            if isinstance(part, nn.Module):
+                parts += part.modules()
+            elif part is not None:
+                parts.append(part)
         return parts
 
     def parts_with(self, method: str) -> list[Any]:
@@ -70,18 +69,13 @@ class Stages(list[Stage]):
 
     def iterations_until(self, epoch: int) -> int:
         """Return the number of iterations up to the end of an epoch."""
-        total = 0
-        for stage in self:
-            epochs = max(0, min(epoch, stage.last) - stage.first + 1)
-            total += stage.iterations * epochs
-        return total
+        return sum(stage.iterations * max(0, min(epoch, stage.last) - stage.first + 1) for stage in self)
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
         parts: dict[int, Any] = {}
         for stage in self:
-            for part in stage.parts():
-                parts[id(part)] = part
+            parts |= {id(part): part for part in stage.parts()}
         return list(parts.values())
 
 

@@ -9,24 +9,28 @@ from typing import Any
 from pml_ext.errors import ConfigError
 from pml_ext.serialization import sampler_state, set_sampler_state
 
+from ..recipe import load_recipe
 from ..records.history import RunHistory
+from ..records.run_folder import RECIPE
 from . import checkpoint
 from .optimizers import extend_schedule
 from .run import Run
+from .run_context import build
 from .view import View
 
 
 def model_state(run: Run, trunk: bool = True) -> dict[str, Any]:
     """Return the weights of the networks and of all stages' losses."""
     losses = [stage.loss.state_dict() for stage in run.stages]
-    state: dict[str, Any] = {}
-    if trunk:
-        state["trunk"] = run.trunk.state_dict()
-    state["embedder"] = run.embedder.state_dict()
-    state["loss"] = losses[-1]
-    state["earlier_losses"] = losses[:-1]
-    state["epoch"] = run.epoch
-    return state | _origin(run)
+    trunk_state = {"trunk": run.trunk.state_dict()} if trunk else {}
+    return {
+        **trunk_state,
+        "embedder": run.embedder.state_dict(),
+        "loss": losses[-1],
+        "earlier_losses": losses[:-1],
+        "epoch": run.epoch,
+        **_origin(run),
+    }
 
 
 def load_networks(view: View, name: str) -> dict[str, Any]:
@@ -42,6 +46,17 @@ def load_networks(view: View, name: str) -> dict[str, Any]:
     return state
 
 
+def open_run(folder: Path, seed: int, device: str, root: Path | None = None) -> View:
+    """Return the data and the trained network of a finished run.
+
+    ``root`` is the data folder. Raises DataError for missing, damaged or foreign files.
+    """
+    recipe = load_recipe(str(folder / RECIPE))
+    view = View(build(recipe, seed, device, root), folder)
+    load_networks(view, "model")
+    return view
+
+
 def load_model(run: Run, name: str) -> dict[str, Any]:
     """Load networks and losses from a checkpoint of :func:`model_state`; return the checkpoint."""
     state = load_networks(run, name)
@@ -54,13 +69,12 @@ def load_model(run: Run, name: str) -> dict[str, Any]:
 
 def state_of(run: Run) -> dict[str, Any]:
     """Return everything that training has changed."""
-    parts = {name: part.state_dict() for name, part in _parts(run).items()}
     return {
         "epoch": run.epoch,
         "processes": run.processes,
         **_origin(run),
         **vars(run.history),
-        "parts": parts,
+        "parts": {name: part.state_dict() for name, part in _parts(run).items()},
         "samplers": [sampler_state(stage.sampler) for stage in run.stages],
         "random": checkpoint.random_state(),
     }
@@ -68,21 +82,18 @@ def state_of(run: Run) -> dict[str, Any]:
 
 def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
     """Load the result of :func:`state_of`; ``path`` is named in errors."""
-    before = state["processes"]
-    if before != run.processes:
+    if state["processes"] != run.processes:
         raise ConfigError(
-            f"{run.folder} holds a run of {before} processes, not {run.processes}; resume it with torchrun "
-            f"--nproc-per-node {before} -m pml_ext train ..."
+            f"{run.folder} holds a run of {state['processes']} processes, not {run.processes}; resume it with "
+            f"torchrun --nproc-per-node {state['processes']} -m pml_ext train ..."
         )
     with checkpoint.errors_with_path(path, state):
         for name, part in _parts(run).items():
             _restore_part(run, name, part, state)
         for stage, sampler in zip(run.stages, state["samplers"], strict=True):
             set_sampler_state(stage.sampler, sampler)
-        random = state["ranks"][run.rank] if "ranks" in state else state["random"]
-        checkpoint.set_random_state(random)
-        kept = {name: state[name] for name in vars(run.history) if name in state}
-        run.history = RunHistory(**kept)
+        checkpoint.set_random_state(state["ranks"][run.rank] if "ranks" in state else state["random"])
+        run.history = RunHistory(**{name: state[name] for name in vars(run.history) if name in state})
     run.epoch = state["epoch"]
     run.changed()
 
@@ -105,8 +116,7 @@ def _parts(run: Run) -> dict[str, Any]:
     parts["embedder"] = run.embedder
     parts["engine"] = run.engine
     parts |= run.optimizers
-    for name, schedule in run.schedules.items():
-        parts[f"{name} schedule"] = schedule
+    parts |= {f"{name} schedule": schedule for name, schedule in run.schedules.items()}
     for number, stage in enumerate(run.stages, start=1):
         for name in ("loss", "miner", "optimizer", "scheduler"):
             part = getattr(stage, name)

@@ -62,17 +62,16 @@ class View:
         self.frozen = self.recipe.model.freeze == "trunk"  # then features are computed once, or given as vectors
         self.cut: TrunkCut | None = None  # of the stage that trains, where it trains from cached activations
         self.tell = tell
-        self.kept = KeptFeatures(built, self._batch_size, tell)
+        self.kept = KeptFeatures(built, self.batch_size, tell)
         self._results: dict[Any, Any] = {}  # computed with the network's current weights
 
     @property
-    def _batch_size(self) -> int:
+    def batch_size(self) -> int:
         """Images per forward pass of a test; larger batches on a CPU need memory and save no time."""
         most = self.recipe.evaluation.batch_size
         if self.device.type != "cpu":
             return most
-        values = math.prod(self.data.preprocessing.input_shape)
-        return min(most, max(_CPU_BATCH, _CPU_VALUES // values))
+        return min(most, max(_CPU_BATCH, _CPU_VALUES // math.prod(self.data.preprocessing.input_shape)))
 
     def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[Pass]:
         """Yield a split's passes; they have images only with ``pixels`` or without kept features."""
@@ -83,8 +82,8 @@ class View:
             passes = self._passes_of_images(split, nn.Identity(), nn.Identity())
             batches = ((each.images, each.labels) for each in passes)
             return with_features(batches, kept, rest, self.embedder)
-        labels = self.batches_of_labels(split, _FEATURES_BATCH if self.frozen else None)
-        return with_features(labels, kept, rest, self.embedder)
+        batch_size = _FEATURES_BATCH if self.frozen else self.batch_size
+        return with_features(self.batches_of_labels(split, batch_size), kept, rest, self.embedder)
 
     def _kept_inputs(self, split: str) -> tuple[Features | None, nn.Module]:
         """Return a split's kept features or activations, or None, and the rest of the trunk.
@@ -101,8 +100,7 @@ class View:
 
     def _kept_tests(self, cut: TrunkCut) -> set[str]:
         """Return the splits that are tested repeatedly and whose activations fit into the limit."""
-        table = self.recipe.evaluation
-        if not (table.baselines or table.test_every):
+        if not (self.recipe.evaluation.baselines or self.recipe.evaluation.test_every):
             return set()
         tested = {self.queries, self.data.gallery_of(self.queries)}
         images = sum(len(self.images(split)) for split in tested)
@@ -116,14 +114,14 @@ class View:
             return self.embeddings(split, "trunk")
         return self.kept.features_now(split)[:].float().to(self.device)
 
-    def batches_of_labels(self, split: str, batch_size: int | None = None) -> Iterator[tuple[None, Tensor]]:
+    def batches_of_labels(self, split: str, batch_size: int) -> Iterator[tuple[None, Tensor]]:
         """Yield label batches without images, for passes from the cache."""
         labels = torch.as_tensor(self.images(split).labels, device=self.device)
-        return ((None, part) for part in torch.split(labels, batch_size or self._batch_size))
+        return ((None, part) for part in torch.split(labels, batch_size))
 
     def _passes_of_images(self, split: str, trunk: nn.Module, embedder: nn.Module) -> Iterator[Pass]:
         images = self.images(split)
-        return embed_batches(trunk, embedder, images, self.device, self._batch_size, self.recipe.data.workers)
+        return embed_batches(trunk, embedder, images, self.device, self.batch_size, self.recipe.data.workers)
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """Return the network's unnormalized output for a split, ``[N, D]`` float32; the embedder's is kept."""
@@ -136,8 +134,7 @@ class View:
         embeddings = self.embeddings(split)
         bad = first_nonfinite({"": embeddings})
         if bad is not None:
-            _, value = bad
-            raise TrainingError(f"the network gives {value} for test images; try a lower optimizer.lr")
+            raise TrainingError(f"the network gives {bad.value} for test images; try a lower optimizer.lr")
         return nn.functional.normalize(embeddings)
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
@@ -160,9 +157,8 @@ class View:
 
     def true_labels(self, split: str) -> Tensor:
         """Return the labels of the data; DataError for listed pairs or triplets."""
-        listed = self.data.listed
-        if listed is not None:
-            raise NoLabelsError(f"{self.data.name} lists {listed.kind}, whose {self.data.noun} have no labels")
+        if self.data.listed is not None:
+            raise NoLabelsError(f"{self.data.name} lists {self.data.listed.kind}; its {self.data.noun} have no labels")
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabeledImages:

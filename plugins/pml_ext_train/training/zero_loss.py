@@ -12,8 +12,7 @@ from pml_ext.errors import NothingToLearnError
 from pml_ext.relations import Relation
 
 from .batches import Batches, indices_of
-from .epoch import Epoch
-from .outcome import stopped
+from .epoch import Epoch, stopped
 from .run import Run
 from .stages import Stage
 
@@ -79,11 +78,10 @@ def _memory_fills(run: Run, stage: Stage) -> bool:
 def _none_adds(run: Run, stage: Stage) -> str:
     """Return why the loss may be 0 although no pairs are missing."""
     if run.data.listed is not None:
-        return f"no listed {run.data.listed.kind[:-1]} adds to it, for example because all satisfy its margin"
-    unused = "none adds to the loss, for example because all satisfy its margin"
-    if stage.table.loss.miner is not None:
-        unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
-    return f"the batches have positive and negative pairs, but {unused}"
+        return f"no listed {run.data.listed.kind[:-1]} adds to it: all may satisfy its margin"
+    miner = stage.table.loss.miner
+    unused = "" if miner is None else f"{miner.name} selects none that the loss can use, or "
+    return f"the batches have both kinds of pairs, but {unused}none adds to the loss: all may satisfy its margin"
 
 
 def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:

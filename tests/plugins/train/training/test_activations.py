@@ -13,7 +13,7 @@ from pml_ext_train.training.evaluation import evaluate_split
 from pml_ext_train.training.features import FeatureCache
 from pml_ext_train.training.loop import train_run
 from pml_ext_train.training.run import Run
-from pml_ext_train.training.session import open_run
+from pml_ext_train.training.state import open_run
 
 from ....overrides import typed
 from .short_runs import SHORT, assert_the_same_when_resumed, finished
@@ -101,7 +101,7 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
     [
         (
             [cut(gigabytes=1e-6)],
-            r"take .* KB .* but the limit is 1e-06 GB; use a later block, or fewer model.views",
+            r"need .* KB .* above 1e-06 GB. Cut at a later block, use fewer model.views, .* model.freeze.gigabytes=1$",
         ),
         (['model.freeze={until="7x"}'], "no block of the trunk '7x'"),
         (['model.freeze={until="4", gigabyte=1}'], "no key 'gigabyte'"),

@@ -9,7 +9,7 @@ from pml_ext import TotalWhitening, WithinClassWhitening, load_run
 from pml_ext.errors import ConfigError
 from pml_ext_train.launch.launch import draw_report, train
 from pml_ext_train.recipe import load_recipe
-from pml_ext_train.training.session import open_run
+from pml_ext_train.training.state import open_run
 
 from ....overrides import typed
 

@@ -20,7 +20,7 @@ from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import reported_phases
 from pml_ext_train.training import checkpoint
 from pml_ext_train.training.features import FeatureCache
-from pml_ext_train.training.session import open_run
+from pml_ext_train.training.state import open_run
 
 from ....overrides import typed
 from .short_runs import finished

@@ -6,7 +6,7 @@ import torch
 from pml_ext_train.launch.launch import train
 from pml_ext_train.networks.modes import is_batch_norm
 from pml_ext_train.training.batch_norm import JoinedBatchNorm
-from pml_ext_train.training.session import open_run
+from pml_ext_train.training.state import open_run
 
 from ....overrides import typed
 from .built_runs import built
