@@ -54,9 +54,7 @@ class _JoinedBatchNormAct(JoinedBatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation of the normalized input, ``[B, C, ...]``."""
-        normalized = super().forward(x)
-        activated: Tensor = self.act(self.drop(normalized))
-        return activated
+        return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pml_ext.distributed import from_ranks, max_over_ranks, wait_for_all_ranks
 from pml_ext.errors import DataError
 
@@ -58,10 +55,6 @@ class Checkpointer:
         """Return the losses of the unfinished epoch's completed iterations."""
         return [] if self.unfinished is None else list(self.unfinished["losses"])
 
-    def unfinished_labels(self) -> NDArray[np.int64] | None:
-        """Return the pseudo-labels of the unfinished epoch, or None."""
-        return None if self.unfinished is None else self.unfinished["pseudo_labels"]
-
     def enter_epoch(self) -> None:
         """Restore the state within an unfinished epoch once its batches are drawn; start the clock."""
         self._saved = time.monotonic()
@@ -72,8 +65,9 @@ class Checkpointer:
     def between_iterations(self, records: Records | None, losses: list[float]) -> None:
         """Write a checkpoint if one is due; stop if any process received a signal."""
         signal_number = max_over_ranks(signals.received() or 0)
-        checkpoint_is_due = max_over_ranks(int(records is not None and self._is_due())) == 1
-        if signal_number or checkpoint_is_due:
+        minutes = self._run.recipe.engine.checkpoint_minutes
+        is_due = records is not None and minutes is not None and time.monotonic() - self._saved >= 60 * minutes
+        if max_over_ranks(int(is_due)) or signal_number:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
                 records.save()
@@ -85,10 +79,6 @@ class Checkpointer:
                 signal_number,
                 f"in epoch {self._run.epoch}, after iteration {len(losses)}; a checkpoint is written",
             )
-
-    def _is_due(self) -> bool:
-        minutes = self._run.recipe.engine.checkpoint_minutes
-        return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
 
     def save_epoch(self) -> None:
         """Write the state at the end of an epoch."""
@@ -105,8 +95,8 @@ class Checkpointer:
 
     def save_untrained(self) -> None:
         """Write the test embeddings of the untrained network, for the report."""
-        embeddings = self._run.embeddings(self._run.queries).cpu()
-        checkpoint.save(self._run.checkpoint("before"), {"embeddings": embeddings, "of": self._run.identity})
+        state = {"embeddings": self._run.embeddings(self._run.queries).cpu(), "of": self._run.identity}
+        checkpoint.save(self._run.checkpoint("before"), state)
 
     def forget_epoch(self) -> None:
         """Delete the checkpoint within a finished epoch."""

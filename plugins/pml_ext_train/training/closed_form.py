@@ -21,7 +21,12 @@ Shrinkage = float | Literal["auto"]
 def fit_embedder(view: View) -> None:
     """Fit the embedder to the trunk's features of training images, as the recipe says."""
     model = view.recipe.model
-    _check_size(view)
+    whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
+    if whitens and model.embedding_size > view.network.features:
+        raise ConfigError(
+            f"model.embedding_size: found {model.embedding_size}, but whitening has at most as many outputs as the "
+            f"trunk has features ({view.network.features})"
+        )
     if model.refit == "within-class":  # told before the training, not after it
         made_up = torch.randn(len(view.images("train")), 2, generator=torch.Generator().manual_seed(0))
         _whitened_within_classes(view, made_up.to(view.device), size=None)
@@ -34,18 +39,6 @@ def fit_embedder(view: View) -> None:
         refit(view, view.untrained_features("train"))
 
 
-def _check_size(view: View) -> None:
-    """Raise ConfigError for whitening with more outputs than features."""
-    model = view.recipe.model
-    size = model.embedding_size
-    whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
-    if whitens and size > view.network.features:
-        raise ConfigError(
-            f"model.embedding_size: found {size}, but whitening has at most as many outputs as the trunk "
-            f"has features ({view.network.features})"
-        )
-
-
 def refit(view: View, features: Tensor) -> None:
     """Replace the embedder by within-class whitening of the training images' features."""
     _replace_embedder(view, _whitened_within_classes(view, features, view.recipe.model.embedding_size))
@@ -53,10 +46,9 @@ def refit(view: View, features: Tensor) -> None:
 
 def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> nn.Linear:
     """Return the whitening layer; ConfigError without two items of a class."""
-    model = view.recipe.model
-    shrinkage: Shrinkage = SHRINKAGE if model.shrinkage is None else model.shrinkage
+    shrinkage = view.recipe.model.shrinkage
     try:
-        return fit_within_classes(view, features, shrinkage, size)
+        return fit_within_classes(view, features, SHRINKAGE if shrinkage is None else shrinkage, size)
     except ValueError as error:
         raise ConfigError(f"[model] within-class: {error}") from None
 

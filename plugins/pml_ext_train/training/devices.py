@@ -40,20 +40,12 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
     """Return numbers and one-element tensors as numbers, with one transfer from an accelerator."""
-    on_device = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
-    transferred: list[float] = []
+    numbers = [value.item() if isinstance(value, Tensor) and value.is_cpu else value for value in values]
+    on_device = {place: value.detach() for place, value in enumerate(numbers) if isinstance(value, Tensor)}
     if on_device:
-        is_mps = on_device[0].device.type == "mps"
+        is_mps = any(value.is_mps for value in on_device.values())
         wide = torch.float32 if is_mps else torch.float64  # MPS has no float64
-        transferred = torch.stack([value.reshape(()).to(wide) for value in on_device]).tolist()
-
-    remaining = iter(transferred)
-    numbers = []
-    for value in values:
-        if not isinstance(value, Tensor):
-            numbers.append(value)
-        elif value.device.type == "cpu":
-            numbers.append(value.item())
-        else:
-            numbers.append(next(remaining))
+        stacked = torch.stack([value.reshape(()).to(wide) for value in on_device.values()])
+        for place, number in zip(on_device, stacked.tolist(), strict=True):
+            numbers[place] = number
     return numbers

@@ -82,7 +82,7 @@ class Engine:
     ) -> None:
         self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
         self._skips = skip_nonfinite
-        self._undo = _nothing
+        self._undo: Callable[[], None] = lambda: None
         self.settings = settings or EngineTable()
         self.device = device
         self._freeze_batch_norm = freeze_batch_norm
@@ -191,11 +191,13 @@ class Engine:
 
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
-        nonfinite = _nonfinite_of_step(value, total, embeddings, gradients)
-        if self._skips:
-            some_rank_is_nonfinite = max_over_ranks(int(nonfinite is not None)) == 1
-            if some_rank_is_nonfinite and nonfinite is None:
-                nonfinite = NonFinite("loss of another process", math.nan)
+        nonfinite = None
+        if not math.isfinite(value):
+            nonfinite = first_nonfinite({"embeddings": embeddings}) or NonFinite("loss", value)
+        elif not math.isfinite(total):  # a norm above 1e19 overflows although every value is finite
+            nonfinite = first_nonfinite({"embeddings": embeddings} | gradients)
+        if self._skips and max_over_ranks(int(nonfinite is not None)):
+            nonfinite = nonfinite or NonFinite("loss of another process", math.nan)
 
         if nonfinite is None:
             self._step(optimizers)
@@ -227,9 +229,7 @@ class Engine:
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that undoes a step's changes to buffers and memory queues."""
-        buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
-        for network in self.networks.values():
-            buffers.extend((buffer, buffer.clone()) for buffer in network.buffers())
+        buffers = [(buffer, buffer.clone()) for buffer in nn.ModuleDict(self.networks).buffers()]
         loss = unwrapped(objective.loss)
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
         undo_queues = {}  # of the loss's memories, by their names
@@ -273,23 +273,6 @@ def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
 
 def _trainable(module: nn.Module) -> list[bool]:
     return [parameter.requires_grad for parameter in module.parameters()]
-
-
-def _nothing() -> None: ...
-
-
-def _nonfinite_of_step(
-    loss: float, sum_of_norms: float, embeddings: Tensor, gradients: dict[str, Tensor]
-) -> NonFinite | None:
-    """Return the first non-finite part of a step, or None.
-
-    A norm above 1e19 overflows although every value is finite, so the values decide.
-    """
-    if not math.isfinite(loss):
-        return first_nonfinite({"embeddings": embeddings}) or NonFinite("loss", loss)
-    if not math.isfinite(sum_of_norms):
-        return first_nonfinite({"embeddings": embeddings} | gradients)
-    return None
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:

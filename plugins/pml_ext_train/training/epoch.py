@@ -39,11 +39,6 @@ class Epoch:
         """The number of the last finished iteration in the run."""
         return self.run.stages.iterations_until(self.run.epoch - 1) + len(self.losses)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all iterations are finished."""
-        return len(self.losses) == len(self.batches)
-
     def steps(self) -> Iterator[Step]:
         """Train on the remaining batches and yield each step."""
         for step in self.run.engine.epoch(self.reading, self.objective):
@@ -64,7 +59,8 @@ def begin_epoch(run: Run, checkpointer: Checkpointer, recorded: bool) -> Epoch:
     run.enter_stage(stage)
     losses = checkpointer.finished_losses()
     with signals.at_once():  # nothing of the epoch is lost yet
-        relabel(run, stage, checkpointer.unfinished_labels())
+        unfinished = checkpointer.unfinished
+        relabel(run, stage, None if unfinished is None else unfinished["pseudo_labels"])
         run.call_parts("start_epoch")
         run.changed()
         objective, values = run.objective(stage, recorded, finished=len(losses))
@@ -85,7 +81,7 @@ def begin_epoch(run: Run, checkpointer: Checkpointer, recorded: bool) -> Epoch:
         reader=reader,
         reading=with_indices(reading, indices_tuples, run.device),
         losses=losses,
-        watching=stage.parts_with("after_step"),
+        watching=[part for part in stage.parts() if callable(getattr(part, "after_step", None))],
     )
 
 

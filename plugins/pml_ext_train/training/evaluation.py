@@ -23,13 +23,11 @@ from ..data import raw_pixels
 from ..networks import is_pretrained, whitened_components
 from ..recipe import trains_pretrained_trunk
 from .closed_form import whitened
-from .protocols import classified
+from .protocols import Metrics, classified
 from .stages import Stages
 from .view import View
 
 NEIGHBORS = 8  # kept of a search, for the report
-
-Metrics = dict[str, float]
 
 
 def metrics_before(view: View) -> dict[str, Metrics]:
@@ -43,14 +41,10 @@ def metrics_before(view: View) -> dict[str, Metrics]:
         vectors = {part: view.embedded(part, features=True)["features"] for part in parts}
         return _metrics_by_phase(view, {"raw": vectors, **_in_closed_form(view, vectors)})
     has_features = view.frozen or is_pretrained(view.recipe.model.trunk.settings)
-    points: dict[str, dict[str, Tensor]] = {"raw": {}}
-    features = {}
-    for part in parts:
-        held = view.embedded(part, also=raw_pixels, features=has_features)
-        points["raw"][part] = held["also"]
-        if has_features:
-            features[part] = held["features"].float()
+    held = {part: view.embedded(part, also=raw_pixels, features=has_features) for part in parts}
+    points = {"raw": {part: rows["also"] for part, rows in held.items()}}
     if has_features:
+        features = {part: rows["features"].float() for part, rows in held.items()}
         points |= {"frozen": features, **_in_closed_form(view, features)}
     return _metrics_by_phase(view, points)
 
@@ -107,20 +101,17 @@ def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | N
     if view.data.tested_training is not None:
         metrics["training"] = evaluate_split(view, view.data.tested_training, clustering=False)
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
-    if metric is not None and view.data.listed is not None:
-        points = {part: view.embeddings(part) for part in _compared_splits(view, split)}
-        metrics["learned_metric"] = _of_listed(view, split, points, metric)
-    elif metric is not None:
-        searched = view.data.gallery_of(split)
-        points = {part: view.embeddings(part) for part in (split, searched)}
-        result = _retrieval(view, split, points, neighbors_under(metric), keep=0)
-        metrics["learned_metric"] = result.accuracies
-        shortlist = view.recipe.evaluation.shortlist
-        if shortlist:
-            # one more than the recipe says, where the query itself is among its own nearest
-            count = shortlist + 1 if searched == split else shortlist
-            result = _retrieval(view, split, points, reranked_under(metric, count), keep=0)
-            metrics["shortlist"] = result.accuracies
+    if metric is None:
+        return metrics
+    points = {part: view.embeddings(part) for part in _compared_splits(view, split)}
+    if view.data.listed is not None:
+        return metrics | {"learned_metric": _of_listed(view, split, points, metric)}
+    metrics["learned_metric"] = _retrieval(view, split, points, neighbors_under(metric), keep=0).accuracies
+    shortlist = view.recipe.evaluation.shortlist
+    if shortlist:
+        if view.data.gallery_of(split) == split:
+            shortlist += 1  # the query itself is among its own nearest
+        metrics["shortlist"] = _retrieval(view, split, points, reranked_under(metric, shortlist), keep=0).accuracies
     return metrics
 
 
@@ -166,10 +157,7 @@ def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: B
 
 def nearest(view: View, split: str) -> Evaluation:
     """Return retrieval metrics and the 8 nearest images of each query; computed once."""
-    points = {split: view.normalized_embeddings(split)}
-    gallery = view.data.gallery_of(split)
-    if gallery != split:
-        points[gallery] = view.normalized_embeddings(gallery)
+    points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
     return view.once(("nearest", split), lambda: _retrieval(view, split, points))
 
 
@@ -189,13 +177,9 @@ def _retrieval(
     """Return retrieval metrics by their names in ``metrics.json``."""
     names = _names_by_accuracy(view, of_clusters=False)
     calculator = _calculator(view, names, view.relation, search)
-    gallery = None
-    gallery_labels = None
-    searched = view.data.gallery_of(split)
-    if searched != split:
-        gallery = points[searched]
-        gallery_labels = view.true_labels(searched)
     labels = view.true_labels(split)
+    searched = view.data.gallery_of(split)
+    gallery, gallery_labels = (None, None) if searched == split else (points[searched], view.true_labels(searched))
     groups = _groups(view, split)
     try:
         result = calculator.evaluate(

@@ -74,20 +74,17 @@ class FeatureStore:
         with self._transaction() as connection:
             connection.execute(_TABLE)
             (first,) = connection.execute("SELECT COALESCE(MAX(row) + 1, 0) FROM rows").fetchone()
-            self._write(first, vectors)
+            with writing(self._file), open(self._file, "r+b" if self._file.exists() else "w+b") as file:
+                file.seek(first * self._size * vectors.itemsize)
+                file.write(vectors.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
             entries = [
                 (key, *stat, first + number, zlib.crc32(vectors[number].tobytes()))
                 for number, (key, stat) in enumerate(zip(keys, stats, strict=True))
             ]
             connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?)", entries)
         return {key: first + number for number, key in enumerate(keys)}
-
-    def _write(self, first: int, vectors: Vectors) -> None:
-        with writing(self._file), open(self._file, "r+b" if self._file.exists() else "w+b") as file:
-            file.seek(first * self._size * vectors.itemsize)
-            file.write(vectors.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
 
     def vectors(self) -> Vectors:
         """Map the complete rows of the file, ``[M, F]``; M is 0 without a file."""
@@ -109,14 +106,10 @@ class FeatureStore:
         Raises DataError for a damaged database, UnwritableError for a locked, read-only or full one.
         """
         try:
-            with contextlib.closing(sqlite3.connect(self._database, timeout=_WAIT, isolation_level=None)) as connection:
+            opened = sqlite3.connect(self._database, timeout=_WAIT, isolation_level=None)
+            with contextlib.closing(opened) as connection, connection:  # commits, or rolls back
                 connection.execute("BEGIN IMMEDIATE")
-                try:
-                    yield connection
-                except BaseException:
-                    connection.execute("ROLLBACK")
-                    raise
-                connection.execute("COMMIT")
+                yield connection
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
             if isinstance(error, sqlite3.OperationalError) and name != "SQLITE_ERROR":  # that is of a missing table

@@ -14,7 +14,7 @@ import itertools
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,10 @@ class FeatureCache:
         paths = images.paths or itertools.repeat(None)
         stats = dict(zip(keys, map(stat_of, paths), strict=False))
         found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
-        missing = _first_places(keys, found)
+        first_places: dict[bytes, int] = {}  # equal images share a feature
+        for place, key in enumerate(keys):
+            first_places.setdefault(key, place)
+        missing = [place for key, place in first_places.items() if key not in found]
         if missing and rank() == 0:
             self._tell(f"computing features of {len(missing):,} images with the frozen trunk")
         mine = missing[share_of(len(missing), rank(), num_processes())]
@@ -261,11 +264,3 @@ def _temporary_folder(name: str) -> Path:
     folder = Path(parent.name) / name
     folder.mkdir()
     return folder
-
-
-def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int]:
-    """Return the first place of each missing key: equal images share a feature."""
-    places: dict[bytes, int] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key, place)
-    return [place for key, place in places.items() if key not in found]

@@ -44,20 +44,16 @@ class Inputs:
     def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
         """Return the reader of a stage's images, features or activations."""
         cut = self.cut_of(stage)
-        if cut not in self._readers:
-            self._readers[cut] = self._new_reader(cut)
-        return self._readers[cut]
-
-    def _new_reader(self, cut: TrunkCut | None) -> BatchReader | FeatureReader:
-        images = self._view.data.training_images
-        if cut is not None:
-            kept = [self._view.kept.activations(cut, "train", view) for view in self._views()]
-        elif self._view.frozen:
-            kept = [self._view.kept.features("train", view) for view in self._views()]
+        if cut in self._readers:
+            return self._readers[cut]
+        view = self._view
+        images = view.data.training_images
+        if cut is None and not view.frozen:
+            self._readers[cut] = BatchReader(images, view.recipe.data.workers, view.device, view.memory_format)
         else:
-            workers = self._view.recipe.data.workers
-            return BatchReader(images, workers, self._view.device, self._view.memory_format)
-        return FeatureReader(kept, images.labels, self._view.device)
+            kept = [view.kept.of("train", number, cut) for number in self._views()]
+            self._readers[cut] = FeatureReader(kept, images.labels, view.device)
+        return self._readers[cut]
 
     def _views(self) -> range:
         """Return the numbers of the kept views; 0 is the unaugmented image."""
@@ -73,7 +69,7 @@ class Inputs:
         cut = self.cut_of(stage)
         if cut is None:
             return view.embeddings(split, "trunk")
-        kept = view.kept.activations(cut, split)
+        kept = view.kept.of(split, cut=cut)
         labels = view.batches_of_labels(split, view.batch_size)
         passes = with_features(labels, kept, cut.rest, torch.nn.Identity())
         return torch.cat([each.features.float() for each in passes])
@@ -92,27 +88,24 @@ class Inputs:
         if self._view.frozen:
             for split in self._view.splits:
                 if self._view.processes > 1 or split in ("train", "validation"):
-                    self._view.kept.features(split)
+                    self._view.kept.of(split)
         for cut in dict.fromkeys(self.cut_of(stage) for stage in stages):
-            if cut is not None:
-                self._compute_activations(cut)
+            if cut is None:
+                continue
+            validated = len(self._view.images("validation")) if "validation" in self._view.splits else 0
+            size = check_size(cut, len(self._view.data.training_images), len(self._views()), validated)
+            if self._view.rank == 0:
+                self._view.tell(size)
+            for view in self._views():
+                if view == 0:
+                    self._view.kept.compute_both(cut, "train")
+                else:
+                    self._view.kept.of("train", view, cut)
+            if validated:
+                self._view.kept.of("validation", cut=cut)
 
     def compute_views(self) -> None:
         """Compute the frozen features of all views of the training images."""
         if self._view.frozen:
             for view in self._views():
-                self._view.kept.features("train", view)
-
-    def _compute_activations(self, cut: TrunkCut) -> None:
-        """Compute the activations before a cut; ConfigError if they need too much space."""
-        validated = len(self._view.images("validation")) if "validation" in self._view.splits else 0
-        kept = check_size(cut, len(self._view.data.training_images), len(self._views()), validated)
-        if self._view.rank == 0:
-            self._view.tell(kept)
-        for view in self._views():
-            if view == 0:
-                self._view.kept.compute_both(cut, "train")
-            else:
-                self._view.kept.activations(cut, "train", view)
-        if validated:
-            self._view.kept.activations(cut, "validation")
+                self._view.kept.of("train", view)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,15 @@ from ..recipe import flat
 from ..records import NETWORK, REPORT, Records, build_tracker, import_tracker, write_run_json
 from . import signals
 from .checkpointing import Checkpointer
-from .checks import check_validation, warn_of_small_batches
-from .collapse import warn_of_collapse
+from .checks import check_validation, check_zero_loss, warn_of_collapse, warn_of_small_batches, warn_of_zero_loss
+from .closed_form import fit_embedder
 from .devices import deterministic_algorithms
 from .epoch import begin_epoch, check_weights, stopping_for_nonfinite
-from .initial_weights import initialize_weights
 from .listener import forward_warnings
 from .pseudo_labels import relabel
 from .run import Run
+from .state import start_from
 from .validation import test_before, validate
-from .zero_loss import check_zero_loss, warn_of_zero_loss
 
 Metrics = dict[str, Any]
 
@@ -100,7 +100,9 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     restored = resume and checkpointer.resume()
     if not restored:
         run.cut = run.inputs.cut_of(run.stages[0])
-        initialize_weights(run)
+        if run.recipe.model.init is not None:
+            start_from(run, Path(run.recipe.model.init))
+        fit_embedder(run)
         test_before(run, checkpointer)
         relabel(run, run.stages[0])
         run.call_parts("prepare")
@@ -175,7 +177,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
             if records is not None:
                 records.add(epoch.iteration, epoch.recorded.rows(step))
             run.listener.iteration(run.epoch, len(epoch.losses), len(epoch.batches), step.loss)
-            if not epoch.is_over:
+            if len(epoch.losses) < len(epoch.batches):
                 checkpointer.between_iterations(records, epoch.losses)
     check_weights(epoch)
     check_zero_loss(epoch)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,18 +66,9 @@ def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs
         group["lr"] = base * share * factor
 
 
-def warmup_factor(epochs: float, epoch: int, iteration: int, iterations: int) -> float:
-    r"""Return the factor of the learning rate in iteration i of I in epoch e, both from 1.
-
-    .. math:: \min(1, (e - 1 + i / I) / W)
-
-    ``epochs`` is W, above 0. The last iteration of the warm-up has factor 1.
-    """
-    return min(1.0, (epoch - 1 + iteration / iterations) / epochs)
-
-
+@dataclass
 class WarmUp:
-    """Factors of the learning rates of some optimizers during an epoch.
+    """Factors of the learning rates of some optimizers during an epoch: ``min(1, (e - 1 + i / I) / W)``.
 
     They apply only within an iteration, so schedules, stages and checkpoints do not depend on them.
 
@@ -88,22 +80,19 @@ class WarmUp:
         optimizers: the optimizers to warm up.
     """
 
-    def __init__(
-        self, epochs: float, epoch: int, iterations: int, finished: int, optimizers: Iterable[torch.optim.Optimizer]
-    ) -> None:
-        self._epochs = epochs
-        self._epoch = epoch
-        self._iterations = iterations
-        self._finished = finished
-        self._optimizers = list(optimizers)
+    epochs: float
+    epoch: int
+    iterations: int
+    finished: int
+    optimizers: Sequence[torch.optim.Optimizer]
 
     @contextmanager
     def next_iteration(self) -> Iterator[None]:
         """Multiply the learning rates of the next iteration within the context."""
-        self._finished += 1
-        factor = warmup_factor(self._epochs, self._epoch, self._finished, self._iterations)
+        self.finished += 1
+        factor = min(1.0, (self.epoch - 1 + self.finished / self.iterations) / self.epochs)
         groups: list[dict[str, Any]] = []  # looked up in each iteration, since loading a checkpoint replaces them
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             groups += optimizer.param_groups
         scheduled = [group["lr"] for group in groups]
         try:

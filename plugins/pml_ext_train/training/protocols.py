@@ -49,8 +49,7 @@ def _zero_shot(view: View, split: str) -> Metrics:
     labels = view.true_labels(split)
     new = torch.unique(labels)
     names = view.images(split).class_names
-    new_names = [names[label] for label in new.tolist()]
-    new_means = related_means(new_names, known_means, view.data.parents)
+    new_means = related_means([names[label] for label in new.tolist()], known_means, view.data.parents)
     return nearest_class_mean(view.normalized_embeddings(split), labels, new, new_means, TOP)
 
 

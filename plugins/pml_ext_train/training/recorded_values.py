@@ -27,12 +27,14 @@ class RecordedValues:
         for table, module in self._modules_by_table(loss, miner).items():
             for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
                 self._holders[table, name] = module
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.numel() == 1:
-                    self._holders[f"{table}__parameters", name] = module
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.numel() == 1:
-                    self._holders[f"{table}__buffers", name] = module
+            owned = {
+                "parameters": module.named_parameters(recurse=False),
+                "buffers": module.named_buffers(recurse=False),
+            }
+            for kind, tensors in owned.items():
+                for name, tensor in tensors:
+                    if tensor.numel() == 1:
+                        self._holders[f"{table}__{kind}", name] = module
         self._optimizers = list(optimizers.values())
         self._places = list(self._holders)  # table and column of each of values()
         for name, optimizer in optimizers.items():

@@ -13,7 +13,7 @@ from pml_ext.distributed import join
 from pml_ext.distributed.devices import choose_device
 from pml_ext.errors import ConfigError
 
-from ..data import DataSplits
+from ..data import DataSplits, left_out_text
 from ..networks.trunks import freeze
 from ..recipe import Recipe, frozen_patterns, own_optimizer
 from ..records.history import RunHistory
@@ -22,7 +22,6 @@ from .inputs import Inputs
 from .listener import Listener, Silence
 from .optimizers import WarmUp, build_optimizers
 from .recorded_values import RecordedValues
-from .run_context import build
 from .samplers import with_instances
 from .stages import Stage, build_stages
 from .view import View
@@ -55,8 +54,7 @@ class Run(View):
         self.name = name
         self.listener: Listener = listener or Silence()
         self._on_nonfinite = on_nonfinite
-        built = build(recipe, seed, choose_device(device), root, self.listener.step, splits)
-        super().__init__(built, folder, self.listener.step)
+        super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step, splits)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         labeled = self.data.training_images
         if recipe.data.labels == "instance":
@@ -70,7 +68,7 @@ class Run(View):
                 "'trunk' and model.embedder = 'none' or 'pca', or use labeled images"
             )
         self.warn(self.data.note)
-        self.warn(self.data.unreadable_text)
+        self.warn(left_out_text(self.data.unreadable))
 
     @functools.cached_property  # a report needs no engine
     def engine(self) -> Engine:
@@ -116,7 +114,10 @@ class Run(View):
     def enter_stage(self, stage: Stage) -> None:
         """Set the learning rates, frozen parts and trained part of the trunk for a stage."""
         if self.epoch == stage.first:
-            self._set_learning_rates(stage)
+            before = self.stages.of(self.epoch - 1).table.lr_factor if stage is not self.stages[0] else 1.0
+            for optimizer in self.optimizers.values():
+                for group in optimizer.param_groups:
+                    group["lr"] *= stage.table.lr_factor / before
         model = self.recipe.model
         if model.lora is None:  # otherwise peft has frozen the trunk
             patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
@@ -127,12 +128,6 @@ class Run(View):
             self.engine.frozen = [*self.engine.frozen, self.cut.stem]
         if not self.frozen:
             self.engine.use_trunk(self.inputs.trained_trunk(stage))
-
-    def _set_learning_rates(self, stage: Stage) -> None:
-        before = self.stages.of(self.epoch - 1).table.lr_factor if stage is not self.stages[0] else 1.0
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] *= stage.table.lr_factor / before
 
     def call_after_step(self, parts: Iterable[Any], indices: torch.Tensor, embeddings: torch.Tensor) -> None:
         """Call ``after_step`` with the indices and embeddings of a batch over all processes.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pml_ext.distributed import rank_0_first
 from pml_ext.errors import ConfigError, DataError, counted
@@ -23,13 +24,12 @@ from ..data import (
     Transform,
     classes_of_two,
     hold_out_classes,
-    left_out_text,
     prepare,
 )
 from ..networks.network import Preprocessing, VectorInput
 from ..recipe import Recipe, augmentation_of, build_dataset, preprocessing_of, vector_input_of
-from .class_sample import some_of_each_class
 
+PER_CLASS = 20  # images per class that suffice for retrieval
 SAMPLE = "train_sample"  # the split of the training images that are tested, if not all are tested
 Tell = Callable[[str], None]
 Listing = Mapping[str, Mapping[str, Any]]
@@ -75,11 +75,6 @@ class RunData:
         """What a batch holds: ``"images"``, ``"vectors"``, ``"pairs"`` or ``"triplets"``."""
         return self.noun if self.listed is None else self.listed.kind
 
-    @property
-    def unreadable_text(self) -> str:
-        """A warning that names the files left out, or an empty string."""
-        return left_out_text(self.unreadable)
-
     def images(self, split: str) -> LabeledImages:
         """Return a split's images without augmentation; ValueError for an unknown split."""
         if split not in self.splits:
@@ -104,8 +99,6 @@ class RunData:
 
     def check_listing(self, folder: Path, before: Listing) -> None:
         """Raise DataError if the images differ from the ``listing`` of a checkpoint."""
-        if before == self.listing:
-            return
         changes = []
         for name in {**before, **self.listing}:
             old = _counted_listing(before.get(name))
@@ -114,10 +107,11 @@ class RunData:
                 changes.append(f"{name} had {old}, now {new}")
             elif before[name] != self.listing[name]:
                 changes.append(f"{name} has other {'vectors' if self.has_vectors else 'files'} or labels")
-        raise DataError(
-            f"{folder}: the {self.noun} have changed since the run began: {'; '.join(changes)}. Restore "
-            "them, give their folder with --data, or begin a new run with another --out"
-        )
+        if changes:
+            raise DataError(
+                f"{folder}: the {self.noun} have changed since the run began: {'; '.join(changes)}. Restore "
+                "them, give their folder with --data, or begin a new run with another --out"
+            )
 
 
 def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, given: DataSplits | None = None) -> RunData:
@@ -225,6 +219,33 @@ def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], se
     else:
         splits[SAMPLE] = train.sample_of_tuples(evaluation.training_images, seed)
     return SAMPLE
+
+
+def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return indices of a sample in which classes stay large enough for retrieval.
+
+    Classes are added in random order with up to 20 images each, until there are ``most``. If 20 are too few, the
+    limit is the smallest that suffices: 10 classes of 90 give 300 as 30 of each. The indices ascend; all N are
+    returned if N <= ``most``.
+    """
+    labels = np.asarray(labels)
+    if most >= len(labels):
+        return np.arange(len(labels))
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    _, starts, class_of, counts = np.unique(
+        labels[by_class], return_index=True, return_inverse=True, return_counts=True
+    )
+    place = np.arange(len(labels)) - starts[class_of]  # position of each image within its class
+    rank = np.argsort(generator.permutation(len(counts)))  # random rank of each class
+
+    per_class = PER_CLASS
+    while np.minimum(counts, per_class).sum() < most:
+        per_class += 1
+    by_rank = np.argsort(rank[class_of], kind="stable")
+    chosen = by_rank[place[by_rank] < per_class][:most]
+    return np.sort(by_class[chosen])
 
 
 def _check_class_means(data: RunData) -> None:

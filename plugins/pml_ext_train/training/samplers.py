@@ -55,8 +55,8 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     except PmlExtError:
         raise
     except Exception as error:  # constructors may raise anything
-        text = f"refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
-        raise ConfigError(shortened(f"sampler: {table.name} {text}: {error}")) from None
+        refused = f"{table.name} refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
+        raise ConfigError(shortened(f"sampler: {refused}: {error}")) from None
 
     batches = len(sampler)
     if not isinstance(sampler, torch.utils.data.BatchSampler):

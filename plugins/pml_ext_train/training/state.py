@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pml_ext.errors import ConfigError
+import torch
+
+from pml_ext.errors import ConfigError, shortened
 from pml_ext.serialization import sampler_state, set_sampler_state
 
 from ..recipe import load_recipe
@@ -15,7 +17,6 @@ from ..records.run_folder import RECIPE
 from . import checkpoint
 from .optimizers import extend_schedule
 from .run import Run
-from .run_context import build
 from .view import View
 
 
@@ -51,10 +52,35 @@ def open_run(folder: Path, seed: int, device: str, root: Path | None = None) -> 
 
     ``root`` is the data folder. Raises DataError for missing, damaged or foreign files.
     """
-    recipe = load_recipe(str(folder / RECIPE))
-    view = View(build(recipe, seed, device, root), folder)
+    view = View(load_recipe(str(folder / RECIPE)), folder, seed, device, root)
     load_networks(view, "model")
     return view
+
+
+def start_from(view: View, folder: Path) -> None:
+    """Load another run's trunk, and its embedder if the shapes match."""
+    path = folder / "checkpoints" / "model.pt"
+    if not path.is_file():
+        raise ConfigError(
+            f"model.init: {folder} is not a finished run ({path} is missing); give the folder of a finished run"
+        )
+    state = checkpoint.load(path, view.device)
+    try:
+        view.trunk.load_state_dict(state["trunk"])
+    except RuntimeError as error:
+        raise ConfigError(
+            f"model.init: the trunk differs from that of {folder} ({shortened(error, 160)}); copy [model] "
+            f"trunk and the image size from {folder / RECIPE}"
+        ) from None
+    if _shapes(state["embedder"]) == _shapes(view.embedder.state_dict()):
+        view.embedder.load_state_dict(state["embedder"])
+    else:
+        view.warn(f"model.init: the embedder of {folder} has other sizes, so it starts from random weights")
+    view.changed()
+
+
+def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state.items()}
 
 
 def load_model(run: Run, name: str) -> dict[str, Any]:

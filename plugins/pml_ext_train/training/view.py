@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,15 +20,19 @@ from pml_ext.distributed import num_processes, rank
 from pml_ext.errors import DataError, PluginWarning, TrainingError
 from pml_ext.run_view import RunView
 
-from ..data import LabeledImages
+from ..data import DataSplits, LabeledImages
+from ..networks import VectorInput, use_channels_last
 from ..networks.modes import preserved_modes
+from ..recipe import Recipe, build_network, build_relation
+from . import checkpoint
 from .activations import GIGABYTE, TrunkCut, size_of
+from .batch_norm import synchronize_batch_norm
 from .batches import Pass, embed_batches
 from .engine import first_nonfinite
 from .feature_reader import with_features
-from .features import Features
+from .features import FeatureCache, Features
 from .kept_features import KeptFeatures
-from .run_context import Built
+from .run_data import load_run_data
 
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
 _CPU_BATCH = 16  # least number of images in a forward pass of a test on a CPU
@@ -41,29 +48,68 @@ class NoLabelsError(DataError):
 class View:
     """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings."""
 
-    def __init__(self, built: Built, folder: Path, tell: Callable[[str], None] = lambda text: None) -> None:
-        self.recipe = built.recipe
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        seed: int = 0,
+        device: str = "cpu",
+        root: Path | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+        splits: DataSplits | None = None,
+    ) -> None:
+        self.recipe = recipe
         self.folder = folder
-        self.seed = built.seed
-        self.device = built.device
+        self.seed = seed
+        self.device = torch.device(device)
         self.rank = rank()
         self.processes = num_processes()
         self.epoch = 0
-        self.identity = built.identity  # in all checkpoints of the run
-        self.data = built.data
+        self.tell = tell
+        checkpoint.seed_all(seed)
+        self.data = load_run_data(recipe, seed, root, tell, splits)
         self.splits = self.data.splits
         self.queries = self.data.queries
         self.pseudo_labels: NDArray[np.int64] | None = None  # of the training images, in place of the data's
-        self.relation = built.relation
-        self.network = built.network
+        relation = build_relation(recipe.data, self.data.training_images.class_names)
+        self.relation = None if relation is None else relation.to(self.device)
+        self.network = build_network(recipe.model, self.data.preprocessing)
+        if self.processes > 1:
+            self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
+            self.network.embedder = synchronize_batch_norm(self.network.embedder, self.device)
+        self.network.to(self.device)
         self.trunk = self.network.trunk
         self.embedder = self.network.embedder
-        self.memory_format = built.memory_format
-        self.frozen = self.recipe.model.freeze == "trunk"  # then features are computed once, or given as vectors
+        self.memory_format = self._choose_memory_format()
+        self.frozen = recipe.model.freeze == "trunk"  # then features are computed once, or given as vectors
         self.cut: TrunkCut | None = None  # of the stage that trains, where it trains from cached activations
-        self.tell = tell
-        self.kept = KeptFeatures(built, self.batch_size, tell)
         self._results: dict[Any, Any] = {}  # computed with the network's current weights
+        new_cache = functools.partial(
+            FeatureCache, device=self.device, batch_size=self.batch_size, workers=recipe.data.workers, tell=tell
+        )
+        self.kept = KeptFeatures(self.data, self.network, new_cache)
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Digest of recipe and seed for checkpoints; excludes epochs and trackers, which may change."""
+        tables = self.recipe.as_dict()
+        del tables["schedule"]["epochs"]
+        del tables["track"]
+        text = json.dumps([tables, self.seed], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _choose_memory_format(self) -> torch.memory_format:
+        """Return the memory format of images, after converting the trunk to it."""
+        wanted = self.recipe.engine.channels_last
+        preprocessing = self.data.preprocessing
+        if isinstance(preprocessing, VectorInput):
+            return torch.contiguous_format
+        if wanted is None and self.device.type == "cpu":
+            return use_channels_last(self.trunk, preprocessing.channels, preprocessing.image_size)
+        if not wanted:
+            return torch.contiguous_format
+        self.trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return torch.channels_last
 
     @property
     def batch_size(self) -> int:
@@ -91,12 +137,11 @@ class View:
         Activations of tested images are float32, so the metrics equal the metrics of the images.
         """
         if self.frozen:
-            return self.kept.features(split), nn.Identity()
-        if self.cut is not None and split == "validation":
-            return self.kept.activations(self.cut, split), self.cut.rest
-        if self.cut is not None and split in self._kept_tests(self.cut):
-            return self.kept.activations(self.cut, split, precision="float32"), self.cut.rest
-        return None, self.trunk
+            return self.kept.of(split), nn.Identity()
+        if self.cut is None or split not in {"validation", *self._kept_tests(self.cut)}:
+            return None, self.trunk
+        precision = self.cut.table.precision if split == "validation" else "float32"
+        return self.kept.of(split, cut=self.cut, precision=precision), self.cut.rest
 
     def _kept_tests(self, cut: TrunkCut) -> set[str]:
         """Return the splits that are tested repeatedly and whose activations fit into the limit."""

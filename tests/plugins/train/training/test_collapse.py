@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pml_ext.pairwise import ListedTuples
-from pml_ext_train.training.collapse import collapse
+from pml_ext_train.training.checks import collapse
 
 from .whole_runs import Ear, quick
 

@@ -4,8 +4,7 @@ import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext_train.training import checkpoint
-from pml_ext_train.training.initial_weights import start_from
-from pml_ext_train.training.state import model_state
+from pml_ext_train.training.state import model_state, start_from
 
 from .built_runs import built
 

@@ -1,5 +1,3 @@
-"""What a recipe describes, built."""
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from .built_runs import built
 
 
 def test_several_processes_join_the_batch_norms_of_the_head(tmp_path, monkeypatch):
-    monkeypatch.setattr("pml_ext_train.training.run_context.num_processes", lambda: 2)
+    monkeypatch.setattr("pml_ext_train.training.view.num_processes", lambda: 2)
     run = built(tmp_path / "run", "model.hidden_sizes=[8]", "model.norm=batch")
     norms = [part for part in run.network.modules() if is_batch_norm(part)]
     assert any(part in norms for part in run.embedder.modules())

@@ -9,7 +9,7 @@ from pml_ext.errors import NothingToLearnError, TrainingError
 from pml_ext.relations import Hierarchy
 from pml_ext_train.files import read_json
 from pml_ext_train.training import checkpoint
-from pml_ext_train.training.zero_loss import missing_pairs
+from pml_ext_train.training.checks import missing_pairs
 
 from .whole_runs import Ear, quick
 
