@@ -1,4 +1,4 @@
-"""Training of a cut trunk on activations of its frozen first part, which are computed once."""
+"""Training on activations of a trunk's frozen first part, which are computed once."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ class TrunkCut:
         return self.bytes_in(self.table.precision)
 
     def bytes_in(self, precision: Precision) -> int:
-        """Return that size in a precision."""
+        """Size of one view's activations in a precision."""
         return math.prod(self.shape) * np.dtype(DTYPES[precision]).itemsize
 
 
 def cut_trunk(trunk: nn.Module, table: CutTable, preprocessing: Preprocessing, device: torch.device) -> TrunkCut:
-    """Cut a trunk and freeze its first part; ConfigError if it cannot be cut there."""
+    """Cut a trunk and freeze its first part; ConfigError if there is no such block."""
     parts = frozen_stem(trunk, table.until)
     shape = activation_shape(parts.stem, preprocessing.channels, preprocessing.image_size, device)
     return TrunkCut(table, parts.stem, parts.rest, shape)
 
 
 def size_of(cut: TrunkCut, images: int, views: int, others: int = 0) -> int:
-    """Return the bytes of activations of ``images`` in so many views, and of ``others``."""
+    """Bytes of the activations of images in some views, and of other images."""
     return (images * views + others) * cut.bytes_per_image
 
 
 def check_size(cut: TrunkCut, images: int, views: int, others: int) -> str:
-    """Return a line about the size of the activations; ConfigError above the recipe's limit."""
+    """Describe the size of the activations; ConfigError above the recipe's limit."""
     size = size_of(cut, images, views, others)
     each = f"{in_units(cut.bytes_per_image)} in {cut.table.precision}"
     kept = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
@@ -67,7 +67,7 @@ def check_size(cut: TrunkCut, images: int, views: int, others: int) -> str:
 
 
 def in_units(size: float) -> str:
-    """Return a number of bytes as text: 22 KB, 1.4 GB."""
+    """Return a size as text: 22 KB, 1.4 GB."""
     for unit, name in ((GIGABYTE, "GB"), (10**6, "MB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""Checks of a run: validation images and batch norms before it trains, then a loss that stays 0, and collapse."""
+"""Checks of a run: its validation images and batch norms, a loss that stays 0, and collapse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUERIES_FOR_COLLAPSE = 256
 
 
 def check_validation(run: Run) -> None:
-    """Raise DataError if no validation image has another image of its class."""
+    """Raise DataError if no validation class has two images."""
     has_labels = run.data.listed is None and run.relation is None  # a relation may join different classes
     if run.recipe.evaluation.select is None or "validation" not in run.splits or not has_labels:
         return
@@ -48,10 +48,7 @@ def check_validation(run: Run) -> None:
 
 
 def warn_of_small_batches(run: Run) -> None:
-    """Warn if batch norms of a pretrained trunk normalize small batches.
-
-    Recipes of papers follow their paper, without a warning.
-    """
+    """Warn if a pretrained trunk's batch norms see small batches, except in papers' recipes."""
     model = run.recipe.model
     if model.freeze_batch_norm or not is_pretrained(model.trunk.settings) or run.recipe.paper is not None:
         return
@@ -65,7 +62,7 @@ def warn_of_small_batches(run: Run) -> None:
 
 
 def _normalized_together(run: Run, stage: Stage) -> int:
-    """Return the number of images that a batch norm normalizes together."""
+    """Number of images that a batch norm normalizes together."""
     micro_batch = run.recipe.engine.micro_batch
     images = stage.batch_size * run.recipe.data.views
     if run.data.listed is not None:  # batch_size counts pairs or triplets
@@ -84,10 +81,7 @@ def _trains_batch_norms(run: Run, stage: Stage) -> bool:
 
 
 def warn_of_zero_loss(epoch: Epoch) -> None:
-    """Warn if the loss was 0 in a stage's first ten iterations, and name the missing pairs.
-
-    A shorter epoch is checked at its end.
-    """
+    """Warn if the loss was 0 in a stage's first ten iterations, and name the missing pairs."""
     run = epoch.run
     stage = epoch.stage
     finished = len(epoch.losses)
@@ -103,10 +97,10 @@ def warn_of_zero_loss(epoch: Epoch) -> None:
 
 
 def check_zero_loss(epoch: Epoch) -> None:
-    """Raise TrainingError if the loss of every iteration of the run so far was 0.
+    """Raise TrainingError if the loss was 0 in all iterations so far.
 
-    It is a NothingToLearnError if no pairs are missing. Runs that have learned something, start from other weights,
-    or fill a memory are exempt.
+    It is a NothingToLearnError if no pairs are missing. Runs that start from other weights, or fill a memory, are
+    exempt.
     """
     run = epoch.run
     stage = epoch.stage
@@ -128,7 +122,7 @@ def check_zero_loss(epoch: Epoch) -> None:
 
 
 def _memory_fills(run: Run, stage: Stage) -> bool:
-    """Return whether the memory of a stage is not yet in use or not full."""
+    """Whether a stage's memory is not yet in use or not full."""
     memory = stage.table.loss.memory
     if memory is None:
         return False
@@ -137,7 +131,6 @@ def _memory_fills(run: Run, stage: Stage) -> bool:
 
 
 def _none_adds(run: Run, stage: Stage) -> str:
-    """Return why the loss may be 0 although no pairs are missing."""
     if run.data.listed is not None:
         return f"no listed {run.data.listed.kind[:-1]} adds to it: all may satisfy its margin"
     miner = stage.table.loss.miner
@@ -146,7 +139,7 @@ def _none_adds(run: Run, stage: Stage) -> str:
 
 
 def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
-    """Return which pairs or triplets are missing from the batches of all processes, or an empty string."""
+    """Name the pairs missing from the batches of all processes, if any."""
     if run.data.listed is not None:
         return ""
     drawn = [indices_of(batch) for batch in batches]
@@ -160,7 +153,7 @@ def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
 
 
 def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
-    """Say which pairs or triplets no batch has, or return an empty string; labels are ``[B]`` each."""
+    """Name the pairs or triplets that no batch has, if any; labels are ``[B]`` each."""
     positive_pairs = negative_pairs = triplets = False
     for labels in batches:
         positive, negative = _pairs_of(labels, relation)
@@ -182,10 +175,7 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
 
 
 def _pairs_of(labels: Tensor, relation: Relation | None) -> tuple[Tensor, Tensor]:
-    """Return the masks of positive and negative pairs of labels ``[B]``, each ``[B, B]``.
-
-    Under a relation, a pair may be neither.
-    """
+    """Masks of positive and negative pairs, ``[B, B]``; related pairs may be neither."""
     if relation is None:
         positive = labels[:, None] == labels[None]
         return positive, ~positive
@@ -195,7 +185,7 @@ def _pairs_of(labels: Tensor, relation: Relation | None) -> tuple[Tensor, Tensor
 
 
 def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
-    """Warn if the embeddings of an epoch's last batch have collapsed since the epoch before."""
+    """Warn if an epoch's last batch has collapsed, unless the epoch before had, too."""
     run = epoch.run
     indices = indices_of(epoch.batches[-1])
     images = run.data.training_images
@@ -213,10 +203,11 @@ def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
 
 
 def collapse(embeddings: Tensor, labels: Any) -> float | None:
-    """Return the mean cosine similarity of embeddings ``[N, D]`` that collapsed to one point, or None.
+    """Mean cosine similarity of embeddings ``[N, D]`` that collapsed to one point, or None.
 
-    The similarity is then above :data:`COLLAPSED`, and the nearest image has the same class less often than halfway
-    from chance to always. ``labels`` may be listed pairs or triplets, whose chance is one half.
+    It is above :data:`COLLAPSED`, and the nearest image has the same class less often than halfway from chance to
+    always.
+    ``labels`` may be listed pairs or triplets, whose chance is one half.
     """
     points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
     count = len(points)
@@ -239,7 +230,7 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
 
 
 def _is_near_chance(points: Tensor, tuples: ListedTuples) -> bool:
-    """Return whether listed tuples are right less often than halfway from chance to always."""
+    """Whether listed tuples are right less often than halfway from chance to always."""
     if not len(tuples) or (tuples.same is not None and not 0 < int(tuples.same.sum()) < len(tuples)):
         return True
     metrics = tuple_metrics(points, tuples)

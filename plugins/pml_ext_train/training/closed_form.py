@@ -19,7 +19,7 @@ Shrinkage = float | Literal["auto"]
 
 
 def fit_embedder(view: View) -> None:
-    """Fit the embedder to the trunk's features of training images, as the recipe says."""
+    """Fit the recipe's closed-form head to the trunk's training features."""
     model = view.recipe.model
     whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
     if whitens and model.embedding_size > view.network.features:
@@ -40,12 +40,11 @@ def fit_embedder(view: View) -> None:
 
 
 def refit(view: View, features: Tensor) -> None:
-    """Replace the embedder by within-class whitening of the training images' features."""
+    """Replace the embedder by within-class whitening of the training features."""
     _replace_embedder(view, _whitened_within_classes(view, features, view.recipe.model.embedding_size))
 
 
 def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> nn.Linear:
-    """Return the whitening layer; ConfigError without two items of a class."""
     shrinkage = view.recipe.model.shrinkage
     try:
         return fit_within_classes(view, features, SHRINKAGE if shrinkage is None else shrinkage, size)
@@ -54,9 +53,9 @@ def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> 
 
 
 def fit_within_classes(view: View, features: Tensor, shrinkage: Shrinkage, size: int | None = None) -> nn.Linear:
-    """Return whitening within the classes, positive pairs or relation of the training images.
+    """Whiten within the classes, positive pairs or relation of the training images.
 
-    Raises ValueError for data without any, and for clusters or instances as labels.
+    Raises ValueError without any, and for clusters or instances as labels.
     """
     if view.recipe.data.labels != "given":
         found = view.recipe.data.labels
@@ -69,7 +68,7 @@ def fit_within_classes(view: View, features: Tensor, shrinkage: Shrinkage, size:
 
 
 def whitened(view: View, features: Mapping[str, Tensor], training: Tensor) -> dict[str, Tensor] | None:
-    """Return splits' features whitened within the training classes; None without such classes."""
+    """Whiten splits' features within the training classes, if there are any."""
     try:
         layer = fit_within_classes(view, training, SHRINKAGE)
     except ValueError:  # the baseline does not exist for these data

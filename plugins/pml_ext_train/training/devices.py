@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
+    """Return ``"cpu"`` or ``"cuda (NVIDIA H100)"``."""
     name = getattr(getattr(torch, device.type), "get_device_name", None)
     if name is not None:
         return f"{device.type} ({name(device)})"
@@ -23,8 +23,7 @@ def device_name(device: torch.device) -> str:
 def deterministic_algorithms(wanted: bool) -> Iterator[None]:
     """Use torch's deterministic operators inside the block, if ``wanted``.
 
-    Enter before the first product on a GPU, when cuBLAS reads its setting. torch raises RuntimeError for operators
-    without a deterministic version.
+    Enter before the first product on a GPU, when cuBLAS reads its setting.
     """
     if not wanted:
         yield
@@ -39,7 +38,7 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
-    """Return numbers and one-element tensors as numbers, with one transfer from an accelerator."""
+    """Read numbers and one-element tensors, with one transfer from an accelerator."""
     numbers = [value.item() if isinstance(value, Tensor) and value.is_cpu else value for value in values]
     on_device = {place: value.detach() for place, value in enumerate(numbers) if isinstance(value, Tensor)}
     if on_device:

@@ -1,6 +1,6 @@
 """A training step and an epoch of steps, in plain PyTorch.
 
-A step repeats a step of PML 2.9's ``MetricLossOnly`` to the last digit. It adds precision, compilation, clipping, and a
+A step equals one of PML 2.9's ``MetricLossOnly`` to the last digit, and adds precision, compilation, clipping, and a
 check of the loss and all gradients. It waits for the device once.
 """
 
@@ -31,12 +31,12 @@ MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is bel
 
 
 class NotFiniteError(TrainingError):
-    """The loss, an embedding or a gradient is NaN or infinite; the step was not applied."""
+    """The loss, an embedding or a gradient is not finite; no step was taken."""
 
 
 @dataclass
 class Objective:
-    """The loss that is minimized, with its miner and the optimizers."""
+    """The loss to minimize, with its miner and the optimizers."""
 
     loss: nn.Module  # called as loss(embeddings, labels, indices_tuple); returns one value
     optimizers: Mapping[str, torch.optim.Optimizer]  # of trunk, embedder and loss, in the order in which they step
@@ -57,18 +57,19 @@ class Step:
 
 
 class NonFinite(NamedTuple):
-    """The name of a tensor that is NaN or infinite, and such a value of it."""
+    """A tensor's name, and a value in it that is NaN or infinite."""
 
     name: str
     value: float
 
 
 class Engine:
-    """Trainer of a trunk and an embedder; gradients are averaged over the processes.
+    """Trains a trunk and an embedder; gradients are averaged over the processes.
 
-    Save and load the modules that were passed in: compiled or wrapped ones share their parameters.
-    ``freeze_batch_norm`` keeps the statistics of the trunk's batch norms. ``skip_nonfinite`` skips non-finite
-    steps, at most 30 in a row.
+    Save and load the modules that were passed in; compiled or wrapped ones share their parameters.
+    ``freeze_batch_norm`` keeps the statistics of the trunk's batch norms. ``skip_nonfinite`` skips at most 30
+    non-finite
+    steps in a row.
     """
 
     def __init__(
@@ -102,10 +103,9 @@ class Engine:
         return [data_parallel(module) for module in parts]
 
     def use_trunk(self, trunk: nn.Module) -> None:
-        """Train this module in place of the trunk: the trunk itself, or the rest after a cut.
+        """Train the trunk itself, or the rest after a cut.
 
-        It is wrapped again if other parameters are frozen, because processes wait for the gradients of those
-        that were trainable.
+        It is wrapped again if other parameters are frozen, since processes wait for the gradients of trainable ones.
         """
         trainable = _trainable(trunk)
         if trunk is not self.networks["trunk"] or trainable != self._trainable:
@@ -116,8 +116,7 @@ class Engine:
     def epoch(self, batches: Iterable[Batch], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield each step after it was taken.
 
-        Raises NotFiniteError for a non-finite loss, embedding or gradient, and TrainingError for a loss that is
-        not one value or depends on no parameter.
+        Raises NotFiniteError for a non-finite loss, embedding or gradient, and TrainingError for an unusable loss.
         """
         for module in (*self._parts, objective.loss):
             module.train()
@@ -167,7 +166,6 @@ class Engine:
         return loss.detach(), embeddings.detach()
 
     def _check_that_the_trunk_learns(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Raise TrainingError if no trainable parameter of the trunk has a gradient."""
         trunk = [value for name, value in parameters.items() if name.startswith("trunk.") and value.requires_grad]
         if trunk and all(parameter.grad is None for parameter in trunk):
             raise TrainingError(
@@ -178,7 +176,7 @@ class Engine:
     def _update(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
-        """Take a step with the computed gradients, or skip it if a value is not finite."""
+        """Take a step, or skip it if a value is not finite."""
         self._check_that_the_trunk_learns(parameters)
         optimizers = objective.optimizers.values()
         for optimizer in optimizers:
@@ -215,7 +213,7 @@ class Engine:
             optimizer.step()
 
     def _skip(self, nonfinite: NonFinite) -> None:
-        """Skip the step after an overflow in float16 or with ``skip_nonfinite``; otherwise raise."""
+        """Skip a step after an overflow in float16 or with ``skip_nonfinite``; otherwise raise."""
         text = f"the {nonfinite.name} became {nonfinite.value}"
         self._overflows += 1
         if not self._skips and (not self._scaler.is_enabled() or nonfinite.name in ("embeddings", "loss")):
@@ -228,7 +226,7 @@ class Engine:
         self._undo()
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
-        """Return a function that undoes a step's changes to buffers and memory queues."""
+        """Return a function that restores buffers and memory queues."""
         buffers = [(buffer, buffer.clone()) for buffer in nn.ModuleDict(self.networks).buffers()]
         loss = unwrapped(objective.loss)
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
@@ -252,20 +250,17 @@ class Engine:
         return undo
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale of float16 and the number of consecutive skipped steps."""
+        """Return the loss scale and the number of consecutive skipped steps."""
         return {"scaler": self._scaler.state_dict(), "overflows": self._overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of an engine with the same precision."""
+        """Load the state of an engine of the same precision."""
         self._scaler.load_state_dict(state["scaler"])
         self._overflows = state["overflows"]
 
 
 def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
-    """Return a module whose gradients are averaged over the processes.
-
-    It is unchanged for one process, or without trainable parameters.
-    """
+    """Average a module's gradients over the processes, if there are several."""
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return nn.parallel.DistributedDataParallel(module, **settings)
@@ -276,7 +271,7 @@ def _trainable(module: nn.Module) -> list[bool]:
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
-    """Return name and value of the first tensor that is not finite, or None."""
+    """Return the first tensor that is not finite, or None."""
     filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
         return None
@@ -289,15 +284,15 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
 
 
 def stored_values(tensor: Tensor) -> Tensor:
-    """Return the detached values of a tensor, or the entries of a sparse one."""
+    """Detached values of a tensor, or the entries of a sparse one."""
     tensor = tensor.detach()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> NonFinite | None:
-    """Return the first parameter that is not finite, or buffer that turns every image into NaN.
+    """Return the first non-finite parameter, or buffer that turns every image into NaN.
 
-    A running variance may be infinite (it divides), and other buffers may be by design, for example masks.
+    A running variance may be infinite (it divides), and so may masks and other buffers.
     """
     modules = nn.ModuleDict({**networks, "loss": loss})
     parameters = {f"weight {name}": parameter for name, parameter in modules.named_parameters()}

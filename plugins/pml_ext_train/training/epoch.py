@@ -1,4 +1,4 @@
-"""An epoch in training: its stage, batches, objective, losses so far, and the errors that end it."""
+"""An epoch in training: stage, batches, objective, losses, and the errors that end it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Epoch:
 
     @property
     def iteration(self) -> int:
-        """The number of the last finished iteration in the run."""
+        """Number of the last finished iteration of the run."""
         return self.run.stages.iterations_until(self.run.epoch - 1) + len(self.losses)
 
     def steps(self) -> Iterator[Step]:
@@ -51,10 +51,7 @@ class Epoch:
 
 
 def begin_epoch(run: Run, checkpointer: Checkpointer, recorded: bool) -> Epoch:
-    """Draw the batches of the current epoch; a resumed run continues after its checkpoint.
-
-    ``recorded`` says whether the steps have values to record.
-    """
+    """Draw the batches of the current epoch; a resumed run continues after its checkpoint."""
     stage = run.stages.of(run.epoch)
     run.enter_stage(stage)
     losses = checkpointer.finished_losses()
@@ -86,7 +83,7 @@ def begin_epoch(run: Run, checkpointer: Checkpointer, recorded: bool) -> Epoch:
 
 
 def stopped(run: Run, problem: object, when: str) -> TrainingError:
-    """Return the error that ends a run; a remedy may follow the problem after a semicolon."""
+    """Return the error that ends a run; the problem may have a remedy after a semicolon."""
     what, _, remedy = str(problem).partition("; ")
     exists = run.checkpoint("last").exists()
     kept = f"the checkpoint of epoch {run.epoch - 1} is kept" if exists else "there is no checkpoint yet"
@@ -96,7 +93,7 @@ def stopped(run: Run, problem: object, when: str) -> TrainingError:
 
 @contextlib.contextmanager
 def stopping_for_nonfinite(epoch: Epoch) -> Iterator[None]:
-    """Raise TrainingError with the iteration in which a value became NaN or infinite."""
+    """Translate NotFiniteError into a TrainingError that names the iteration."""
     try:
         yield
     except NotFiniteError as error:
@@ -108,7 +105,7 @@ def stopping_for_nonfinite(epoch: Epoch) -> Iterator[None]:
 
 
 def check_weights(epoch: Epoch) -> None:
-    """Raise TrainingError if a weight became NaN or infinite in an epoch."""
+    """Raise TrainingError if an epoch left a weight that is not finite."""
     run = epoch.run
     bad = first_nonfinite_weight({"trunk": run.trunk, "embedder": run.embedder}, epoch.stage.loss)
     if bad is not None:

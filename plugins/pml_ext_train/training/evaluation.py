@@ -31,10 +31,9 @@ NEIGHBORS = 8  # kept of a search, for the report
 
 
 def metrics_before(view: View) -> dict[str, Metrics]:
-    """Return the metrics of raw pixels or vectors and of the untrained network, in one pass.
+    """Metrics of raw pixels or vectors and of the untrained network, in one pass.
 
-    A pretrained or frozen trunk adds its features, their whitened components, and the features whitened within
-    training classes.
+    A pretrained or frozen trunk adds its features, their whitened components, and features whitened within classes.
     """
     parts = _compared_splits(view, view.queries)
     if view.data.has_vectors:
@@ -50,7 +49,6 @@ def metrics_before(view: View) -> dict[str, Metrics]:
 
 
 def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Metrics]:
-    """Return the metrics of points by phase, including the untrained network."""
     split = view.queries
     metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
     metrics["before"] = evaluate_split(view, split)
@@ -58,7 +56,7 @@ def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) ->
 
 
 def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:
-    """Return retrieval and clustering metrics of points ``[N, D]`` by cosine similarity."""
+    """Retrieval and clustering metrics of points ``[N, D]`` by cosine similarity."""
     normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
     if view.data.listed is not None:
         return _of_listed(view, split, normalized)
@@ -67,10 +65,7 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
 
 
 def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return features by phase: whitened components, and whitened within classes if there are classes.
-
-    Both are fitted on the training images.
-    """
+    """Whitened components, and features whitened within classes if there are any."""
     training = view.untrained_features("train")
     layer = whitened_components(training, view.recipe.model.embedding_size)
     points = {"pca": {part: layer(rows) for part, rows in features.items()}}
@@ -81,16 +76,16 @@ def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dic
 
 
 def tested_features(view: View) -> dict[str, Tensor]:
-    """Return the features of the compared splits; the same pass keeps their embeddings."""
+    """Features of the compared splits; the pass keeps their embeddings, too."""
     return {
         part: view.embedded(part, features=True)["features"].float() for part in _compared_splits(view, view.queries)
     }
 
 
 def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | None = None) -> dict[str, Metrics]:
-    """Return the metrics of the trained network on test and training images, and of a learned metric.
+    """Metrics of the trained network on test and training images, and of a learned metric.
 
-    A trained pretrained trunk, or a refitted head, adds the features before the head (:func:`tested_features`).
+    A fine-tuned trunk, or a refitted head, adds the features before the head.
     """
     split = view.queries
     if features is None and trains_pretrained_trunk(view.recipe):
@@ -116,9 +111,9 @@ def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | N
 
 
 def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
-    """Return the metrics of a split by cosine similarity.
+    """Metrics of a split by cosine similarity; TrainingError for non-finite embeddings.
 
-    ``clustering`` adds metrics of clusters and protocols. Raises TrainingError for non-finite embeddings.
+    ``clustering`` adds metrics of clusters and protocols.
     """
     if view.data.listed is not None:
         points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
@@ -131,7 +126,7 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
 
 def _compared_splits(view: View, split: str) -> list[str]:
-    """Return a split, its gallery, and the training pairs that set its threshold."""
+    """A split, its gallery, and the training pairs that set its threshold."""
     parts = [split, view.data.gallery_of(split)]
     if view.data.listed is not None and view.data.listed.kind == "pairs" and view.data.tested_training is not None:
         parts.append(view.data.tested_training)
@@ -139,7 +134,7 @@ def _compared_splits(view: View, split: str) -> list[str]:
 
 
 def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: BaseDistance | None = None) -> Metrics:
-    """Return the metrics of listed pairs or triplets; the threshold comes from training pairs."""
+    """Metrics of listed pairs or triplets; training pairs set the threshold."""
     tuples = view.images(split).tuples
     assert tuples is not None
     threshold = None
@@ -156,13 +151,13 @@ def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: B
 
 
 def nearest(view: View, split: str) -> Evaluation:
-    """Return retrieval metrics and the 8 nearest images of each query; computed once."""
+    """Retrieval metrics and the 8 nearest images of each query; computed once."""
     points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
     return view.once(("nearest", split), lambda: _retrieval(view, split, points))
 
 
 def clustered(view: View, split: str) -> Evaluation:
-    """Return clustering metrics; computed once."""
+    """Clustering metrics; computed once."""
     points = view.normalized_embeddings(split)
     return view.once(("clusters", split), lambda: _clustering(view, split, points))
 
@@ -174,7 +169,6 @@ def _retrieval(
     search: NearestNeighbors | None = None,
     keep: int = NEIGHBORS,
 ) -> Evaluation:
-    """Return retrieval metrics by their names in ``metrics.json``."""
     names = _names_by_accuracy(view, of_clusters=False)
     calculator = _calculator(view, names, view.relation, search)
     labels = view.true_labels(split)
@@ -193,7 +187,6 @@ def _retrieval(
 
 
 def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
-    """Return clustering metrics of points ``[N, D]`` by their names in ``metrics.json``."""
     names = _names_by_accuracy(view, of_clusters=True)
     calculator = _calculator(view, names)  # by classes, which a relation's labels may not be
     result = calculator.evaluate(points, view.true_labels(split), on_failure=view.warn)
@@ -201,7 +194,7 @@ def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
 
 
 def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
-    """Return ``{name in the calculator: name in metrics.json}`` for clusters or retrieval."""
+    """Names in ``metrics.json`` by their names in the calculator."""
     table = view.recipe.evaluation
     levels = () if view.relation is None else view.relation.levels
     known = metrics_of(
@@ -249,7 +242,7 @@ def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str])
 
 
 def _groups(view: View, split: str) -> dict[str, Any]:
-    """Return the groups of queries and gallery as arguments of the calculator."""
+    """Groups of queries and gallery, as arguments of the calculator."""
     queries = view.images(split)
     searched = view.images(view.data.gallery_of(split))
     if queries.groups is None or searched.groups is None:

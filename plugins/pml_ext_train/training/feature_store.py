@@ -1,4 +1,4 @@
-"""Vectors on disk: a file of float32 or float16 rows, and a table of their keys, which say what they depend on."""
+"""Features on disk: a file of float32 or float16 rows, and a table of their keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WAIT = 600.0  # seconds for another process's transaction
 
 
 class FeatureStore:
-    """Vectors of one size, ``[N, F]``, in a folder, by key; keys have a file's size and time.
+    """Vectors ``[N, F]`` in a folder, by a key and a file's size and time.
 
     Rows are only appended, so readers may map the file. Several processes may append.
     """
@@ -47,7 +47,7 @@ class FeatureStore:
         self._file = folder / f"vectors.f{8 * self.dtype.itemsize}"
 
     def find(self, stats: Mapping[bytes, FileStat]) -> tuple[dict[bytes, int], int]:
-        """Return the row of each unchanged key, and the number of damaged rows."""
+        """Return the rows of unchanged keys, and the number of damaged rows."""
         rows: dict[bytes, int] = {}
         damaged = 0
         if not self._database.exists():
@@ -68,7 +68,7 @@ class FeatureStore:
         return rows, damaged
 
     def append(self, keys: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
-        """Write vectors ``[N, F]`` over what a killed process left; return the row of each key."""
+        """Write vectors ``[N, F]`` over a killed process's remains; return their rows."""
         self.folder.mkdir(parents=True, exist_ok=True)
         vectors = np.ascontiguousarray(vectors, dtype=self.dtype)
         with self._transaction() as connection:
@@ -87,7 +87,7 @@ class FeatureStore:
         return {key: first + number for number, key in enumerate(keys)}
 
     def vectors(self) -> Vectors:
-        """Map the complete rows of the file, ``[M, F]``; M is 0 without a file."""
+        """Map the complete rows of the file, ``[M, F]``."""
         count = self._file.stat().st_size // (self.dtype.itemsize * self._size) if self._file.exists() else 0
         if count == 0:
             return np.empty((0, self._size), dtype=self.dtype)
@@ -101,10 +101,7 @@ class FeatureStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a block in a write transaction.
-
-        Raises DataError for a damaged database, UnwritableError for a locked, read-only or full one.
-        """
+        """DataError for a damaged database, UnwritableError for a locked, read-only or full one."""
         try:
             opened = sqlite3.connect(self._database, timeout=_WAIT, isolation_level=None)
             with contextlib.closing(opened) as connection, connection:  # commits, or rolls back
@@ -126,7 +123,7 @@ _ACT_BEFORE_DROP = re.compile(r"( *\(act\): .*\n)( *\(drop\): .*\n)")
 
 
 def trunk_digest(trunk: nn.Module, about: Any) -> str:
-    """Return the digest of a trunk's modules and weights, and of everything in ``about``."""
+    """Digest of a trunk's modules and weights, and of ``about``."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     modules = _BATCH_NORM.sub("BatchNorm(", _ADDRESS.sub("", str(trunk)))
     digest.update(_ACT_BEFORE_DROP.sub(r"\2\1", modules).encode())
@@ -137,7 +134,7 @@ def trunk_digest(trunk: nn.Module, about: Any) -> str:
 
 
 def keys_of(images: LabeledImages, view: int) -> list[bytes]:
-    """Return the key of each image in a view: its file or pixels, and its box."""
+    """Key of each image in a view: its file or pixels, and its box."""
     if images.paths is None:
         pixels: Any = images.images
         sources = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
@@ -148,22 +145,22 @@ def keys_of(images: LabeledImages, view: int) -> list[bytes]:
 
 
 def key_of(source: bytes, box: bytes = b"", view: int = 0) -> bytes:
-    """Return the key of an image's features; by default of the whole, unaugmented image."""
+    """Key of an image's features; by default of the whole, unaugmented image."""
     return b"%s\0%s\0%d" % (source, box, view)
 
 
 def file_bytes(path: str | Path) -> bytes:
-    """Return a file's resolved path as bytes."""
+    """A file's resolved path."""
     return path_bytes(os.path.realpath(path))
 
 
 def stat_of(path: Path | None) -> FileStat:
-    """Return size and time of a file, constant for pixels or a missing file."""
+    """Size and time of a file; constant for pixels or a missing file."""
     if path is None:
         return (0, 0)
     return file_stat(Path(path)) or MISSING
 
 
 def seed_of(key: bytes) -> int:
-    """Return the seed of an image's random transforms."""
+    """Seed of an image's random transforms."""
     return int.from_bytes(hashlib.sha256(key).digest()[:7])

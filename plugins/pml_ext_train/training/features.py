@@ -1,8 +1,7 @@
 """Features of a frozen trunk, or activations before a cut: computed once and shared by runs.
 
-A store belongs to a trunk with its weights, a preprocessing and an augmentation; their digest names its folder,
-``features/DIGEST`` in the user's cache. A feature belongs to a file with size and time, or to pixels; to a box; and to
-a view, with random numbers of its own.
+``features/DIGEST`` in the user's cache belongs to a trunk with its weights, preprocessing and augmentation. Each
+feature belongs to a file with size and time, or to pixels; to a box; and to a view with its own random numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Features:
 
     @classmethod
     def of_vectors(cls, vectors: Tensor) -> Features:
-        """Return the vectors ``[N, F]`` of a data set as features."""
+        """Use a data set's vectors ``[N, F]`` as features."""
         return cls(vectors, torch.arange(len(vectors)), vectors.shape[1:])
 
     def __len__(self) -> int:
@@ -58,14 +57,14 @@ class Features:
 
 @dataclass(frozen=True)
 class Remainder:
-    """The rest of a trunk, from activations to features, and the cache of these."""
+    """The rest of a trunk after a cut, and the cache of its features."""
 
     module: nn.Module
     cache: FeatureCache
 
 
 class FeatureCache:
-    """Features ``[F]`` of images under a frozen trunk, or activations of any shape, on disk.
+    """Features or activations of images under a frozen trunk, on disk.
 
     ``about`` is everything else that they depend on, as JSON. A killed process loses at most one batch. ``tell``
     receives a line before images pass through the trunk.
@@ -97,9 +96,9 @@ class FeatureCache:
     def of(self, images: LabeledImages, view: int = 0, remainder: Remainder | None = None) -> Features:
         """Return the features of transformed images; compute those that the store lacks.
 
-        Results also pass through a ``remainder``, if given. Each process computes a part; other runs wait and
-        reuse it. If the store cannot be written, a single process uses a temporary one, with a warning. Raises
-        DataError for NaN or infinity.
+        Results also pass through a ``remainder``. Each process computes a part; other runs wait and reuse it. If the
+        store
+        cannot be written, a single process warns and uses a temporary one. Raises DataError for NaN or infinity.
         """
         self._share_store()
         keys = keys_of(images, view)
@@ -116,10 +115,7 @@ class FeatureCache:
             return self._features_of(images, keys)
 
     def _share_store(self) -> None:
-        """Use the store of rank 0 in every process, because they exchange row numbers.
-
-        Raises ConfigError if a process does not see it; it may be on another machine.
-        """
+        """Use rank 0's store in all processes; ConfigError if one cannot see it."""
         if num_processes() == 1:
             return
         with contextlib.ExitStack() as stack:
@@ -145,7 +141,7 @@ class FeatureCache:
         return Features(vectors, torch.tensor([numbers[key] for key in keys]), self._shape)
 
     def _numbers(self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None) -> dict[bytes, int]:
-        """Return the row of each key, after each process computed its part of the missing ones."""
+        """Return the row of each key; each process computes a part of the missing ones."""
         paths = images.paths or itertools.repeat(None)
         stats = dict(zip(keys, map(stat_of, paths), strict=False))
         found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
@@ -161,7 +157,6 @@ class FeatureCache:
         return found
 
     def _found(self, stats: dict[bytes, FileStat]) -> dict[bytes, int]:
-        """Return the rows in the store; clear a damaged store."""
         try:
             rows, damaged = self.store.find(stats)
         except DataError as error:
@@ -173,7 +168,7 @@ class FeatureCache:
         return rows
 
     def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
-        """Return the stored features of unchanged files, by index in the list."""
+        """Stored features of unchanged files, by index in the list."""
         keys = [key_of(file_bytes(path)) for path in paths]
         stats = {key: stat_of(path) for key, path in zip(keys, paths, strict=True)}
         found, _ = self.store.find(stats)
@@ -181,10 +176,7 @@ class FeatureCache:
         return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
 
     def keep(self, paths: Sequence[Path], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write the finite features of files, ``[N, F]``.
-
-        Take ``stats`` before reading the files, so that a file replaced meanwhile is read again.
-        """
+        """Write the finite features of files, ``[N, F]``, with ``stats`` from before they were read."""
         keys = [key_of(file_bytes(path)) for path in paths]
         self._append_finite(keys, stats, features)
 
@@ -212,7 +204,7 @@ class FeatureCache:
         files: dict[bytes, FileStat],
         remainder: Remainder | None,
     ) -> dict[bytes, int]:
-        """Compute and write features batch by batch; return their row numbers."""
+        """Compute and write features batch by batch; return their rows."""
         numbers: dict[bytes, int] = {}
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
         seeded = [[(index, seed_of(keys[index])) for index in batch] for batch in batches]
@@ -236,7 +228,7 @@ class FeatureCache:
 
 
 def _writable_folder(name: str) -> Path:
-    """Return a folder of the user's cache, or a temporary one with a warning."""
+    """A folder of the user's cache, or a temporary one with a warning."""
     try:
         folder = cache_folder("features") / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from .view import View
 
 
 class Inputs:
-    """The readers of the stages' batches, with features and activations that are computed once."""
+    """The readers of the stages' batches."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -24,14 +24,14 @@ class Inputs:
         self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
 
     def trained_trunk(self, stage: Stage) -> torch.nn.Module:
-        """Return the module that a stage trains on its reader's output."""
+        """The module that a stage trains on its reader's output."""
         if self._view.frozen:
             return torch.nn.Identity()
         cut = self.cut_of(stage)
         return self._view.trunk if cut is None else cut.rest
 
     def cut_of(self, stage: Stage) -> TrunkCut | None:
-        """Return the cut of the trunk in a stage, or None."""
+        """The cut of the trunk in a stage."""
         table = cut_of(self._view.recipe.model.freeze) or cut_of(stage.table.freeze)
         if table is None:
             return None
@@ -42,7 +42,7 @@ class Inputs:
         return self._cuts[key]
 
     def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
-        """Return the reader of a stage's images, features or activations."""
+        """The reader of a stage's batches."""
         cut = self.cut_of(stage)
         if cut in self._readers:
             return self._readers[cut]
@@ -56,14 +56,14 @@ class Inputs:
         return self._readers[cut]
 
     def _views(self) -> range:
-        """Return the numbers of the kept views; 0 is the unaugmented image."""
+        """Numbers of the kept views; 0 is the unaugmented image."""
         count = self._view.recipe.model.views
         return range(1, count + 1) if count > 1 else range(1)
 
     def features(self, split: str, stage: Stage) -> torch.Tensor:
         """Return a split's features ``[N, F]`` under the current trunk.
 
-        After a cut they come from the kept activations, in a quarter of the time.
+        After a cut, kept activations make this four times as fast.
         """
         view = self._view
         cut = self.cut_of(stage)
@@ -83,7 +83,7 @@ class Inputs:
     def compute(self, stages: Iterable[Stage]) -> None:
         """Compute frozen features, or activations before cuts; each process computes a part.
 
-        A single process leaves the features of tested images to the tests.
+        A single process leaves the features of test images to the tests.
         """
         if self._view.frozen:
             for split in self._view.splits:

@@ -14,7 +14,7 @@ from .run_data import RunData
 
 
 class KeptFeatures:
-    """The features of a run's splits, and the activations before its cuts.
+    """Features of a run's splits, and activations before its cuts.
 
     ``new_cache(trunk, shape, about)`` returns a :class:`FeatureCache`.
     """
@@ -34,7 +34,7 @@ class KeptFeatures:
         precision: Precision | None = None,
         remainder: Remainder | None = None,
     ) -> Features:
-        """Return a split's features under the frozen trunk, or its activations before a cut.
+        """A split's features under the frozen trunk, or its activations before a cut.
 
         Views above 0 are augmented. Vectors are features already.
         """
@@ -53,14 +53,11 @@ class KeptFeatures:
         return self._features[key]
 
     def features_now(self, split: str) -> Features:
-        """Return a split's features under a trunk before its training; other runs share them."""
+        """A split's features before the trunk trains; other runs share them."""
         return self._cache(None, None, "").of(self._data.images(split))
 
     def compute_both(self, cut: TrunkCut, split: str) -> None:
-        """Compute the activations of a split, and in the same pass its present features.
-
-        Several processes leave the features to :meth:`features_now`.
-        """
+        """Compute a split's activations and, in a single process, its present features."""
         remainder = Remainder(cut.rest, self._cache(None, None, "")) if num_processes() == 1 else None
         self.of(split, cut=cut, remainder=remainder)
 

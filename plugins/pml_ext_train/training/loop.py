@@ -41,10 +41,9 @@ def train_run(
 ) -> Metrics:
     """Train, test and write everything; return the contents of ``metrics.json``.
 
-    ``after_validation`` receives each validated epoch and the best value so far. ``finish`` tests the trained
-    network and writes the results.
-
-    Raises TrainingError for NaN or infinite values, DataError for a damaged or foreign checkpoint,
+    ``after_validation`` receives each validated epoch and the best value so far. ``finish`` tests the trained network
+    and
+    writes the results. Raises TrainingError for NaN or infinite values, DataError for an unusable checkpoint,
     MissingExtraError for a missing tracker, and StoppedError after a signal.
     """
     for table in run.recipe.track:
@@ -65,7 +64,7 @@ def train_epochs(
     after_validation: Callable[[int, float], None] | None,
     finish: Callable[[Run, Records], Metrics],
 ) -> Metrics:
-    """Train the remaining epochs and test; return the contents of ``metrics.json`` on all ranks."""
+    """Train the remaining epochs and test; all ranks return ``metrics.json``."""
     status = "failed"
     metrics: Metrics = {}
     try:
@@ -94,7 +93,7 @@ def train_epochs(
 
 
 def prepare(run: Run, resume: bool) -> Checkpointer:
-    """Restore a resumed run, or test the untrained network and prepare the components."""
+    """Restore a resumed run, or test the untrained network and prepare components."""
     _ = run.engine  # raises its errors before the tests
     checkpointer = Checkpointer(run)
     restored = resume and checkpointer.resume()
@@ -116,9 +115,9 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
 
 
 def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
-    """Return the records and trackers of a run, continued after the last checkpoint; None unless rank 0.
+    """Open rank 0's records and trackers; a resumed run continues after its checkpoint.
 
-    ``finished_iterations`` counts the completed iterations of an unfinished epoch.
+    ``finished_iterations`` counts an unfinished epoch's iterations.
     """
     if run.rank > 0:
         return None
@@ -132,7 +131,7 @@ def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
 
 
 def _title(name: str) -> str:
-    """Return a tracker's name, with its plugin unless this distribution ships it."""
+    """A tracker's name, with its plugin if that is not shipped."""
     plugin, _ = registry.find("tracker", name)
     record = registry.record_of(plugin)
     if record is None or record.shipped:
@@ -186,7 +185,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
 
 
 def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:
-    """Report the mean loss of an epoch, images per second, and the time left in its stage."""
+    """Report an epoch's mean loss, images per second, and time left in its stage."""
     stage = run.stages.of(run.epoch)
     left = run.stages.iterations_until(min(stage.last, run.epochs)) - run.stages.iterations_until(run.epoch)
     time_left = f"{timedelta(seconds=round(left / iterations * seconds_with_tests))} left"

@@ -1,4 +1,4 @@
-"""Optimizers of networks and losses, their learning rate schedules, and the warm-up."""
+"""Optimizers of networks and losses, learning rate schedules, and warm-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..recipe import LossTable, Recipe, ScheduleTable, build_optimizer, own_opti
 def build_loss_optimizer(
     recipe: Recipe, prefix: str, table: LossTable, loss: nn.Module, first: int
 ) -> tuple[torch.optim.Optimizer | None, Any]:
-    """Return the optimizer of a loss's own parameters and its schedule, or None for each."""
+    """The optimizer of a loss's own parameters and its schedule, if any."""
     parameters = _trained(loss)
     if not parameters:
         return None, None
@@ -29,7 +29,7 @@ def build_loss_optimizer(
 def build_optimizers(
     recipe: Recipe, trunk: nn.Module, embedder: nn.Module
 ) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
-    """Return the optimizers of trunk and embedder, if trained, and their schedules."""
+    """The optimizers of trunk and embedder, if trained, and their schedules."""
     table = recipe.optimizer
     optimizers: dict[str, torch.optim.Optimizer] = {}
     for part, network, lr_factor in (("trunk", trunk, 1.0), ("embedder", embedder, table.head_lr_factor)):
@@ -45,7 +45,7 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
-    """Return the schedule of a learning rate from epoch ``first`` on; None if constant."""
+    """Schedule of a learning rate from epoch ``first`` on; None if constant."""
     before = first - 1
     if schedule.name == "multi-step":
         milestones = [epoch - before for epoch in schedule.milestones if epoch > before]
@@ -56,10 +56,7 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
 
 
 def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
-    """Let a cosine schedule end after other ``epochs``, and update its learning rate.
-
-    ``factor`` is the stage's learning rate factor.
-    """
+    """Let a cosine schedule end after other ``epochs``; ``factor`` is its stage's ``lr_factor``."""
     schedule.T_max = epochs
     share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2
     for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
@@ -68,16 +65,11 @@ def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs
 
 @dataclass
 class WarmUp:
-    """Factors of the learning rates of some optimizers during an epoch: ``min(1, (e - 1 + i / I) / W)``.
+    """Learning rate factors ``min(1, (e - 1 + i / I) / W)`` for iteration i of I in epoch e.
 
-    They apply only within an iteration, so schedules, stages and checkpoints do not depend on them.
-
-    Args:
-        epochs: length of the warm-up; may be a fraction.
-        epoch: the epoch of the run, from 1.
-        iterations: iterations of the epoch.
-        finished: iterations that a resumed run has completed.
-        optimizers: the optimizers to warm up.
+    e and i begin with 1. W is ``epochs``, which may be a fraction. Factors apply only within an iteration, so
+    schedules,
+    stages and checkpoints do not depend on them. ``finished`` counts the iterations that a resumed run has completed.
     """
 
     epochs: float
@@ -88,7 +80,7 @@ class WarmUp:
 
     @contextmanager
     def next_iteration(self) -> Iterator[None]:
-        """Multiply the learning rates of the next iteration within the context."""
+        """Multiply the learning rates of the next iteration inside the block."""
         self.finished += 1
         factor = min(1.0, (self.epoch - 1 + self.finished / self.iterations) / self.epochs)
         groups: list[dict[str, Any]] = []  # looked up in each iteration, since loading a checkpoint replaces them

@@ -19,7 +19,7 @@ from .stages import Stage
 def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
     """Cluster the training images before an epoch, if the recipe says so, and renew its sampler.
 
-    ``kept`` are the labels of an unfinished epoch. Epoch 1 reuses the labels from before training.
+    ``kept`` has the labels of an unfinished epoch. Epoch 1 reuses the labels from before training.
     """
     if run.recipe.data.labels == "instance":
         run.pseudo_labels = np.arange(len(run.data.training_images))
@@ -42,7 +42,7 @@ def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
 
 
 def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
-    """Give a stage the sampler of an epoch with clusters as labels, and a random batch size."""
+    """Give a stage the epoch's sampler of clusters, and a random batch size."""
     generator = np.random.default_rng((seed, epoch))
     table = stage.table.sampler
     assert table is not None

@@ -30,13 +30,12 @@ OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, emb
 
 
 class Run(View):
-    """A run: data and network (:class:`View`), stages, optimizers, and history.
+    """A run, trained by :func:`pml_ext_train.training.loop.train_run`.
 
-    :func:`pml_ext_train.training.loop.train_run` trains it. It calls the methods ``prepare(run)``,
-    ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` and ``figures(run)`` of components. Under
-    ``torchrun`` each process has its own synchronized run; rank 0 tests and writes. ``on_nonfinite="skip"`` skips
-    iterations with a non-finite loss, embedding or gradient. ``splits`` replace the splits of the recipe's data
-    set.
+    It calls the methods ``prepare(run)``, ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` and
+    ``figures(run)`` of components. Under ``torchrun`` each process has its own synchronized run; rank 0 tests and
+    writes.
+    ``on_nonfinite="skip"`` skips non-finite iterations. ``splits`` replace the splits of the recipe's data set.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Run(View):
         return self.recipe.schedule.epochs if self.optimizers or trains_losses else 0
 
     def objective(self, stage: Stage, recorded: bool, finished: int = 0) -> tuple[Objective, RecordedValues]:
-        """Return the objective of a stage, and its values, which steps record if ``recorded``.
+        """Return a stage's objective and its values, which steps record if ``recorded``.
 
         ``finished`` counts the iterations of the epoch before a run was resumed.
         """
@@ -112,7 +111,7 @@ class Run(View):
         return objective, values
 
     def enter_stage(self, stage: Stage) -> None:
-        """Set the learning rates, frozen parts and trained part of the trunk for a stage."""
+        """Set a stage's learning rates and the frozen and trained parts of the trunk."""
         if self.epoch == stage.first:
             before = self.stages.of(self.epoch - 1).table.lr_factor if stage is not self.stages[0] else 1.0
             for optimizer in self.optimizers.values():
@@ -130,10 +129,7 @@ class Run(View):
             self.engine.use_trunk(self.inputs.trained_trunk(stage))
 
     def call_after_step(self, parts: Iterable[Any], indices: torch.Tensor, embeddings: torch.Tensor) -> None:
-        """Call ``after_step`` with the indices and embeddings of a batch over all processes.
-
-        With several views of an image, only the first is passed.
-        """
+        """Pass the indices and embeddings of the batch over all processes, one view per image."""
         seen = {"indices": indices, "embeddings": embeddings}
         if self.processes > 1:
             seen = join({"indices": indices.cpu(), "embeddings": embeddings.cpu()})
@@ -142,7 +138,7 @@ class Run(View):
             self.call(part, "after_step", seen["indices"][::views], seen["embeddings"][::views])
 
     def call_parts(self, method: str) -> None:
-        """Call a method of every component that has it, with the run as argument."""
+        """Call a method of all components that have it."""
         for part in self.stages.parts():
             self.call(part, method)
 

@@ -1,4 +1,4 @@
-"""The data of a run: splits with transforms, what was left out, and a digest for checkpoints."""
+"""The data of a run: splits with transforms, left-out files, and a digest for checkpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunData:
 
     @property
     def queries(self) -> str:
-        """The split that is searched for in a test, ``"query"`` or ``"test"``."""
+        """The split whose images a test searches for, ``"query"`` or ``"test"``."""
         return "query" if "query" in self.splits else "test"
 
     @property
@@ -62,7 +62,7 @@ class RunData:
 
     @property
     def listed(self) -> ListedTuples | None:
-        """The listed pairs or triplets that train, or None for labeled images."""
+        """The listed training pairs or triplets, or None."""
         return self.splits["train"].tuples
 
     @property
@@ -76,17 +76,17 @@ class RunData:
         return self.noun if self.listed is None else self.listed.kind
 
     def images(self, split: str) -> LabeledImages:
-        """Return a split's images without augmentation; ValueError for an unknown split."""
+        """A split's images without augmentation; ValueError for an unknown split."""
         if split not in self.splits:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
     def gallery_of(self, split: str) -> str:
-        """Return the split that a split's images search: ``"gallery"`` for queries, else itself."""
+        """The split that a split's images search: ``"gallery"`` for queries, else itself."""
         return "gallery" if split == "query" else split
 
     def network_json(self, features: int) -> dict[str, Any]:
-        """Return the content of ``network.json``: preprocessing, feature size, training classes."""
+        """Content of ``network.json``: preprocessing, feature size, training classes."""
         has_classes = self.labeled and self.listed is None
         classes = np.unique(self.training_images.labels).tolist() if has_classes else []
         names = self.training_images.class_names
@@ -117,8 +117,7 @@ class RunData:
 def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, given: DataSplits | None = None) -> RunData:
     """Build the data set and splits of a recipe; rank 0 goes first, because it may download.
 
-    ``root`` is the data folder. ``tell`` receives a line before a long step. ``given`` splits replace the data
-    set's.
+    ``root`` is the data folder. ``given`` splits replace the data set's.
     """
     with rank_0_first():
         if given is None:
@@ -176,7 +175,7 @@ def _transform(
 ) -> Transform:
     """Set and cache the transform of all splits; return that of training images.
 
-    Unreadable images are left out of their split and noted in ``unreadable``.
+    Paths that could not be read are added to ``unreadable``.
     """
     table = recipe.data
     augmented, plain = preprocessing.transforms(pipeline, **augmentation_of(table, preprocessing))
@@ -195,7 +194,7 @@ def _naming(split: str, tell: Tell) -> Tell:
 
 
 def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], seed: int) -> str | None:
-    """Make the training, validation and sample splits; return the name of the tested training split."""
+    """Make the training, validation and sample splits; name the tested training split."""
     train = splits.pop("train")  # then the tested splits stay in front
     evaluation = recipe.evaluation
     if evaluation.select_on == "split" and "validation" not in splits:
@@ -222,11 +221,10 @@ def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], se
 
 
 def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int64]:
-    """Return indices of a sample in which classes stay large enough for retrieval.
+    """Return ascending indices of a sample in which classes stay large enough for retrieval.
 
-    Classes are added in random order with up to 20 images each, until there are ``most``. If 20 are too few, the
-    limit is the smallest that suffices: 10 classes of 90 give 300 as 30 of each. The indices ascend; all N are
-    returned if N <= ``most``.
+    Classes are added in random order with up to 20 images each, until there are ``most``. If 20 are too few, the limit
+    is the smallest that suffices: 10 classes of 90 give 300 as 30 of each.
     """
     labels = np.asarray(labels)
     if most >= len(labels):
@@ -249,7 +247,7 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int6
 
 
 def _check_class_means(data: RunData) -> None:
-    """Raise DataError if a tested image has no other image of its class to compare with."""
+    """Raise DataError if a test image has no other image of its class."""
     labels = data.splits[data.queries].labels
     gallery = data.splits[data.gallery_of(data.queries)]
     without_mean = np.setdiff1d(labels, gallery.labels)
@@ -263,9 +261,9 @@ def _check_class_means(data: RunData) -> None:
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:
-    """Return the numbers of images and classes, and a digest of labels, names, boxes, groups and data.
+    """Numbers of images and classes, and a digest of labels, names, boxes, groups and vectors.
 
-    It covers vectors, and paths relative to their common folder, so data may move; image files are not read.
+    Paths count relative to their common folder, so data may move; image files are not read.
     """
     digest = hashlib.sha256(json.dumps(images.class_names, default=str).encode())
     digest.update(images.labels.tobytes())

@@ -70,7 +70,7 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
 
 
 def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
-    """Return ``[sampler]`` with a smaller batch, and a warning, if there are too few classes."""
+    """Warn and use a smaller batch if there are too few classes."""
     if images.tuples is not None or table.name == SHUFFLE:
         return table
     classes = len(np.unique(images.labels))
@@ -102,7 +102,7 @@ def sampler_before_clusters(
 ) -> tuple[Any, int]:
     """Return :func:`build_sampler` for clusters of equal size, before any are known.
 
-    Each batch size is tried, so a misfit is an error at once; the last sampler is returned.
+    Both batch sizes are tried, so that a misfit is an error at once.
     """
     if pseudo.clusters > len(images):
         raise ConfigError(
@@ -117,7 +117,7 @@ def sampler_before_clusters(
 
 
 def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
-    """Return ``[sampler]`` with another batch size, rounded to a multiple of ``m``."""
+    """``[sampler]`` with another batch size, rounded to a multiple of ``m``."""
     per_class = table.settings.get("m", 1)
     if isinstance(per_class, int) and per_class > 0:
         classes = max(1, size // per_class)

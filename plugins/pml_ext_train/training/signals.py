@@ -83,7 +83,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
 
 
 def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -> None:
-    """Resend a signal whose StoppedError Python dropped, as in a callback."""
+    """Resend a signal whose StoppedError Python dropped."""
     error = dropped.exc_value
     if not isinstance(error, StoppedError):
         report(dropped)
@@ -111,7 +111,7 @@ def deferred(is_deferred: bool = True) -> Iterator[None]:
 
 
 def at_once() -> AbstractContextManager[None]:
-    """Let a signal end the run at once inside the block; one that was recorded before ends it now."""
+    """Let signals end the run at once inside the block; one recorded before ends it now."""
     check()
     return deferred(False)
 
@@ -120,23 +120,23 @@ def at_once() -> AbstractContextManager[None]:
 def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
     """Handle signals inside the block, and yield :func:`received`.
 
-    The first signal raises StoppedError; with ``wait``, it is only recorded.
+    The first signal raises StoppedError or, with ``wait``, is only recorded.
     """
     with listening(), deferred() if wait else at_once():
         yield received
 
 
 def received() -> int | None:
-    """Return the recorded signal; None without one, or outside a listening block."""
+    """The recorded signal; None without one, or outside a listening block."""
     return _SignalState.received if _SignalState.process == os.getpid() else None
 
 
 def check(where: str = "") -> None:
-    """Raise :class:`StoppedError` if a signal was recorded; ``where`` completes its text."""
+    """Raise StoppedError if a signal was recorded; ``where`` completes its text."""
     if (number := received()) is not None:
         raise stopped(number, where)
 
 
 def stopped(number: int, where: str = "") -> StoppedError:
-    """Return the error that ends a run for a signal."""
+    """The error that ends a run."""
     return StoppedError(number, f"stopped by {signal.Signals(number).name} {where}".rstrip())

@@ -45,7 +45,7 @@ class Stage:
     mining: nn.Module | None  # the miner over all processes
 
     def parts(self) -> list[Any]:
-        """Return the modules of the loss and the miner, and the sampler, whose hooks the run calls."""
+        """Modules of the loss and the miner, and the sampler, whose hooks the run calls."""
         parts: list[Any] = []
         for part in (self.loss, self.miner, self.sampler):
             if isinstance(part, nn.Module):
@@ -59,11 +59,11 @@ class Stages(list[Stage]):
     """The stages of a run, in their order."""
 
     def of(self, epoch: int) -> Stage:
-        """Return the stage of an epoch."""
+        """The stage of an epoch."""
         return next(stage for stage in self if stage.first <= epoch <= stage.last)
 
     def iterations_until(self, epoch: int) -> int:
-        """Return the number of iterations up to the end of an epoch."""
+        """Number of iterations up to the end of an epoch."""
         return sum(stage.iterations * max(0, min(epoch, stage.last) - stage.first + 1) for stage in self)
 
     def parts(self) -> list[Any]:
@@ -75,7 +75,7 @@ class Stages(list[Stage]):
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
-    """Return the stages of a recipe; the last has the recipe's own loss."""
+    """The stages of a recipe; the last has the recipe's own loss."""
     if images.tuples is not None:
         check_listed(recipe, images.tuples.kind)
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)

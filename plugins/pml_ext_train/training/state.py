@@ -21,7 +21,7 @@ from .view import View
 
 
 def model_state(run: Run, trunk: bool = True) -> dict[str, Any]:
-    """Return the weights of the networks and of all stages' losses."""
+    """Weights of the networks and losses."""
     losses = [stage.loss.state_dict() for stage in run.stages]
     trunk_state = {"trunk": run.trunk.state_dict()} if trunk else {}
     return {
@@ -35,7 +35,7 @@ def model_state(run: Run, trunk: bool = True) -> dict[str, Any]:
 
 
 def load_networks(view: View, name: str) -> dict[str, Any]:
-    """Load trunk and embedder from a checkpoint of :func:`model_state`; return the checkpoint."""
+    """Load trunk and embedder from a checkpoint; return the checkpoint."""
     path = view.checkpoint(name)
     state = checkpoint.load(path, view.device, view.identity)
     view.data.check_listing(view.folder, state["listing"])
@@ -84,7 +84,7 @@ def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def load_model(run: Run, name: str) -> dict[str, Any]:
-    """Load networks and losses from a checkpoint of :func:`model_state`; return the checkpoint."""
+    """Load networks and losses from a checkpoint; return the checkpoint."""
     state = load_networks(run, name)
     losses = [*state["earlier_losses"], state["loss"]]
     with checkpoint.errors_with_path(run.checkpoint(name), state):
@@ -107,7 +107,7 @@ def state_of(run: Run) -> dict[str, Any]:
 
 
 def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
-    """Load the result of :func:`state_of`; ``path`` is named in errors."""
+    """Load the result of :func:`state_of`; errors name ``path``."""
     if state["processes"] != run.processes:
         raise ConfigError(
             f"{run.folder} holds a run of {state['processes']} processes, not {run.processes}; resume it with "
@@ -125,7 +125,7 @@ def restore(run: Run, path: Path, state: Mapping[str, Any]) -> None:
 
 
 def _restore_part(run: Run, name: str, part: Any, state: Mapping[str, Any]) -> None:
-    """Load the state of one object; a cosine schedule keeps its present number of epochs."""
+    """A cosine schedule keeps its present number of epochs."""
     epochs = getattr(part, "T_max", None)
     part.load_state_dict(state["parts"][name])
     if epochs is None or epochs == part.T_max:
@@ -137,7 +137,7 @@ def _restore_part(run: Run, name: str, part: Any, state: Mapping[str, Any]) -> N
 
 
 def _parts(run: Run) -> dict[str, Any]:
-    """Return all objects whose state training changes, by name, without the samplers."""
+    """All objects whose state training changes, by name, without the samplers."""
     parts: dict[str, Any] = {} if run.frozen else {"trunk": run.trunk}
     parts["embedder"] = run.embedder
     parts["engine"] = run.engine
@@ -152,5 +152,4 @@ def _parts(run: Run) -> dict[str, Any]:
 
 
 def _origin(run: Run) -> dict[str, Any]:
-    """Return what a checkpoint must share with the run that reads it."""
     return {"of": run.identity, "listing": run.data.listing}

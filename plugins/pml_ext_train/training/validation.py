@@ -15,7 +15,7 @@ from .run import Run
 
 
 def test_before(run: Run, checkpointer: Checkpointer) -> None:
-    """Test raw pixels or vectors and the untrained network, on rank 0."""
+    """On rank 0, test raw pixels or vectors and the untrained network."""
     if run.rank > 0 or not run.recipe.evaluation.baselines or not run.data.labeled:
         return
     untrained = "raw vectors and the untrained head" if run.data.has_vectors else "raw pixels and the untrained network"
@@ -27,7 +27,7 @@ def test_before(run: Run, checkpointer: Checkpointer) -> None:
 
 
 def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
-    """Run and record the tests between epochs; save the best weights so far."""
+    """Run and record the tests between epochs; save the best weights."""
     started = time.perf_counter()
     table = run.recipe.evaluation
     is_last = run.epoch == run.recipe.schedule.epochs

@@ -46,7 +46,7 @@ class NoLabelsError(DataError):
 
 
 class View:
-    """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings."""
+    """The part of a run that components see (:class:`pml_ext.plugin.RunView`)."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class View:
 
     @functools.cached_property
     def identity(self) -> str:
-        """Digest of recipe and seed for checkpoints; excludes epochs and trackers, which may change."""
+        """Digest of recipe and seed; excludes epochs and trackers, which may change."""
         tables = self.recipe.as_dict()
         del tables["schedule"]["epochs"]
         del tables["track"]
@@ -99,7 +99,7 @@ class View:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _choose_memory_format(self) -> torch.memory_format:
-        """Return the memory format of images, after converting the trunk to it."""
+        """Convert the trunk to the memory format of images; return it."""
         wanted = self.recipe.engine.channels_last
         preprocessing = self.data.preprocessing
         if isinstance(preprocessing, VectorInput):
@@ -113,14 +113,14 @@ class View:
 
     @property
     def batch_size(self) -> int:
-        """Images per forward pass of a test; larger batches on a CPU need memory and save no time."""
+        """Images per forward pass of a test; larger batches save no time on a CPU."""
         most = self.recipe.evaluation.batch_size
         if self.device.type != "cpu":
             return most
         return min(most, max(_CPU_BATCH, _CPU_VALUES // math.prod(self.data.preprocessing.input_shape)))
 
     def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[Pass]:
-        """Yield a split's passes; they have images only with ``pixels`` or without kept features."""
+        """A split's passes; they have images only with ``pixels`` or without kept features."""
         kept, rest = self._kept_inputs(split)
         if kept is None:
             return self._passes_of_images(split, self.trunk, self.embedder)
@@ -132,9 +132,9 @@ class View:
         return with_features(self.batches_of_labels(split, batch_size), kept, rest, self.embedder)
 
     def _kept_inputs(self, split: str) -> tuple[Features | None, nn.Module]:
-        """Return a split's kept features or activations, or None, and the rest of the trunk.
+        """A split's kept features or activations, or None, and the rest of the trunk.
 
-        Activations of tested images are float32, so the metrics equal the metrics of the images.
+        Activations of test images are float32, so that they give the metrics of the images.
         """
         if self.frozen:
             return self.kept.of(split), nn.Identity()
@@ -144,7 +144,7 @@ class View:
         return self.kept.of(split, cut=self.cut, precision=precision), self.cut.rest
 
     def _kept_tests(self, cut: TrunkCut) -> set[str]:
-        """Return the splits that are tested repeatedly and whose activations fit into the limit."""
+        """Splits that are tested repeatedly and whose activations fit into the limit."""
         if not (self.recipe.evaluation.baselines or self.recipe.evaluation.test_every):
             return set()
         tested = {self.queries, self.data.gallery_of(self.queries)}
@@ -154,7 +154,7 @@ class View:
         return tested if size <= cut.table.gigabytes * GIGABYTE else set()
 
     def untrained_features(self, split: str) -> Tensor:
-        """Return a split's features ``[N, F]`` before training; kept for other runs under a cut."""
+        """A split's features ``[N, F]`` before training; kept for other runs under a cut."""
         if self.cut is None:
             return self.embeddings(split, "trunk")
         return self.kept.features_now(split)[:].float().to(self.device)
@@ -169,13 +169,13 @@ class View:
         return embed_batches(trunk, embedder, images, self.device, self.batch_size, self.recipe.data.workers)
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
-        """Return the network's unnormalized output for a split, ``[N, D]`` float32; the embedder's is kept."""
+        """The network's unnormalized output for a split, ``[N, D]`` float32; the embedder's is kept."""
         if layer == "embedder":
             return self.once(("embeddings", split), lambda: self.embedded(split)["embeddings"])
         return torch.cat([features for features, _ in self._batches(split, layer)])
 
     def normalized_embeddings(self, split: str) -> Tensor:
-        """Return normalized :meth:`embeddings`; TrainingError if any is not finite."""
+        """Normalized :meth:`embeddings`; TrainingError if any is not finite."""
         embeddings = self.embeddings(split)
         bad = first_nonfinite({"": embeddings})
         if bad is not None:
@@ -195,25 +195,25 @@ class View:
             yield rows.float(), each.labels
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64; ``"train"`` may have clusters."""
+        """Labels of a split, ``[N]``, int64; ``"train"`` may have clusters."""
         if split == "train" and self.pseudo_labels is not None:
             return torch.as_tensor(self.pseudo_labels, device=self.device)
         return self.true_labels(split)
 
     def true_labels(self, split: str) -> Tensor:
-        """Return the labels of the data; DataError for listed pairs or triplets."""
+        """Labels of the data; DataError for listed pairs or triplets."""
         if self.data.listed is not None:
             raise NoLabelsError(f"{self.data.name} lists {self.data.listed.kind}; its {self.data.noun} have no labels")
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabeledImages:
-        """Return a split's images without augmentation; ValueError for an unknown split."""
+        """A split's images without augmentation; ValueError for an unknown split."""
         return self.data.images(split)
 
     def embedded(
         self, split: str, also: Callable[[Tensor], Tensor] | None = None, features: bool = False
     ) -> dict[str, Tensor]:
-        """Compute a split's embeddings, which are kept, and ``also`` of its images, in one pass.
+        """Compute and keep a split's embeddings; in the same pass, ``also`` of its images.
 
         ``features`` adds the trunk's features.
         """
@@ -243,7 +243,7 @@ class View:
         self._results["embeddings", split] = torch.cat(parts)
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
-        """Return ``compute()``, called once per key until the network changes."""
+        """``compute()``, called once per key until the network changes."""
         if key not in self._results:
             self._results[key] = compute()
         return self._results[key]  # type: ignore[no-any-return]
@@ -253,15 +253,15 @@ class View:
         self._results.clear()
 
     def warn(self, text: str) -> None:
-        """Show a warning about a plugin; a run keeps it, too."""
+        """Show a warning about a plugin."""
         warnings.warn(text, PluginWarning, stacklevel=2)
 
     def checkpoint(self, name: str) -> Path:
-        """Return the path of the checkpoint ``"last"``, ``"within"``, ``"best"``, ``"model"`` or ``"before"``."""
+        """Path of the checkpoint ``"last"``, ``"within"``, ``"best"``, ``"model"`` or ``"before"``."""
         return self.folder / "checkpoints" / f"{name}.pt"
 
     def call(self, part: Any, method: str, *more: Any) -> Any:
-        """Call a component's method with the run; return None if it has no such method."""
+        """Call a component's method with the run, if it has that method."""
         view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
         return function(view, *more) if callable(function) else None
