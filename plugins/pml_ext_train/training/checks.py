@@ -42,8 +42,7 @@ def check_validation(run: Run) -> None:
     if classes_of_two(images.labels) == 0:
         raise DataError(
             f"evaluation.select: no class has two of the {len(images)} validation {run.data.noun}, so "
-            "epochs cannot be compared. Validate on two or more of a class, or leave out "
-            "evaluation.select, select_on and validation"
+            "epochs cannot be compared. Validate on two of a class, or leave out select, select_on and validation"
         )
 
 
@@ -56,8 +55,7 @@ def warn_of_small_batches(run: Run) -> None:
     if sizes and min(sizes) <= LARGEST_MEASURED:
         run.warn(
             f"batch norms of the pretrained trunk {model.trunk.name} see {min(sizes)} images at once; up to "
-            f"{LARGEST_MEASURED}, its pretrained statistics gave better results. To keep them, type --set "
-            "model.freeze_batch_norm=true"
+            f"{LARGEST_MEASURED}, pretrained statistics are better. Keep them: --set model.freeze_batch_norm=true"
         )
 
 
@@ -197,7 +195,7 @@ def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
     if similarity is not None and not run.history.collapsed:
         run.warn(
             f"epoch {run.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
-            f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
+            f"images {similarity:.3f}). Try a warm start, a lower learning rate or easier pairs"
         )
     run.history.collapsed = similarity is not None
 

@@ -27,7 +27,7 @@ def fit_embedder(view: View) -> None:
             f"model.embedding_size: found {model.embedding_size}, but whitening has at most as many outputs as the "
             f"trunk has features ({view.network.features})"
         )
-    if model.refit == "within-class":  # told before the training, not after it
+    if model.refit == "within-class":  # an error comes before the training, not after it
         made_up = torch.randn(len(view.images("train")), 2, generator=torch.Generator().manual_seed(0))
         _whitened_within_classes(view, made_up.to(view.device), size=None)
     if model.embedder == "pca" and not model.shrinkage:

@@ -49,10 +49,8 @@ def metrics_before(view: View) -> dict[str, Metrics]:
 
 
 def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Metrics]:
-    split = view.queries
-    metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
-    metrics["before"] = evaluate_split(view, split)
-    return metrics
+    metrics = {phase: _metrics_of_points(view, view.queries, rows) for phase, rows in points.items()}
+    return metrics | {"before": evaluate_split(view, view.queries)}
 
 
 def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:

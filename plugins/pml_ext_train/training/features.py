@@ -128,7 +128,7 @@ class FeatureCache:
         if not all(seen_by_rank):
             raise ConfigError(
                 f"model.freeze: process {seen_by_rank.index(False)} cannot see {seen.parent}, where process "
-                "0 stores features; set XDG_CACHE_HOME to a folder that all processes share"
+                "0 stores features. Set XDG_CACHE_HOME to a folder that all processes share"
             )
         self.store = self._store_in(seen.parent)
 

@@ -50,8 +50,8 @@ class _Loader(DataLoader[Any]):
             images = type(self.dataset._images).__name__  # type: ignore[attr-defined]
             raise DataError(
                 f"{images} or their transform cannot be pickled for data-loader workers "
-                f"({one_line(error)}). Define functions and classes at the top of a module and open files "
-                "on first use, or set data.workers = 0"
+                f"({one_line(error)}). Define functions and classes at the top of a module, open files on "
+                "first use, or set data.workers = 0"
             ) from error
         except RuntimeError as error:
             if "shared memory" not in str(error):

@@ -59,6 +59,5 @@ def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
     generator = np.random.default_rng(seed)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        half = (len(members) + 1) // 2
-        chosen[members[:half]] = True
+        chosen[members[: (len(members) + 1) // 2]] = True
     return chosen

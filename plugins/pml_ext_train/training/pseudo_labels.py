@@ -54,7 +54,6 @@ def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: 
     except ConfigError as error:
         raise ConfigError(
             f"data.pseudo: before epoch {epoch} k-means found {len(np.unique(images.labels))} of "
-            f"{pseudo.clusters} clusters ({error}); lower clusters or the batch size, unless the network "
-            "has collapsed"
+            f"{pseudo.clusters} clusters ({error}). Lower clusters or the batch size; the network may have collapsed"
         ) from None
     stage.batch_size = table.batch_size

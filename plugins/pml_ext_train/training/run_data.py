@@ -110,7 +110,7 @@ class RunData:
         if changes:
             raise DataError(
                 f"{folder}: the {self.noun} have changed since the run began: {'; '.join(changes)}. Restore "
-                "them, give their folder with --data, or begin a new run with another --out"
+                "them, give their folder with --data, or start a new run with another --out"
             )
 
 
@@ -134,7 +134,7 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
                 splits["validation"] = given.validation
             else:
                 unused = (
-                    f"the {len(given.validation)} validation images of {recipe.data.name} are not used; to choose the "
+                    f"the {len(given.validation)} validation images of {recipe.data.name} are not used. To choose the "
                     "epoch by them, type --set evaluation.select=map_at_r --set evaluation.select_on=split"
                 )
                 note = "; ".join(filter(None, [note, unused]))
@@ -213,8 +213,7 @@ def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], se
     if evaluation.training_images >= len(train):
         return "train"
     if train.tuples is None:
-        sample = some_of_each_class(train.labels, evaluation.training_images, seed)
-        splits[SAMPLE] = train.subset(sample)
+        splits[SAMPLE] = train.subset(some_of_each_class(train.labels, evaluation.training_images, seed))
     else:
         splits[SAMPLE] = train.sample_of_tuples(evaluation.training_images, seed)
     return SAMPLE
@@ -254,9 +253,9 @@ def _check_class_means(data: RunData) -> None:
     if data.queries == "test" and classes_of_two(labels) == 0:
         without_mean = np.unique(labels)
     if len(without_mean):
-        name = gallery.class_names[without_mean[0]]
         raise DataError(
-            f"evaluation.protocols: 'nearest-class-mean' needs another image of {name} to compare with; leave it out"
+            "evaluation.protocols: 'nearest-class-mean' needs another image of "
+            f"{gallery.class_names[without_mean[0]]} to compare with; leave it out"
         )
 
 

@@ -34,9 +34,8 @@ def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
     measured: dict[str, dict[str, float]] = {}
     stage = stage_before_whole(run.recipe)
     if table.baselines and stage is not None and run.epoch == stage[1]:
-        phase, _ = stage
         run.listener.step(f"testing epoch {run.epoch}, before the whole network trains")
-        run.history.metrics[phase] = evaluate_split(run, run.queries)
+        run.history.metrics[stage[0]] = evaluate_split(run, run.queries)
     if table.test_every and (is_last or run.epoch % table.test_every == 0):
         run.listener.step(f"testing epoch {run.epoch}")
         measured[run.queries] = evaluate_split(run, run.queries, clustering=False)

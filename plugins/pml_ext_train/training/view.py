@@ -149,9 +149,8 @@ class View:
             return set()
         tested = {self.queries, self.data.gallery_of(self.queries)}
         images = sum(len(self.images(split)) for split in tested)
-        size = size_of(cut, len(self.images("train")), self.recipe.model.views)
-        size += images * cut.bytes_in("float32")
-        return tested if size <= cut.table.gigabytes * GIGABYTE else set()
+        trained = size_of(cut, len(self.images("train")), self.recipe.model.views)
+        return tested if trained + images * cut.bytes_in("float32") <= cut.table.gigabytes * GIGABYTE else set()
 
     def untrained_features(self, split: str) -> Tensor:
         """A split's features ``[N, F]`` before training; kept for other runs under a cut."""
