@@ -27,7 +27,7 @@ def test_a_finished_run_is_opened_with_its_weights(runs):
     assert right.double().mean().item() == pytest.approx(metrics["after"]["recall_at_1"])
 
 
-def test_a_run_of_another_seed_or_without_weights_is_refused(runs, tmp_path):
+def test_foreign_or_missing_weights_are_refused(runs, tmp_path):
     with pytest.raises(DataError, match="it belongs to a run with another recipe or seed"):
         open_run(runs[1], 0, "cpu")
     (tmp_path / "run").mkdir()
