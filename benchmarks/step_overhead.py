@@ -26,8 +26,7 @@ from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training.batches import draw
 from pml_ext_train.training.checkpointing import Checkpointer
 from pml_ext_train.training.devices import read_numbers
-from pml_ext_train.training.loop import train_epoch
-from pml_ext_train.training.recording import open_records
+from pml_ext_train.training.loop import open_records, train_epoch
 from pml_ext_train.training.run import Run
 
 FEW = 4

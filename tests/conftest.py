@@ -60,7 +60,7 @@ SLOW = {
     "test_job_queue.py",
     "test_run.py",
 }
-SLOW |= {"test_loop.py", "test_outcome.py", "test_finish.py", "test_checkpointing.py"}
+SLOW |= {"test_loop.py", "test_epoch.py", "test_finish.py", "test_checkpointing.py"}
 SLOW |= {"test_collapse.py", "test_zero_loss.py"}
 SLOW |= {"test_tuning.py", "test_benchmark.py"}
 SLOW |= {"faults", "test_activations.py", "test_workers.py"}

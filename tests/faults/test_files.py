@@ -21,7 +21,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("what", KNOWN)
-def test_a_file_that_is_damaged_is_told_or_made_again(made, what):
+def test_damaged_files_are_reported_or_restored(made, what):
     names = made.files(what)
     assert {name.rpartition("/")[0] for name in names} == KNOWN[what]
     wrong = {}
@@ -39,7 +39,7 @@ def test_a_damaged_checkpoint_keeps_its_checksum(made, name):
     assert files.surprise(made, "finished", name, "flipped") == ""
 
 
-def test_each_damage_to_each_file_of_a_finished_run_is_noticed(made):
+def test_every_damaged_file_is_noticed(made):
     """By the checksums, without a run."""
     names = made.files("finished")
     assert len(names) > 15

@@ -18,19 +18,19 @@ TABLES = read_tables("cbml/digits")
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
 @given(st.integers(0, 2**32))
-def test_a_mutated_recipe_is_valid_or_refused_in_a_line(seed):
+def test_mutated_recipes_give_one_line(seed):
     tables = fuzz.mutated(TABLES, random.Random(seed))
     assert fuzz.told(lambda: validate(tables, "recipe.toml")) == ""
 
 
 @settings(max_examples=40, derandomize=True, deadline=None, database=None)
 @given(st.integers(0, 2**32))
-def test_an_override_is_taken_or_refused_in_a_line(seed):
+def test_overrides_give_at_most_one_line(seed):
     text = fuzz.override(TABLES, random.Random(seed))
     assert fuzz.told(lambda: load_recipes("cbml/digits", typed([text]))) == ""
 
 
-def test_single_settings_are_taken_or_refused_in_a_line():
+def test_single_settings_give_one_line():
     raw = {text: case for case, text in fuzz.settings(100, 1, largest=10_000) if text}
     assert raw == {}
 
@@ -49,7 +49,7 @@ def test_single_settings_are_taken_or_refused_in_a_line():
         ("loss.name=" + "x" * 9000, r"^--set loss.name=xxx"),
     ],
 )
-def test_what_came_through_raw(override, wanted):
+def test_former_raw_errors_are_lines(override, wanted):
     with pytest.raises(ConfigError, match=wanted) as caught:
         load_recipes("cbml/digits", typed([override]))
     assert len(str(caught.value)) <= 600

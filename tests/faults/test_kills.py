@@ -32,7 +32,7 @@ def place(whole, text, number=1):
     ],
     ids=lambda names: ", ".join(name for name, _ in names),
 )
-def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, names):
+def test_killed_runs_end_like_unkilled_ones(whole, tmp_path, names):
     places = [place(whole, *name) for name in names[:1]]
     scenario = kills.SCENARIOS["selection"]
     out = tmp_path / "killed"
@@ -56,7 +56,7 @@ def test_a_finished_run_writes_no_records_any_more(whole):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_leaves_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd, number):
+def test_signals_leave_a_checkpoint_within_epochs(whole, tmp_path, capfd, number):
     """Right after an iteration, in a validation, and in the test at the end, by turns."""
     scenario = kills.SCENARIOS["selection"]
     out = tmp_path / "stopped"
@@ -76,7 +76,7 @@ def test_a_signal_leaves_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd
     assert kills.difference(whole.folder, out) == ""
 
 
-def test_a_run_killed_inside_of_an_epoch_goes_on(tmp_path):
+def test_runs_killed_within_epochs_continue(tmp_path):
     """With clusters of each epoch as labels; twice, the second time after one iteration more."""
     clusters = kills.SCENARIOS["clusters"]
     scenario = dataclasses.replace(clusters, overrides=(*clusters.overrides, "engine.checkpoint_minutes=1e-9"))

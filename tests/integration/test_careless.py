@@ -61,7 +61,7 @@ COMMANDS = [("--help",), ("list", "--json"), ("show", "cbml"), ("show", "cbml/di
 
 
 @pytest.mark.parametrize(("source", "text"), CARELESS.values(), ids=CARELESS)
-def test_the_culprit_is_named(install_plugin, pml_ext_command, source, text):
+def test_a_careless_package_is_named(install_plugin, pml_ext_command, source, text):
     install_plugin("careless", "").joinpath("__init__.py").write_text(source)
     with warnings.catch_warnings(action="ignore"):
         told = pml_ext_command("plugins").stdout
@@ -71,7 +71,7 @@ def test_the_culprit_is_named(install_plugin, pml_ext_command, source, text):
 
 
 @pytest.mark.parametrize("name", ["missing-module", "none", "quits", "gone-command", "summary"])
-def test_commands_of_others_work(install_plugin, pml_ext_command, name):
+def test_commands_survive_a_careless_package(install_plugin, pml_ext_command, name):
     source, _ = CARELESS[name]
     install_plugin("careless", "").joinpath("__init__.py").write_text(source)
     for command in COMMANDS[:4]:
@@ -90,7 +90,7 @@ def test_of_several_bad_hooks_all_are_shown(install_plugin):
         assert f"pml_ext_{hook} returned None" in record.error
 
 
-def test_a_class_that_cannot_be_imported_is_listed_as_broken(install_plugin, pml_ext_command):
+def test_missing_classes_are_listed_as_broken(install_plugin, pml_ext_command):
     source, _ = CARELESS["missing-module"]
     install_plugin("careless", "").joinpath("__init__.py").write_text(source)
     listed = pml_ext_command("list", "losses")
@@ -228,7 +228,7 @@ def test_a_tracker_that_exits_ends_no_run(install_plugin, tmp_path, without_repo
     assert measured["after"]
 
 
-def test_check_fails_for_hooks_and_recipes_that_are_broken(install_plugin, pml_ext_command):
+def test_check_fails_for_broken_hooks_and_recipes(install_plugin, pml_ext_command):
     hook = "return [importlib.resources.files(__name__) / 'recipes']"
     source = package("recipes", hook, "import importlib.resources") + "@hookimpl\ndef pml_ext_papers(): return None\n"
     careless = install_plugin("careless", "")

@@ -75,7 +75,7 @@ def test_two_processes_train_as_one(name, tmp_path):
     assert one["recall_at_1"] > 0.6
 
 
-def test_every_script_is_tested():
+def test_every_example_script_is_tested():
     assert {path.stem for path in FOLDER.glob("*.py")} == set(NEEDS)
 
 

@@ -64,7 +64,7 @@ def test_a_loss_has_the_values_of_the_cpu(name, tile_size):
 
 
 @pytest.mark.parametrize("make", [HardPairMiner, SemiHardTripletMiner])
-def test_a_miner_returns_what_it_does_on_the_cpu(make):
+def test_miners_agree_with_the_cpu(make):
     embeddings, labels = batch()
     expected = make()(embeddings, labels)
     actual = make()(embeddings.cuda(), labels.cuda())
@@ -95,7 +95,7 @@ def test_a_compiled_loss_has_the_same_values(name):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_memory_and_micro_batches_have_the_values_of_the_cpu():
+def test_memories_and_micro_batches_agree_with_cpus():
     outcomes = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
@@ -140,7 +140,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_a_run_reaches_what_it_does_on_the_cpu(tmp_path, precision):
+def test_runs_agree_with_the_cpu(tmp_path, precision):
     overrides = [f'engine.precision="{precision}"']
     metrics = train("cbml/digits", tmp_path / "run", overrides=typed(overrides), device="cuda")[0]
     assert metrics["device"].startswith("cuda")
@@ -149,7 +149,7 @@ def test_a_run_reaches_what_it_does_on_the_cpu(tmp_path, precision):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_run_of_the_gpu_embeds_the_same_on_the_cpu(tmp_path):
+def test_runs_of_gpus_embed_on_cpus(tmp_path):
     train("cbml/digits", tmp_path / "run", overrides=typed(QUICK), device="cuda")
     generator = torch.Generator().manual_seed(0)
     images = [*torch.randint(256, (8, 1, 8, 8), dtype=torch.uint8, generator=generator)]
@@ -158,7 +158,7 @@ def test_a_run_of_the_gpu_embeds_the_same_on_the_cpu(tmp_path):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_folder_of_queries_is_answered_as_on_the_cpu(tmp_path):
+def test_folder_queries_agree_with_the_cpu(tmp_path):
     pytest.importorskip("pyarrow", reason="needs the extra parquet")
     train("cbml/digits", tmp_path / "run", overrides=typed(QUICK), device="cuda")
     folder = tmp_path / "images"

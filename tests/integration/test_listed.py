@@ -152,7 +152,7 @@ def test_training_equals_a_plain_loop_on_the_lists(lists, tmp_path):
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_epoch_is_chosen_by_validation_rows_and_resumed(lists, tmp_path, kind):
+def test_validation_rows_choose_the_epoch(lists, tmp_path, kind):
     settings = [f"evaluation.select={MAIN[kind]}", "evaluation.select_on=split", "evaluation.training_images=60"]
     whole = run(lists, kind, tmp_path / "whole", *settings)
     assert whole["images"]["validation"][kind] > 30
@@ -167,7 +167,7 @@ def test_the_epoch_is_chosen_by_validation_rows_and_resumed(lists, tmp_path, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_by_their_paths(lists, tmp_path, kind):
+def test_listed_images_are_found_by_path(lists, tmp_path, kind):
     (tmp_path / "lists").mkdir()
     listed = tmp_path / "lists" / f"{kind}.csv"
     lines = (lists / f"{kind}-of-images.csv").read_text().splitlines()

@@ -60,7 +60,7 @@ def environment(tmp_path_factory):
 
 
 @pytest.mark.timeout(3600)
-def test_an_outsiders_hour(environment, tmp_path, monkeypatch):
+def test_the_page_for_authors_works(environment, tmp_path, monkeypatch):
     """The page's commands and files, word by word and in its order; only the training and the timing are cut short."""
     page = (ROOT / "docs" / "plugins.md").read_text()
     hour = page.partition("## A loss and a miner in ten commands\n")[2].partition("\n## ")[0]
@@ -98,7 +98,7 @@ def write_shapes(folder):
 
 
 @pytest.mark.timeout(600)
-def test_a_third_partys_package(environment, tmp_path):
+def test_the_example_package_is_used(environment, tmp_path):
     package = tmp_path / "package"
     ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
     shutil.copytree(ROOT / "examples" / "third_party_plugin", package, ignore=ignored)
@@ -140,7 +140,7 @@ def released(tmp_path_factory):
     return wheel, sdist
 
 
-def test_what_is_released(released):
+def test_releases_hold_all_needed_files(released):
     """The wheel has every file of the packages and nothing else; the sdist also has what its tests need."""
     wheel, sdist = released
     with zipfile.ZipFile(wheel) as archive:

@@ -49,7 +49,7 @@ def trainer_of(hooks, loss, miner=None, end_of_epoch_hook=None):
     )
 
 
-def test_as_documented_with_a_metric_of_ours_as_the_primary_one(tmp_path):
+def test_pml_hooks_use_our_primary_metric(tmp_path):
     """Trainer, tester and hooks; the best model by Recall@1; PML's own way of loading what was saved."""
     hooks = hooks_in(tmp_path, primary_metric="recall_at_1")
     calculator = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k="max_bin_count")

@@ -88,7 +88,7 @@ def two(tmp_path_factory, recipe):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_two_processes_are_one(tmp_path, two, recipe):
+def test_two_processes_train_like_one(tmp_path, two, recipe):
     results = train(str(recipe), out=tmp_path / "one", overrides=typed(QUICK), device="cpu")
     variants = ("memory", "proxies", "instances", "features", "stages")
     for variant, one, other in zip(variants, results, two[1]["runs"], strict=True):
@@ -112,7 +112,7 @@ def test_two_processes_are_one(tmp_path, two, recipe):
             assert torch.equal(*(state["loss"]["label_memory"] for state in states))
 
 
-def test_an_index_that_two_processes_embedded_is_that_of_one(two, tmp_path):
+def test_two_processes_write_the_same_index(two, tmp_path):
     images = tmp_path / "images"
     trained = two[0] / "memory"
     for number, image in enumerate(load_digits().images[:60]):
@@ -144,7 +144,7 @@ DIES = """
 """
 
 
-def test_a_killed_process_goes_on_when_torchrun_restarts_it(tmp_path, two, recipe, install_plugin, monkeypatch):
+def test_torchrun_restarts_a_killed_process(tmp_path, two, recipe, install_plugin, monkeypatch):
     killed = tmp_path / "killed"
     whole = two[0] / "memory"
     name = f"{recipe}@memory"
@@ -178,7 +178,7 @@ LATE = """
 """
 
 
-def test_one_rank_that_fails_ends_all_with_its_error(tmp_path, install_plugin):
+def test_a_failing_rank_ends_all_ranks(tmp_path, install_plugin):
     folder = install_plugin("fails_late", LATE, entry_point="fails-late").parent
     out = tmp_path / "out"
     settings = (*QUICK, "loss.name=fails")

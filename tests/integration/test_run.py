@@ -35,7 +35,7 @@ def test_an_existing_folder_is_refused_and_left_alone(finished):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_several_seeds_and_variants(tmp_path):
+def test_several_seeds_and_variants_are_summarized(tmp_path):
     out = tmp_path / "seeds"
     out.mkdir()
     (out / ".summary.json.4194305.tmp").write_text("half")  # of a process that was killed
@@ -56,7 +56,7 @@ def test_several_seeds_and_variants(tmp_path):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_run_that_fails_does_not_end_the_others(tmp_path, pml_ext_command):
+def test_a_failed_run_leaves_other_runs(tmp_path, pml_ext_command):
     recipe = tmp_path / "mine.toml"
     out = tmp_path / "out"
     recipe.write_text('extends = "cbml/digits"\n[sweep]\n"sampler.batch_size" = [75, 80]\n')
@@ -87,7 +87,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, pml_ext_command):
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("name", ["report.html", "network.json", "recipe.toml", "metrics.json", "SHA256SUMS"])
 @pytest.mark.parametrize("damage", ["garbage", "empty"])
-def test_a_damaged_file_is_named_with_what_to_type(finished, tmp_path, pml_ext_command, name, damage):
+def test_damaged_files_are_named_with_remedies(finished, tmp_path, pml_ext_command, name, damage):
     """The text of every command has what to do; that is done here, and the file is as it was."""
     out = shutil.copytree(finished[0], tmp_path / "out")
     whole = (out / name).read_bytes()

@@ -27,7 +27,7 @@ SHORT = {
         ("scale", ["bench cbml", "bench --scale"]),
     ],
 )
-def test_the_commands_of_a_page_print_what_it_shows(name, wanted, pml_ext_command, tmp_path, monkeypatch):
+def test_commands_print_what_pages_show(name, wanted, pml_ext_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = ""
     missing = list(wanted)

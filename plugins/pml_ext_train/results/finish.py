@@ -12,7 +12,7 @@ from ..files.checksums import SUMS
 from ..recipe import plugins_in
 from ..records import DERIVED, METRICS, NETWORK, REPORT, TEST, Records, write_checksums, write_csv_files, write_run_json
 from ..training import Checkpointer, Run, checkpoint, evaluate_split, load_model, metrics_after, refit, tested_features
-from ..training.collapse import collapse
+from ..training.checks import collapse
 from ..training.devices import device_name
 from .findings import counts, queries_of_metrics, recall_by_class
 from .run_report import write_run_report

@@ -18,7 +18,6 @@ from .loader import WorkerDataset as WorkerDataset, data_loader as data_loader
 from .loop import train_run as train_run
 from .pseudo_labels import relabel as relabel
 from .run import OnNonfinite as OnNonfinite, Run as Run
-from .session import open_run as open_run
 from .signals import (
     PASSED_ON as PASSED_ON,
     check as check,
@@ -27,6 +26,6 @@ from .signals import (
     stopped as stopped,
 )
 from .stages import Stages as Stages
-from .state import load_model as load_model
+from .state import load_model as load_model, open_run as open_run
 from .view import NoLabelsError as NoLabelsError, View as View
 from .workers import worker_context as worker_context

@@ -1,9 +1,8 @@
-"""Training of a cut trunk on activations of its frozen first part, which are computed once."""
+"""Training on activations of a trunk's frozen first part, which are computed once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,44 +35,39 @@ class TrunkCut:
         return self.bytes_in(self.table.precision)
 
     def bytes_in(self, precision: Precision) -> int:
-        """Return that size in a precision."""
+        """Size of one view's activations in a precision."""
         return math.prod(self.shape) * np.dtype(DTYPES[precision]).itemsize
 
 
 def cut_trunk(trunk: nn.Module, table: CutTable, preprocessing: Preprocessing, device: torch.device) -> TrunkCut:
-    """Cut a trunk and freeze its first part; ConfigError if it cannot be cut there."""
+    """Cut a trunk and freeze its first part; ConfigError if there is no such block."""
     parts = frozen_stem(trunk, table.until)
     shape = activation_shape(parts.stem, preprocessing.channels, preprocessing.image_size, device)
     return TrunkCut(table, parts.stem, parts.rest, shape)
 
 
 def size_of(cut: TrunkCut, images: int, views: int, others: int = 0) -> int:
-    """Return the bytes of activations of ``images`` in so many views, and of ``others``."""
+    """Bytes of the activations of images in some views, and of other images."""
     return (images * views + others) * cut.bytes_per_image
 
 
-def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callable[[str], None]) -> None:
-    """Report the size of the activations; ConfigError above the recipe's limit."""
+def check_size(cut: TrunkCut, images: int, views: int, others: int) -> str:
+    """Describe the size of the activations; ConfigError above the recipe's limit."""
     size = size_of(cut, images, views, others)
-    kept = f"the activations before {cut.table.until} take {in_units(size)}"
     each = f"{in_units(cut.bytes_per_image)} in {cut.table.precision}"
-    how = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
+    kept = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
     if others:
-        how += f", and {others:,} validation images"
+        kept += f", and {others:,} validation images"
     if size > cut.table.gigabytes * GIGABYTE:
-        ways = ["a later block", "fewer model.views"]
-        if cut.table.precision != "float16":
-            ways.append("model.freeze.precision = 'float16'")
-        ways.append(f"model.freeze.gigabytes = {math.ceil(size / GIGABYTE)}")
-        ways.append("model.freeze = ['NAME', ...], which trains from images")
         raise ConfigError(
-            f"model.freeze: {kept} ({how}), but the limit is {cut.table.gigabytes:g} GB; use {', or '.join(ways)}"
+            f"model.freeze: activations need {in_units(size)} ({kept}), above {cut.table.gigabytes:g} GB. Cut at a "
+            f"later block, use fewer model.views, or type --set model.freeze.gigabytes={math.ceil(size / GIGABYTE)}"
         )
-    tell(f"{kept} ({how})")
+    return f"the activations before {cut.table.until} need {in_units(size)} ({kept})"
 
 
 def in_units(size: float) -> str:
-    """Return a number of bytes as text: 22 KB, 1.4 GB."""
+    """Return a size as text: 22 KB, 1.4 GB."""
     for unit, name in ((GIGABYTE, "GB"), (10**6, "MB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

@@ -12,17 +12,14 @@ from pml_ext.distributed import num_processes
 
 
 class JoinedBatchNorm(nn.BatchNorm1d):
-    """Batch norm over the batches of all processes, equal to that of the joined batch.
-
-    torch's ``SyncBatchNorm`` needs GPUs; :func:`synchronize_batch_norm` chooses between them.
-    """
+    """Batch norm over the joined batch of all processes, on any device."""
 
     def _check_input_dim(self, x: Tensor) -> None:
         if x.ndim < 2:
             raise ValueError(f"expected an input of two dimensions or more; got {x.ndim}")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized input, ``[B, C, ...]``, in its precision; statistics are at least float32."""
+        """Normalize ``[B, C, ...]``; statistics are at least float32."""
         if not self.training or num_processes() == 1:
             return super().forward(x)
         self._check_input_dim(x)
@@ -37,10 +34,7 @@ class JoinedBatchNorm(nn.BatchNorm1d):
         variance = all_reduce(centered.square().sum(over)) / count  # type: ignore[no-untyped-call]
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
-            if self.momentum is not None:
-                factor = self.momentum
-            else:
-                factor = 1 / int(self.num_batches_tracked)
+            factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean.detach(), factor)
             self.running_var.lerp_(variance.detach() * count / (count - 1).clamp(min=1), factor)
         result: Tensor = centered * (variance + self.eps).rsqrt().view(shape)
@@ -50,22 +44,20 @@ class JoinedBatchNorm(nn.BatchNorm1d):
 
 
 class _JoinedBatchNormAct(JoinedBatchNorm):
-    """Joined batch norm in place of timm's ``BatchNormAct2d``, with its dropout and activation."""
+    """Joined batch norm in place of timm's ``BatchNormAct2d``."""
 
     drop: nn.Module
     act: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activation of the normalized input, ``[B, C, ...]``."""
-        normalized = super().forward(x)
-        activated: Tensor = self.act(self.drop(normalized))
-        return activated
+        """Return the activation."""
+        return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return the network with torch's SyncBatchNorm on GPUs, else :class:`JoinedBatchNorm`.
+    """Use torch's SyncBatchNorm on GPUs, else :class:`JoinedBatchNorm`.
 
-    timm's activations are kept. Without a GPU, other classes of batch norm stay, with a warning.
+    Without a GPU, unknown classes of batch norm stay, with a warning.
     """
     if device.type == "cuda":
         if any(_holds_activation(part) for part in module.modules()):

@@ -1,4 +1,4 @@
-"""Batches of an epoch: each process's part, the augmentation seeds, and the images."""
+"""Batches of an epoch: each process's part, augmentation seeds, and images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Indices = tuple[Tensor, ...]  # the indices_tuple of a batch
 
 
 class Batch(NamedTuple):
-    """A training batch: images, features or vectors, with labels or the indices of listed tuples."""
+    """A training batch, with labels or the indices of listed tuples."""
 
     images: Tensor
     labels: Tensor | None = None
@@ -43,9 +43,9 @@ class Pass(NamedTuple):
 
 
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
-    """Return the first batches of one pass of a sampler of indices or of batches.
+    """Return the first batches of one pass of a sampler, or the numbers of listed tuples.
 
-    Listed tuples are returned as their numbers. Raises TrainingError for too few batches or invalid indices.
+    Raises TrainingError for too few batches or invalid indices.
     """
     if _listed(sampler) is not None:
         return [batch.tuples for batch in islice(sampler, iterations)]
@@ -60,7 +60,6 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
 
 
 def _indices(sampler: Any, batch: Iterable[Any]) -> list[int]:
-    """Return a batch as integers; TrainingError for anything but indices."""
     try:
         indices = list(map(operator.index, batch))
     except TypeError as error:
@@ -71,7 +70,7 @@ def _indices(sampler: Any, batch: Iterable[Any]) -> list[int]:
 
 
 def _listed(sampler: Any) -> ListedTuples | None:
-    """Return the tuples of a sampler of listed pairs or triplets, or None."""
+    """The tuples of a sampler of listed pairs or triplets."""
     tuples = getattr(sampler, "tuples", None)
     return tuples if isinstance(tuples, ListedTuples) else None
 
@@ -79,9 +78,9 @@ def _listed(sampler: Any) -> ListedTuples | None:
 def draw_for_all(
     sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int, views: int = 1
 ) -> tuple[Batches, list[Indices] | None]:
-    """Return the epoch's batches as drawn by rank 0; seed torch's generator differently elsewhere.
+    """Return the epoch's batches as drawn by rank 0, and the tuples' ``indices_tuple``.
 
-    For listed tuples, also return each joined batch's ``indices_tuple``.
+    Other ranks seed torch's generator differently.
     """
     drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
     if rank() > 0:
@@ -93,22 +92,18 @@ def draw_for_all(
         of_tuples = [tuples.batch(numbers) for numbers in joined]
         joined = [batch.items for batch in of_tuples]
         indices = [batch.indices_tuple for batch in of_tuples]
-    _check_sizes(joined, num_processes(), views)
-    return epoch_batches(joined, seed, epoch, rank(), num_processes(), views), indices
-
-
-def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
-    """Raise TrainingError if a process would get no image of a batch."""
+    processes = num_processes()
     fewest = min(map(len, joined), default=processes) * views
     if fewest < processes:
         raise TrainingError(
             f"a batch of {fewest} images is too small for {processes} processes; set sampler.batch_size to "
             f"{processes} or more"
         )
+    return epoch_batches(joined, seed, epoch, rank(), processes, views), indices
 
 
 def with_indices(reading: Iterable[Batch], indices: Sequence[Indices] | None, device: torch.device) -> Iterator[Batch]:
-    """Yield batches, with an ``indices_tuple`` in place of labels if ``indices`` are given."""
+    """Replace the labels of batches by an ``indices_tuple``, if given."""
     if indices is None:
         yield from reading
         return
@@ -119,20 +114,19 @@ def with_indices(reading: Iterable[Batch], indices: Sequence[Indices] | None, de
 def epoch_batches(
     joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1, views: int = 1
 ) -> Batches:
-    """Return one process's part of an epoch's batches: rank r gets the r-th of W consecutive parts.
+    """Return one process's part of an epoch's batches: part r of W consecutive ones for rank r.
 
-    Each image appears ``views`` times in a row. Its augmentation depends on seed, epoch, place and view, not on
-    processes or workers. The seeds of its views are consecutive, so they select different cached views.
+    Each image appears ``views`` times in a row. Its augmentation seed depends on seed, epoch, place and view, never on
+    processes or workers; consecutive seeds select different cached views.
     """
     generator = np.random.default_rng((seed, epoch))
-    seeds = generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist()
+    seeds = iter(generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist())
     batches = []
-    first = 0  # of the batch's seeds
     for images in joined:
         whole: list[Item] = []
-        for image, first_seed in zip(images, seeds[first : first + len(images)], strict=True):
+        for image in images:
+            first_seed = next(seeds)
             whole.extend((image, first_seed + view) for view in range(views))
-        first += len(images)
         batches.append(whole[share_of(len(whole), rank, processes)])
     return batches
 
@@ -162,10 +156,9 @@ class BatchReader:
         )
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Return an iterator over batches on the device: images ``[B, C, H, W]`` and labels ``[B]``.
+        """Iterate over batches on the device: images ``[B, C, H, W]`` and labels ``[B]``.
 
-        ``labels`` ``[N]`` replace the images' own. One number is drawn from torch's generator. Consume the
-        iterator inside :meth:`naming_images`.
+        ``labels`` ``[N]`` replace the images' own. Draws one number from torch's generator.
         """
         self._loader.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         self._now[:] = batches
@@ -194,15 +187,10 @@ def embed_batches(
     workers: int = 0,
     batches: Batches | None = None,
 ) -> Iterator[Pass]:
-    """Yield the forward passes of all images, or of batches, on the device.
-
-    Modules are in evaluation mode for each batch and restored afterwards.
-    """
+    """Yield the forward passes of all images, or of ``batches``, in evaluation mode."""
     dataset = WorkerDataset(images, workers)
-    if batches is None:
-        loader = data_loader(dataset, workers, device, batch_size=batch_size)
-    else:
-        loader = data_loader(dataset, workers, device, batch_sampler=batches)
+    drawn: dict[str, Any] = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
+    loader = data_loader(dataset, workers, device, **drawn)
     with preserved_modes(trunk, embedder), dataset.naming_images():
         for batch, labels in loader:
             trunk.eval()

@@ -1,7 +1,7 @@
-"""Checkpoints of a run, which ``torch.load(path, weights_only=True)`` reads without executing code.
+"""Checkpoints, which ``torch.load(path, weights_only=True)`` reads without executing code.
 
 ``last.pt`` and ``previous.pt`` are from the ends of the last two epochs, ``within.pt`` from inside one. ``best.pt`` and
-``model.pt`` have weights, ``before.pt`` the test embeddings of the untrained network.
+``model.pt`` have weights, ``before.pt`` the untrained network's test embeddings.
 """
 
 from __future__ import annotations
@@ -43,28 +43,22 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 def save_last(path: Path, state: Mapping[str, Any]) -> None:
     """Write ``last.pt``; an intact old one becomes ``previous.pt``."""
     if path.is_file():
-        _keep_as_previous(path)
+        folder = path.parent.parent
+        wanted = read_sums(folder).get(f"{path.parent.name}/{path.name}")
+        copy = functools.partial(shutil.copyfile, path)
+        with contextlib.suppress(DamagedError, DataError):  # a damaged one must not replace a good one
+            if wanted is None:
+                load(path)
+            replace_file(folder, f"{path.parent.name}/previous.pt", copy, expected=wanted)
     save(path, state)
-
-
-def _keep_as_previous(path: Path) -> None:
-    """Copy ``last.pt`` to ``previous.pt`` if its checksum is right or, without one, if it loads."""
-    folder = path.parent.parent
-    wanted = read_sums(folder).get(f"{path.parent.name}/{path.name}")
-    copy = functools.partial(shutil.copyfile, path)
-    with contextlib.suppress(DamagedError, DataError):  # a damaged one must not replace a good one
-        if wanted is None:
-            load(path)
-        replace_file(folder, f"{path.parent.name}/previous.pt", copy, expected=wanted)
 
 
 def load(
     path: Path, device: torch.device | str = "cpu", of: str | None = None, digest: str | None = None
 ) -> dict[str, Any]:
-    """Read a checkpoint without executing code from it.
+    """Read a checkpoint; DataError if it is missing, damaged, or of another run.
 
-    ``of`` is the required ``identity``, or None for any run. ``digest`` is the file's SHA-256, if known. Raises
-    DataError for a missing, damaged or foreign file.
+    ``of`` is the required ``identity``, or None for any run. ``digest`` is the file's SHA-256, if known.
     """
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
@@ -94,10 +88,7 @@ def load(
 
 
 def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the state of ``last.pt``, or of ``previous.pt`` with a warning if the former is damaged.
-
-    The state is None if neither exists.
-    """
+    """Return the state of ``last.pt`` or, if damaged, of ``previous.pt`` with a warning."""
     previous = path.with_name("previous.pt")
     if not path.exists() and not previous.exists():
         return None, ""
@@ -107,16 +98,13 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
         with contextlib.suppress(DataError):
             state = load(previous, device, of)
             reason = str(error).partition("; ")[0]
-            return (
-                state,
-                f"{reason}; the run resumes from the earlier checkpoint {previous} (epoch {state['epoch']})",
-            )
+            return state, f"{reason}; the run resumes from the earlier checkpoint {previous} (epoch {state['epoch']})"
         raise
 
 
 @contextlib.contextmanager
 def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
-    """Add the path, and the versions that wrote it, to errors of loading a state."""
+    """Add the path and the writing versions to errors of loading a state."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -132,7 +120,6 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _refused(path: Path, reason: str, advice: str = "") -> DataError:
-    """Return the error of a checkpoint; ``advice`` precedes the remedy for its file."""
     remedies = {
         "model.pt": "train with --resume to restore it from last.pt",
         "before.pt": "the report leaves out its figure",
@@ -163,7 +150,7 @@ def seed_all(seed: int) -> None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python, this package and the libraries that affect results."""
+    """Versions of Python, this package and the libraries that affect results."""
     known = {"python": platform.python_version(), "pml-ext": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

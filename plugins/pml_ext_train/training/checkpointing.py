@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pml_ext.distributed import from_ranks, max_over_ranks, wait_for_all_ranks
 from pml_ext.errors import DataError
 
@@ -18,7 +15,7 @@ from .state import model_state, restore, state_of
 
 
 class Checkpointer:
-    """The checkpoints of a run: ``last`` after an epoch, ``within`` an epoch, ``best`` on validation, ``model``.
+    """Writes and reads the checkpoints of a run.
 
     Attributes:
         unfinished: state of the epoch that was interrupted, or None.
@@ -32,7 +29,7 @@ class Checkpointer:
         self.unfinished: dict[str, Any] | None = None
 
     def resume(self) -> bool:
-        """Restore the end of the last epoch; return False without a checkpoint."""
+        """Restore the end of the last epoch; False without a checkpoint."""
         state, warning = checkpoint.load_to_resume(self._last, self._run.device, self._run.identity)
         if state is None:
             return False
@@ -42,7 +39,7 @@ class Checkpointer:
         return True
 
     def find_unfinished_epoch(self) -> None:
-        """Read the checkpoint within the next epoch, if any; warn if it is damaged."""
+        """Read the checkpoint within the next epoch; warn if it is damaged."""
         if not self._within.exists():
             return
         try:
@@ -58,25 +55,19 @@ class Checkpointer:
         """Return the losses of the unfinished epoch's completed iterations."""
         return [] if self.unfinished is None else list(self.unfinished["losses"])
 
-    def unfinished_labels(self) -> NDArray[np.int64] | None:
-        """Return the pseudo-labels of the unfinished epoch, or None."""
-        if self.unfinished is None:
-            return None
-        labels: NDArray[np.int64] | None = self.unfinished["pseudo_labels"]
-        return labels
-
     def enter_epoch(self) -> None:
-        """Restore the state within an unfinished epoch once its batches are drawn; start the clock."""
+        """Restore an unfinished epoch after its batches were drawn; start the clock."""
         self._saved = time.monotonic()
         if self.unfinished is not None:
             restore(self._run, self._within, self.unfinished)
         self.unfinished = None
 
     def between_iterations(self, records: Records | None, losses: list[float]) -> None:
-        """Write a checkpoint if one is due; stop if any process received a signal."""
+        """Write a checkpoint if one is due; stop after a signal to any process."""
         signal_number = max_over_ranks(signals.received() or 0)
-        checkpoint_is_due = max_over_ranks(int(records is not None and self._is_due())) == 1
-        if signal_number or checkpoint_is_due:
+        minutes = self._run.recipe.engine.checkpoint_minutes
+        is_due = records is not None and minutes is not None and time.monotonic() - self._saved >= 60 * minutes
+        if max_over_ranks(int(is_due)) or signal_number:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
                 records.save()
@@ -89,17 +80,13 @@ class Checkpointer:
                 f"in epoch {self._run.epoch}, after iteration {len(losses)}; a checkpoint is written",
             )
 
-    def _is_due(self) -> bool:
-        minutes = self._run.recipe.engine.checkpoint_minutes
-        return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
-
     def save_epoch(self) -> None:
         """Write the state at the end of an epoch."""
         checkpoint.save_last(self._last, state_of(self._run))
         self._within.unlink(missing_ok=True)
 
     def save_best(self) -> None:
-        """Write the best weights so far; without the trunk if it is frozen."""
+        """Write the best weights so far, without a frozen trunk."""
         checkpoint.save(self._run.checkpoint("best"), model_state(self._run, trunk=not self._run.frozen))
 
     def save_model(self) -> None:
@@ -107,9 +94,9 @@ class Checkpointer:
         checkpoint.save(self._run.checkpoint("model"), model_state(self._run))
 
     def save_untrained(self) -> None:
-        """Write the test embeddings of the untrained network, for the report."""
-        embeddings = self._run.embeddings(self._run.queries).cpu()
-        checkpoint.save(self._run.checkpoint("before"), {"embeddings": embeddings, "of": self._run.identity})
+        """Write the untrained network's test embeddings, for the report."""
+        state = {"embeddings": self._run.embeddings(self._run.queries).cpu(), "of": self._run.identity}
+        checkpoint.save(self._run.checkpoint("before"), state)
 
     def forget_epoch(self) -> None:
         """Delete the checkpoint within a finished epoch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,15 @@ Shrinkage = float | Literal["auto"]
 
 
 def fit_embedder(view: View) -> None:
-    """Fit the embedder to the trunk's features of training images, as the recipe says."""
+    """Fit the recipe's closed-form head to the trunk's training features."""
     model = view.recipe.model
-    _check_size(view)
-    if model.refit == "within-class":  # told before the training, not after it
+    whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
+    if whitens and model.embedding_size > view.network.features:
+        raise ConfigError(
+            f"model.embedding_size: found {model.embedding_size}, but whitening has at most as many outputs as the "
+            f"trunk has features ({view.network.features})"
+        )
+    if model.refit == "within-class":  # an error comes before the training, not after it
         made_up = torch.randn(len(view.images("train")), 2, generator=torch.Generator().manual_seed(0))
         _whitened_within_classes(view, made_up.to(view.device), size=None)
     if model.embedder == "pca" and not model.shrinkage:
@@ -34,37 +39,23 @@ def fit_embedder(view: View) -> None:
         refit(view, view.untrained_features("train"))
 
 
-def _check_size(view: View) -> None:
-    """Raise ConfigError for whitening with more outputs than features."""
-    model = view.recipe.model
-    size = model.embedding_size
-    whitens = "within-class" in (model.embedder, model.start, model.refit) or bool(model.shrinkage)
-    if whitens and size > view.network.features:
-        raise ConfigError(
-            f"model.embedding_size: found {size}, but whitening has at most as many outputs as the trunk "
-            f"has features ({view.network.features})"
-        )
-
-
 def refit(view: View, features: Tensor) -> None:
-    """Replace the embedder by within-class whitening of the training images' features."""
+    """Replace the embedder by within-class whitening of the training features."""
     _replace_embedder(view, _whitened_within_classes(view, features, view.recipe.model.embedding_size))
 
 
 def _whitened_within_classes(view: View, features: Tensor, size: int | None) -> nn.Linear:
-    """Return the whitening layer; ConfigError without two items of a class."""
-    model = view.recipe.model
-    shrinkage: Shrinkage = SHRINKAGE if model.shrinkage is None else model.shrinkage
+    shrinkage = view.recipe.model.shrinkage
     try:
-        return fit_within_classes(view, features, shrinkage, size)
+        return fit_within_classes(view, features, SHRINKAGE if shrinkage is None else shrinkage, size)
     except ValueError as error:
         raise ConfigError(f"[model] within-class: {error}") from None
 
 
 def fit_within_classes(view: View, features: Tensor, shrinkage: Shrinkage, size: int | None = None) -> nn.Linear:
-    """Return whitening within the classes, positive pairs or relation of the training images.
+    """Whiten within the classes, positive pairs or relation of the training images.
 
-    Raises ValueError for data without any, and for clusters or instances as labels.
+    Raises ValueError without any, and for clusters or instances as labels.
     """
     if view.recipe.data.labels != "given":
         found = view.recipe.data.labels
@@ -77,7 +68,7 @@ def fit_within_classes(view: View, features: Tensor, shrinkage: Shrinkage, size:
 
 
 def whitened(view: View, features: Mapping[str, Tensor], training: Tensor) -> dict[str, Tensor] | None:
-    """Return splits' features whitened within the training classes; None without such classes."""
+    """Whiten splits' features within the training classes, if there are any."""
     try:
         layer = fit_within_classes(view, training, SHRINKAGE)
     except ValueError:  # the baseline does not exist for these data
@@ -87,6 +78,5 @@ def whitened(view: View, features: Mapping[str, Tensor], training: Tensor) -> di
 
 
 def _replace_embedder(view: View, layer: nn.Linear) -> None:
-    state: dict[str, Any] = layer.state_dict()
-    view.embedder.load_state_dict(state)
+    view.embedder.load_state_dict(layer.state_dict())
     view.changed()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
+    """Return ``"cpu"`` or ``"cuda (NVIDIA H100)"``."""
     name = getattr(getattr(torch, device.type), "get_device_name", None)
     if name is not None:
         return f"{device.type} ({name(device)})"
@@ -23,8 +23,7 @@ def device_name(device: torch.device) -> str:
 def deterministic_algorithms(wanted: bool) -> Iterator[None]:
     """Use torch's deterministic operators inside the block, if ``wanted``.
 
-    Enter before the first product on a GPU, when cuBLAS reads its setting. torch raises RuntimeError for operators
-    without a deterministic version.
+    Enter before the first product on a GPU, when cuBLAS reads its setting.
     """
     if not wanted:
         yield
@@ -39,21 +38,13 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
-    """Return numbers and one-element tensors as numbers, with one transfer from an accelerator."""
-    on_device = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
-    transferred: list[float] = []
+    """Read numbers and one-element tensors, with one transfer from an accelerator."""
+    numbers = [value.item() if isinstance(value, Tensor) and value.is_cpu else value for value in values]
+    on_device = {place: value.detach() for place, value in enumerate(numbers) if isinstance(value, Tensor)}
     if on_device:
-        is_mps = on_device[0].device.type == "mps"
+        is_mps = any(value.is_mps for value in on_device.values())
         wide = torch.float32 if is_mps else torch.float64  # MPS has no float64
-        transferred = torch.stack([value.reshape(()).to(wide) for value in on_device]).tolist()
-
-    remaining = iter(transferred)
-    numbers = []
-    for value in values:
-        if not isinstance(value, Tensor):
-            numbers.append(value)
-        elif value.device.type == "cpu":
-            numbers.append(value.item())
-        else:
-            numbers.append(next(remaining))
+        stacked = torch.stack([value.reshape(()).to(wide) for value in on_device.values()])
+        for place, number in zip(on_device, stacked.tolist(), strict=True):
+            numbers[place] = number
     return numbers

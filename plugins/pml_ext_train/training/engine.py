@@ -1,6 +1,6 @@
 """A training step and an epoch of steps, in plain PyTorch.
 
-A step repeats a step of PML 2.9's ``MetricLossOnly`` to the last digit. It adds precision, compilation, clipping, and a
+A step equals one of PML 2.9's ``MetricLossOnly`` to the last digit, and adds precision, compilation, clipping, and a
 check of the loss and all gradients. It waits for the device once.
 """
 
@@ -31,19 +31,19 @@ MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is bel
 
 
 class NotFiniteError(TrainingError):
-    """The loss, an embedding or a gradient is NaN or infinite; the step was not applied."""
+    """The loss, an embedding or a gradient is not finite; no step was taken."""
 
 
 @dataclass
 class Objective:
-    """The loss that is minimized, with its miner and the optimizers."""
+    """The loss to minimize, with its miner and the optimizers."""
 
     loss: nn.Module  # called as loss(embeddings, labels, indices_tuple); returns one value
     optimizers: Mapping[str, torch.optim.Optimizer]  # of trunk, embedder and loss, in the order in which they step
     miner: nn.Module | None = None  # called as miner(embeddings, labels) for the indices_tuple
     schedulers: Sequence[Any] = ()  # stepped at the end of every epoch
     recorded: Callable[[], Sequence[Any]] = field(default=tuple)  # values to record, once the loss is computed
-    warm_up: Callable[[], AbstractContextManager[None]] = nullcontext  # around each update, see training/warmup.py
+    warm_up: Callable[[], AbstractContextManager[None]] = nullcontext  # around each update, see WarmUp
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,19 @@ class Step:
 
 
 class NonFinite(NamedTuple):
-    """The name of a tensor that is NaN or infinite, and such a value of it."""
+    """A tensor's name, and a value in it that is NaN or infinite."""
 
     name: str
     value: float
 
 
 class Engine:
-    """Trainer of a trunk and an embedder; gradients are averaged over the processes.
+    """Trains a trunk and an embedder; gradients are averaged over the processes.
 
-    Save and load the modules that were passed in: compiled or wrapped ones share their parameters.
-    ``freeze_batch_norm`` keeps the statistics of the trunk's batch norms. ``skip_nonfinite`` skips non-finite
-    steps, at most 30 in a row.
+    Save and load the modules that were passed in; compiled or wrapped ones share their parameters.
+    ``freeze_batch_norm`` keeps the statistics of the trunk's batch norms. ``skip_nonfinite`` skips at most 30
+    non-finite
+    steps in a row.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Engine:
     ) -> None:
         self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
         self._skips = skip_nonfinite
-        self._undo = _nothing
+        self._undo: Callable[[], None] = lambda: None
         self.settings = settings or EngineTable()
         self.device = device
         self._freeze_batch_norm = freeze_batch_norm
@@ -90,9 +91,7 @@ class Engine:
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parts = self._trained_parts()
         self._trainable = _trainable(trunk)  # when the parts were wrapped
-        self._scaler: torch.amp.GradScaler | None = None
-        if self.settings.precision == "float16":
-            self._scaler = torch.amp.GradScaler(device.type)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=self.settings.precision == "float16")
         self._overflows = 0  # consecutive skipped steps
 
     def _trained_parts(self) -> list[nn.Module]:
@@ -104,10 +103,9 @@ class Engine:
         return [data_parallel(module) for module in parts]
 
     def use_trunk(self, trunk: nn.Module) -> None:
-        """Train this module in place of the trunk: the trunk itself, or the rest after a cut.
+        """Train the trunk itself, or the rest after a cut.
 
-        It is wrapped again if other parameters are frozen, because processes wait for the gradients of those
-        that were trainable.
+        It is wrapped again if other parameters are frozen, since processes wait for the gradients of trainable ones.
         """
         trainable = _trainable(trunk)
         if trunk is not self.networks["trunk"] or trainable != self._trainable:
@@ -118,20 +116,17 @@ class Engine:
     def epoch(self, batches: Iterable[Batch], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield each step after it was taken.
 
-        Raises NotFiniteError for a non-finite loss, embedding or gradient, and TrainingError for a loss that is
-        not one value or depends on no parameter.
+        Raises NotFiniteError for a non-finite loss, embedding or gradient, and TrainingError for an unusable loss.
         """
         for module in (*self._parts, objective.loss):
             module.train()
+        kept = [*self.frozen]
         if self._freeze_batch_norm:
-            for module in self.networks["trunk"].modules():
-                if is_batch_norm(module):
-                    module.eval()
-        for module in self.frozen:
+            kept += filter(is_batch_norm, self.networks["trunk"].modules())
+        for module in kept:
             module.eval()
-        parameters: dict[str, nn.Parameter] = {}
-        for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss))):
-            parameters |= module.named_parameters(prefix=name)
+        modules = nn.ModuleDict(self.networks | {"loss": unwrapped(objective.loss)})
+        parameters = dict(modules.named_parameters())
         reads_ahead = self.device.type != "cpu"  # the next batch is read while the device works
         reading = iter(batches)
         batch = next(reading, None)
@@ -163,41 +158,29 @@ class Engine:
             indices_tuple = objective.miner(embeddings, batch.labels)
         loss = objective.loss(embeddings, batch.labels, indices_tuple)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = f"a {type(loss).__name__}"
-            if isinstance(loss, Tensor):
-                given = f"a tensor of shape {list(loss.shape)}"
+            given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise TrainingError(f"the loss gave {given} instead of one value; its reducer should give a mean or a sum")
         if not loss.requires_grad:
             raise TrainingError("the loss does not depend on any trained parameter, so nothing can be learned")
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
-        self._check_that_the_trunk_learns()
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), embeddings.detach()
 
-    def _check_that_the_trunk_learns(self) -> None:
-        """Raise TrainingError if no trainable parameter of the trunk has a gradient."""
-        trunk = self.networks["trunk"]
-        is_trained = False
-        for parameter in trunk.parameters():
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is not None:  # mostly the first, so that a step does not look at all of them
-                return
-            is_trained = True
-        if is_trained:
+    def _check_that_the_trunk_learns(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        trunk = [value for name, value in parameters.items() if name.startswith("trunk.") and value.requires_grad]
+        if trunk and all(parameter.grad is None for parameter in trunk):
             raise TrainingError(
-                f"no parameter of the trunk {type(trunk).__name__} has a gradient; look for detach(), "
+                f"no parameter of the trunk {type(self.networks['trunk']).__name__} has a gradient; look for detach(), "
                 "torch.no_grad() and .data in it, or freeze it: --set model.freeze=trunk"
             )
 
     def _update(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
-        """Take a step with the computed gradients, or skip it if a value is not finite."""
+        """Take a step, or skip it if a value is not finite."""
+        self._check_that_the_trunk_learns(parameters)
         optimizers = objective.optimizers.values()
-        if self._scaler is not None:
-            for optimizer in optimizers:
-                self._scaler.unscale_(optimizer)
+        for optimizer in optimizers:
+            self._scaler.unscale_(optimizer)
         gradients: dict[str, Tensor] = {
             f"gradient of {name}": stored_values(parameter.grad)
             for name, parameter in parameters.items()
@@ -206,18 +189,19 @@ class Engine:
 
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
-        nonfinite = _nonfinite_of_step(value, total, embeddings, gradients)
-        if self._skips:
-            some_rank_is_nonfinite = max_over_ranks(int(nonfinite is not None)) == 1
-            if some_rank_is_nonfinite and nonfinite is None:
-                nonfinite = NonFinite("loss of another process", math.nan)
+        nonfinite = None
+        if not math.isfinite(value):
+            nonfinite = first_nonfinite({"embeddings": embeddings}) or NonFinite("loss", value)
+        elif not math.isfinite(total):  # a norm above 1e19 overflows although every value is finite
+            nonfinite = first_nonfinite({"embeddings": embeddings} | gradients)
+        if self._skips and max_over_ranks(int(nonfinite is not None)):
+            nonfinite = nonfinite or NonFinite("loss of another process", math.nan)
 
         if nonfinite is None:
             self._step(optimizers)
         else:
             self._skip(nonfinite)
-        if self._scaler is not None:
-            self._scaler.update()
+        self._scaler.update()
         return Step(value, embeddings, recorded, skipped=nonfinite is not None)
 
     def _step(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -229,34 +213,31 @@ class Engine:
             optimizer.step()
 
     def _skip(self, nonfinite: NonFinite) -> None:
-        """Skip the step after an overflow in float16 or with ``skip_nonfinite``; otherwise raise."""
-        name, value = nonfinite
+        """Skip a step after an overflow in float16 or with ``skip_nonfinite``; otherwise raise."""
+        text = f"the {nonfinite.name} became {nonfinite.value}"
         self._overflows += 1
-        if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
-            raise NotFiniteError(f"the {name} became {value}")
+        if not self._skips and (not self._scaler.is_enabled() or nonfinite.name in ("embeddings", "loss")):
+            raise NotFiniteError(text)
         if self._overflows > MOST_SKIPPED:
-            text = f"the {name} became {value} in {self._overflows} iterations in a row"
+            text += f" in {self._overflows} iterations in a row"
             if not self._skips:
                 text += "; set engine.precision = 'bfloat16', which has a wider range than float16"
             raise NotFiniteError(text)
         self._undo()
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
-        """Return a function that undoes a step's changes to buffers and memory queues."""
-        buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
-        for network in self.networks.values():
-            buffers.extend((buffer, buffer.clone()) for buffer in network.buffers())
+        """Return a function that restores buffers and memory queues."""
+        buffers = [(buffer, buffer.clone()) for buffer in nn.ModuleDict(self.networks).buffers()]
         loss = unwrapped(objective.loss)
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
         undo_queues = {}  # of the loss's memories, by their names
         for name, module in loss.named_modules():
             if hasattr(module, "snapshot"):
                 undo_queues[name] = module.snapshot(entering)
-        parameters = {name for name, _ in loss.named_parameters()}
+        kept_elsewhere = {name for name, _ in loss.named_parameters()}
         state = {}
         for name, value in loss.state_dict().items():
-            owner = name.rpartition(".")[0]
-            if name not in parameters and owner not in undo_queues:
+            if name not in kept_elsewhere and name.rpartition(".")[0] not in undo_queues:
                 state[name] = copy.deepcopy(value)
 
         def undo() -> None:
@@ -269,22 +250,17 @@ class Engine:
         return undo
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale of float16 and the number of consecutive skipped steps."""
-        scaler = {} if self._scaler is None else self._scaler.state_dict()
-        return {"scaler": scaler, "overflows": self._overflows}
+        """Return the loss scale and the number of consecutive skipped steps."""
+        return {"scaler": self._scaler.state_dict(), "overflows": self._overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of an engine with the same precision."""
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state["scaler"])
+        """Load the state of an engine of the same precision."""
+        self._scaler.load_state_dict(state["scaler"])
         self._overflows = state["overflows"]
 
 
 def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
-    """Return a module whose gradients are averaged over the processes.
-
-    It is unchanged for one process, or without trainable parameters.
-    """
+    """Average a module's gradients over the processes, if there are several."""
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return nn.parallel.DistributedDataParallel(module, **settings)
@@ -294,25 +270,8 @@ def _trainable(module: nn.Module) -> list[bool]:
     return [parameter.requires_grad for parameter in module.parameters()]
 
 
-def _nothing() -> None: ...
-
-
-def _nonfinite_of_step(
-    loss: float, sum_of_norms: float, embeddings: Tensor, gradients: dict[str, Tensor]
-) -> NonFinite | None:
-    """Return the first non-finite part of a step, or None.
-
-    A norm above 1e19 overflows although every value is finite, so the values decide.
-    """
-    if not math.isfinite(loss):
-        return first_nonfinite({"embeddings": embeddings}) or NonFinite("loss", loss)
-    if not math.isfinite(sum_of_norms):
-        return first_nonfinite({"embeddings": embeddings} | gradients)
-    return None
-
-
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
-    """Return name and value of the first tensor that is not finite, or None."""
+    """Return the first tensor that is not finite, or None."""
     filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
         return None
@@ -325,26 +284,22 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
 
 
 def stored_values(tensor: Tensor) -> Tensor:
-    """Return the detached values of a tensor, or the entries of a sparse one."""
+    """Detached values of a tensor, or the entries of a sparse one."""
     tensor = tensor.detach()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> NonFinite | None:
-    """Return the first parameter that is not finite, or buffer that turns every image into NaN.
+    """Return the first non-finite parameter, or buffer that turns every image into NaN.
 
-    A running variance may be infinite (it divides), and other buffers may be by design, for example masks.
+    A running variance may be infinite (it divides), and so may masks and other buffers.
     """
-    parameters = dict[str, Tensor]()
-    buffers = dict[str, Tensor]()
-    for group, module in {**networks, "loss": loss}.items():
-        for name, parameter in module.named_parameters():
-            parameters[f"weight {group}.{name}"] = parameter
-        if group == "loss":
-            continue
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_mean"):
-                buffers[f"{group}.{name}"] = buffer
-            elif buffer.is_floating_point():
-                buffers[f"{group}.{name}"] = buffer.nan_to_num(math.nan, 0.0, 0.0)
+    modules = nn.ModuleDict({**networks, "loss": loss})
+    parameters = {f"weight {name}": parameter for name, parameter in modules.named_parameters()}
+    buffers: dict[str, Tensor] = {}
+    for name, buffer in nn.ModuleDict(networks).named_buffers():
+        if name.endswith("running_mean"):
+            buffers[name] = buffer
+        elif buffer.is_floating_point():
+            buffers[name] = buffer.nan_to_num(math.nan, 0.0, 0.0)
     return first_nonfinite(parameters) or first_nonfinite(buffers)

@@ -1,15 +1,18 @@
-"""An epoch in training: its stage, batches, objective, and losses so far."""
+"""An epoch in training: stage, batches, objective, losses, and the errors that end it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pml_ext.errors import TrainingError
+
 from . import signals
 from .batches import Batch, Batches, BatchReader, draw_for_all, indices_of, with_indices
 from .checkpointing import Checkpointer
-from .engine import Objective, Step
+from .engine import NotFiniteError, Objective, Step, first_nonfinite_weight
 from .feature_reader import FeatureReader
 from .pseudo_labels import relabel
 from .recorded_values import RecordedValues
@@ -33,39 +36,28 @@ class Epoch:
 
     @property
     def iteration(self) -> int:
-        """The number of the last finished iteration in the run."""
+        """Number of the last finished iteration of the run."""
         return self.run.stages.iterations_until(self.run.epoch - 1) + len(self.losses)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all iterations are finished."""
-        return len(self.losses) == len(self.batches)
 
     def steps(self) -> Iterator[Step]:
         """Train on the remaining batches and yield each step."""
         for step in self.run.engine.epoch(self.reading, self.objective):
-            self._finish(step)
+            self.run.changed()
+            if self.watching and not step.skipped:
+                self.run.call_after_step(self.watching, indices_of(self.batches[len(self.losses)]), step.embeddings)
+            self.run.history.skipped += step.skipped
+            self.losses.append(step.loss)
             yield step
-
-    def _finish(self, step: Step) -> None:
-        """Pass a step to the components, and count it."""
-        self.run.changed()
-        if self.watching and not step.skipped:
-            self.run.call_after_step(self.watching, indices_of(self.batches[len(self.losses)]), step.embeddings)
-        self.run.history.skipped += step.skipped
-        self.losses.append(step.loss)
 
 
 def begin_epoch(run: Run, checkpointer: Checkpointer, recorded: bool) -> Epoch:
-    """Draw the batches of the current epoch; a resumed run continues after its checkpoint.
-
-    ``recorded`` says whether the steps have values to record.
-    """
+    """Draw the batches of the current epoch; a resumed run continues after its checkpoint."""
     stage = run.stages.of(run.epoch)
     run.enter_stage(stage)
     losses = checkpointer.finished_losses()
     with signals.at_once():  # nothing of the epoch is lost yet
-        relabel(run, stage, checkpointer.unfinished_labels())
+        unfinished = checkpointer.unfinished
+        relabel(run, stage, None if unfinished is None else unfinished["pseudo_labels"])
         run.call_parts("start_epoch")
         run.changed()
         objective, values = run.objective(stage, recorded, finished=len(losses))
@@ -86,5 +78,35 @@ def begin_epoch(run: Run, checkpointer: Checkpointer, recorded: bool) -> Epoch:
         reader=reader,
         reading=with_indices(reading, indices_tuples, run.device),
         losses=losses,
-        watching=stage.parts_with("after_step"),
+        watching=[part for part in stage.parts() if callable(getattr(part, "after_step", None))],
     )
+
+
+def stopped(run: Run, problem: object, when: str) -> TrainingError:
+    """Return the error that ends a run; the problem may have a remedy after a semicolon."""
+    what, _, remedy = str(problem).partition("; ")
+    exists = run.checkpoint("last").exists()
+    kept = f"the checkpoint of epoch {run.epoch - 1} is kept" if exists else "there is no checkpoint yet"
+    advice = remedy[:1].upper() + remedy[1:] if remedy else "Try a lower optimizer.lr"
+    return TrainingError(f"{what} {when}; {kept}. {advice}")
+
+
+@contextlib.contextmanager
+def stopping_for_nonfinite(epoch: Epoch) -> Iterator[None]:
+    """Translate NotFiniteError into a TrainingError that names the iteration."""
+    try:
+        yield
+    except NotFiniteError as error:
+        iteration = epoch.iteration + 1
+        problem = str(error)
+        if iteration == 1 and "; " not in problem:
+            problem += "; no step was taken yet: check the images, the trunk and the loss"
+        raise stopped(epoch.run, problem, f"in iteration {iteration} (epoch {epoch.run.epoch})") from error
+
+
+def check_weights(epoch: Epoch) -> None:
+    """Raise TrainingError if an epoch left a weight that is not finite."""
+    run = epoch.run
+    bad = first_nonfinite_weight({"trunk": run.trunk, "embedder": run.embedder}, epoch.stage.loss)
+    if bad is not None:
+        raise stopped(run, f"the {bad.name} became {bad.value}", f"in epoch {run.epoch}")

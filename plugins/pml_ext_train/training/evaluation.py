@@ -23,48 +23,38 @@ from ..data import raw_pixels
 from ..networks import is_pretrained, whitened_components
 from ..recipe import trains_pretrained_trunk
 from .closed_form import whitened
-from .protocols import classified
+from .protocols import Metrics, classified
 from .stages import Stages
 from .view import View
 
 NEIGHBORS = 8  # kept of a search, for the report
 
-Metrics = dict[str, float]
-
 
 def metrics_before(view: View) -> dict[str, Metrics]:
-    """Return the metrics of raw pixels or vectors and of the untrained network, in one pass.
+    """Metrics of raw pixels or vectors and of the untrained network, in one pass.
 
-    A pretrained or frozen trunk adds its features, their whitened components, and the features whitened within
-    training classes.
+    A pretrained or frozen trunk adds its features, their whitened components, and features whitened within classes.
     """
     parts = _compared_splits(view, view.queries)
     if view.data.has_vectors:
         vectors = {part: view.embedded(part, features=True)["features"] for part in parts}
         return _metrics_by_phase(view, {"raw": vectors, **_in_closed_form(view, vectors)})
     has_features = view.frozen or is_pretrained(view.recipe.model.trunk.settings)
-    points: dict[str, dict[str, Tensor]] = {"raw": {}}
-    features = {}
-    for part in parts:
-        held = view.embedded(part, also=raw_pixels, features=has_features)
-        points["raw"][part] = held["also"]
-        if has_features:
-            features[part] = held["features"].float()
+    held = {part: view.embedded(part, also=raw_pixels, features=has_features) for part in parts}
+    points = {"raw": {part: rows["also"] for part, rows in held.items()}}
     if has_features:
+        features = {part: rows["features"].float() for part, rows in held.items()}
         points |= {"frozen": features, **_in_closed_form(view, features)}
     return _metrics_by_phase(view, points)
 
 
 def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Metrics]:
-    """Return the metrics of points by phase, including the untrained network."""
-    split = view.queries
-    metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
-    metrics["before"] = evaluate_split(view, split)
-    return metrics
+    metrics = {phase: _metrics_of_points(view, view.queries, rows) for phase, rows in points.items()}
+    return metrics | {"before": evaluate_split(view, view.queries)}
 
 
 def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:
-    """Return retrieval and clustering metrics of points ``[N, D]`` by cosine similarity."""
+    """Retrieval and clustering metrics of points ``[N, D]`` by cosine similarity."""
     normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
     if view.data.listed is not None:
         return _of_listed(view, split, normalized)
@@ -73,10 +63,7 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
 
 
 def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return features by phase: whitened components, and whitened within classes if there are classes.
-
-    Both are fitted on the training images.
-    """
+    """Whitened components, and features whitened within classes if there are any."""
     training = view.untrained_features("train")
     layer = whitened_components(training, view.recipe.model.embedding_size)
     points = {"pca": {part: layer(rows) for part, rows in features.items()}}
@@ -87,16 +74,16 @@ def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dic
 
 
 def tested_features(view: View) -> dict[str, Tensor]:
-    """Return the features of the compared splits; the same pass keeps their embeddings."""
+    """Features of the compared splits; the pass keeps their embeddings, too."""
     return {
         part: view.embedded(part, features=True)["features"].float() for part in _compared_splits(view, view.queries)
     }
 
 
 def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | None = None) -> dict[str, Metrics]:
-    """Return the metrics of the trained network on test and training images, and of a learned metric.
+    """Metrics of the trained network on test and training images, and of a learned metric.
 
-    A trained pretrained trunk, or a refitted head, adds the features before the head (:func:`tested_features`).
+    A fine-tuned trunk, or a refitted head, adds the features before the head.
     """
     split = view.queries
     if features is None and trains_pretrained_trunk(view.recipe):
@@ -107,27 +94,24 @@ def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | N
     if view.data.tested_training is not None:
         metrics["training"] = evaluate_split(view, view.data.tested_training, clustering=False)
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
-    if metric is not None and view.data.listed is not None:
-        points = {part: view.embeddings(part) for part in _compared_splits(view, split)}
-        metrics["learned_metric"] = _of_listed(view, split, points, metric)
-    elif metric is not None:
-        searched = view.data.gallery_of(split)
-        points = {part: view.embeddings(part) for part in (split, searched)}
-        result = _retrieval(view, split, points, neighbors_under(metric), keep=0)
-        metrics["learned_metric"] = result.accuracies
-        shortlist = view.recipe.evaluation.shortlist
-        if shortlist:
-            # one more than the recipe says, where the query itself is among its own nearest
-            count = shortlist + 1 if searched == split else shortlist
-            result = _retrieval(view, split, points, reranked_under(metric, count), keep=0)
-            metrics["shortlist"] = result.accuracies
+    if metric is None:
+        return metrics
+    points = {part: view.embeddings(part) for part in _compared_splits(view, split)}
+    if view.data.listed is not None:
+        return metrics | {"learned_metric": _of_listed(view, split, points, metric)}
+    metrics["learned_metric"] = _retrieval(view, split, points, neighbors_under(metric), keep=0).accuracies
+    shortlist = view.recipe.evaluation.shortlist
+    if shortlist:
+        if view.data.gallery_of(split) == split:
+            shortlist += 1  # the query itself is among its own nearest
+        metrics["shortlist"] = _retrieval(view, split, points, reranked_under(metric, shortlist), keep=0).accuracies
     return metrics
 
 
 def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
-    """Return the metrics of a split by cosine similarity.
+    """Metrics of a split by cosine similarity; TrainingError for non-finite embeddings.
 
-    ``clustering`` adds metrics of clusters and protocols. Raises TrainingError for non-finite embeddings.
+    ``clustering`` adds metrics of clusters and protocols.
     """
     if view.data.listed is not None:
         points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
@@ -140,7 +124,7 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
 
 def _compared_splits(view: View, split: str) -> list[str]:
-    """Return a split, its gallery, and the training pairs that set its threshold."""
+    """A split, its gallery, and the training pairs that set its threshold."""
     parts = [split, view.data.gallery_of(split)]
     if view.data.listed is not None and view.data.listed.kind == "pairs" and view.data.tested_training is not None:
         parts.append(view.data.tested_training)
@@ -148,7 +132,7 @@ def _compared_splits(view: View, split: str) -> list[str]:
 
 
 def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: BaseDistance | None = None) -> Metrics:
-    """Return the metrics of listed pairs or triplets; the threshold comes from training pairs."""
+    """Metrics of listed pairs or triplets; training pairs set the threshold."""
     tuples = view.images(split).tuples
     assert tuples is not None
     threshold = None
@@ -165,16 +149,13 @@ def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: B
 
 
 def nearest(view: View, split: str) -> Evaluation:
-    """Return retrieval metrics and the 8 nearest images of each query; computed once."""
-    points = {split: view.normalized_embeddings(split)}
-    gallery = view.data.gallery_of(split)
-    if gallery != split:
-        points[gallery] = view.normalized_embeddings(gallery)
+    """Retrieval metrics and the 8 nearest images of each query; computed once."""
+    points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
     return view.once(("nearest", split), lambda: _retrieval(view, split, points))
 
 
 def clustered(view: View, split: str) -> Evaluation:
-    """Return clustering metrics; computed once."""
+    """Clustering metrics; computed once."""
     points = view.normalized_embeddings(split)
     return view.once(("clusters", split), lambda: _clustering(view, split, points))
 
@@ -186,16 +167,11 @@ def _retrieval(
     search: NearestNeighbors | None = None,
     keep: int = NEIGHBORS,
 ) -> Evaluation:
-    """Return retrieval metrics by their names in ``metrics.json``."""
     names = _names_by_accuracy(view, of_clusters=False)
     calculator = _calculator(view, names, view.relation, search)
-    gallery = None
-    gallery_labels = None
-    searched = view.data.gallery_of(split)
-    if searched != split:
-        gallery = points[searched]
-        gallery_labels = view.true_labels(searched)
     labels = view.true_labels(split)
+    searched = view.data.gallery_of(split)
+    gallery, gallery_labels = (None, None) if searched == split else (points[searched], view.true_labels(searched))
     groups = _groups(view, split)
     try:
         result = calculator.evaluate(
@@ -209,7 +185,6 @@ def _retrieval(
 
 
 def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
-    """Return clustering metrics of points ``[N, D]`` by their names in ``metrics.json``."""
     names = _names_by_accuracy(view, of_clusters=True)
     calculator = _calculator(view, names)  # by classes, which a relation's labels may not be
     result = calculator.evaluate(points, view.true_labels(split), on_failure=view.warn)
@@ -217,7 +192,7 @@ def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
 
 
 def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
-    """Return ``{name in the calculator: name in metrics.json}`` for clusters or retrieval."""
+    """Names in ``metrics.json`` by their names in the calculator."""
     table = view.recipe.evaluation
     levels = () if view.relation is None else view.relation.levels
     known = metrics_of(
@@ -265,7 +240,7 @@ def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str])
 
 
 def _groups(view: View, split: str) -> dict[str, Any]:
-    """Return the groups of queries and gallery as arguments of the calculator."""
+    """Groups of queries and gallery, as arguments of the calculator."""
     queries = view.images(split)
     searched = view.images(view.data.gallery_of(split))
     if queries.groups is None or searched.groups is None:

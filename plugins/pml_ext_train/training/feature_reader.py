@@ -22,9 +22,9 @@ def with_features(
     rest: nn.Module,
     embedder: nn.Module,
 ) -> Iterator[Pass]:
-    """Yield the passes of :func:`~.batches.embed_batches` from kept features or activations.
+    """Yield passes from kept features or activations; ``rest`` leads from these to features.
 
-    ``batches`` have images or None, and labels. ``rest`` leads from what is kept to the features.
+    ``batches`` have images or None, and labels.
     """
     start = 0
     with preserved_modes(rest, embedder):
@@ -46,7 +46,7 @@ class FeatureReader:
         self._device = device
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Return an iterator over features or activations, and labels ``[B]``; the seed selects the view."""
+        """Iterate over features or activations and labels; the seed selects the view."""
         # At once, as a reader of images does: a resumed epoch restores the random numbers of its checkpoint after it.
         torch.empty((), dtype=torch.int64).random_()
         return self._batches(batches, labels)

@@ -1,8 +1,7 @@
 """Features of a frozen trunk, or activations before a cut: computed once and shared by runs.
 
-A store belongs to a trunk with its weights, a preprocessing and an augmentation; their digest names its folder,
-``features/DIGEST`` in the user's cache. A feature belongs to a file with size and time, or to pixels; to a box; and to
-a view, with random numbers of its own.
+``features/DIGEST`` in the user's cache belongs to a trunk with its weights, preprocessing and augmentation. Each
+feature belongs to a file with size and time, or to pixels; to a box; and to a view with its own random numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import itertools
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,9 @@ from pml_ext.distributed.processes import gather_objects, share_of
 from pml_ext.errors import ConfigError, DataError, UnwritableError, one_line
 
 from ..data import LabeledImages, cache_folder
-from ..files.stat import FileStat
+from ..files import FileStat, locked_folder
 from .batches import embed_batches
-from .feature_keys import file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest
-from .feature_store import FeatureStore, Vectors
+from .feature_store import FeatureStore, Vectors, file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest
 
 _PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
 
@@ -46,7 +44,7 @@ class Features:
 
     @classmethod
     def of_vectors(cls, vectors: Tensor) -> Features:
-        """Return the vectors ``[N, F]`` of a data set as features."""
+        """Use a data set's vectors ``[N, F]`` as features."""
         return cls(vectors, torch.arange(len(vectors)), vectors.shape[1:])
 
     def __len__(self) -> int:
@@ -59,14 +57,14 @@ class Features:
 
 @dataclass(frozen=True)
 class Remainder:
-    """The rest of a trunk, from activations to features, and the cache of these."""
+    """The rest of a trunk after a cut, and the cache of its features."""
 
     module: nn.Module
     cache: FeatureCache
 
 
 class FeatureCache:
-    """Features ``[F]`` of images under a frozen trunk, or activations of any shape, on disk.
+    """Features or activations of images under a frozen trunk, on disk.
 
     ``about`` is everything else that they depend on, as JSON. A killed process loses at most one batch. ``tell``
     receives a line before images pass through the trunk.
@@ -98,9 +96,9 @@ class FeatureCache:
     def of(self, images: LabeledImages, view: int = 0, remainder: Remainder | None = None) -> Features:
         """Return the features of transformed images; compute those that the store lacks.
 
-        Results also pass through a ``remainder``, if given. Each process computes a part; other runs wait and
-        reuse it. If the store cannot be written, a single process uses a temporary one, with a warning. Raises
-        DataError for NaN or infinity.
+        Results also pass through a ``remainder``. Each process computes a part; other runs wait and reuse it. If the
+        store
+        cannot be written, a single process warns and uses a temporary one. Raises DataError for NaN or infinity.
         """
         self._share_store()
         keys = keys_of(images, view)
@@ -117,10 +115,7 @@ class FeatureCache:
             return self._features_of(images, keys)
 
     def _share_store(self) -> None:
-        """Use the store of rank 0 in every process, because they exchange row numbers.
-
-        Raises ConfigError if a process does not see it; it may be on another machine.
-        """
+        """Use rank 0's store in all processes; ConfigError if one cannot see it."""
         if num_processes() == 1:
             return
         with contextlib.ExitStack() as stack:
@@ -133,24 +128,27 @@ class FeatureCache:
         if not all(seen_by_rank):
             raise ConfigError(
                 f"model.freeze: process {seen_by_rank.index(False)} cannot see {seen.parent}, where process "
-                "0 stores features; set XDG_CACHE_HOME to a folder that all processes share"
+                "0 stores features. Set XDG_CACHE_HOME to a folder that all processes share"
             )
         self.store = self._store_in(seen.parent)
 
     def _features_of(
         self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None = None
     ) -> Features:
-        with self.store.locked() if rank() == 0 else contextlib.nullcontext():
+        with locked_folder(self.store.folder) if rank() == 0 else contextlib.nullcontext():
             numbers = self._numbers(images, keys, remainder)
             vectors = torch.from_numpy(self.store.vectors())
         return Features(vectors, torch.tensor([numbers[key] for key in keys]), self._shape)
 
     def _numbers(self, images: LabeledImages, keys: Sequence[bytes], remainder: Remainder | None) -> dict[bytes, int]:
-        """Return the row of each key, after each process computed its part of the missing ones."""
+        """Return the row of each key; each process computes a part of the missing ones."""
         paths = images.paths or itertools.repeat(None)
         stats = dict(zip(keys, map(stat_of, paths), strict=False))
         found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
-        missing = _first_places(keys, found)
+        first_places: dict[bytes, int] = {}  # equal images share a feature
+        for place, key in enumerate(keys):
+            first_places.setdefault(key, place)
+        missing = [place for key, place in first_places.items() if key not in found]
         if missing and rank() == 0:
             self._tell(f"computing features of {len(missing):,} images with the frozen trunk")
         mine = missing[share_of(len(missing), rank(), num_processes())]
@@ -159,7 +157,6 @@ class FeatureCache:
         return found
 
     def _found(self, stats: dict[bytes, FileStat]) -> dict[bytes, int]:
-        """Return the rows in the store; clear a damaged store."""
         try:
             rows, damaged = self.store.find(stats)
         except DataError as error:
@@ -171,7 +168,7 @@ class FeatureCache:
         return rows
 
     def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
-        """Return the stored features of unchanged files, by index in the list."""
+        """Stored features of unchanged files, by index in the list."""
         keys = [key_of(file_bytes(path)) for path in paths]
         stats = {key: stat_of(path) for key, path in zip(keys, paths, strict=True)}
         found, _ = self.store.find(stats)
@@ -179,22 +176,20 @@ class FeatureCache:
         return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
 
     def keep(self, paths: Sequence[Path], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write the finite features of files, ``[N, F]``.
-
-        Take ``stats`` before reading the files, so that a file replaced meanwhile is read again.
-        """
-        rows = features.float().cpu().numpy()
-        finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
-        if finite:
-            keys = [key_of(file_bytes(paths[place])) for place in finite]
-            self.store.append(keys, [stats[place] for place in finite], rows[finite])
+        """Write the finite features of files, ``[N, F]``, with ``stats`` from before they were read."""
+        keys = [key_of(file_bytes(path)) for path in paths]
+        self._append_finite(keys, stats, features)
 
     def add(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write features ``[B, F]`` from another pass, if all are finite and the store is writable."""
+        """Write the finite features ``[B, F]`` of another pass, if the store is writable."""
+        with contextlib.suppress(UnwritableError):
+            self._append_finite(keys, stats, features)
+
+    def _append_finite(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
         rows = self._rows(features)
-        if np.isfinite(rows).all():
-            with contextlib.suppress(UnwritableError):
-                self.store.append(keys, stats, rows)
+        finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
+        if finite:
+            self.store.append([keys[place] for place in finite], [stats[place] for place in finite], rows[finite])
 
     def _rows(self, features: Tensor) -> Vectors:
         rows: Vectors = features.float().flatten(1).cpu().numpy()
@@ -209,10 +204,8 @@ class FeatureCache:
         files: dict[bytes, FileStat],
         remainder: Remainder | None,
     ) -> dict[bytes, int]:
-        """Compute and write features batch by batch; return their row numbers."""
+        """Compute and write features batch by batch; return their rows."""
         numbers: dict[bytes, int] = {}
-        if not indices:
-            return numbers
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
         seeded = [[(index, seed_of(keys[index])) for index in batch] for batch in batches]
         rest = nn.Identity() if remainder is None else remainder.module
@@ -235,7 +228,7 @@ class FeatureCache:
 
 
 def _writable_folder(name: str) -> Path:
-    """Return a folder of the user's cache, or a temporary one with a warning."""
+    """A folder of the user's cache, or a temporary one with a warning."""
     try:
         folder = cache_folder("features") / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,14 +256,3 @@ def _temporary_folder(name: str) -> Path:
     folder = Path(parent.name) / name
     folder.mkdir()
     return folder
-
-
-def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int]:
-    """Return the first place of each missing key: equal images share a feature."""
-    seen = set(found)
-    places = []
-    for place, key in enumerate(keys):
-        if key not in seen:
-            seen.add(key)
-            places.append(place)
-    return places

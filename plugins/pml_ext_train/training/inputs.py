@@ -16,7 +16,7 @@ from .view import View
 
 
 class Inputs:
-    """The readers of the stages' batches, with features and activations that are computed once."""
+    """The readers of the stages' batches."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -24,14 +24,14 @@ class Inputs:
         self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
 
     def trained_trunk(self, stage: Stage) -> torch.nn.Module:
-        """Return the module that a stage trains on its reader's output."""
+        """The module that a stage trains on its reader's output."""
         if self._view.frozen:
             return torch.nn.Identity()
         cut = self.cut_of(stage)
         return self._view.trunk if cut is None else cut.rest
 
     def cut_of(self, stage: Stage) -> TrunkCut | None:
-        """Return the cut of the trunk in a stage, or None."""
+        """The cut of the trunk in a stage."""
         table = cut_of(self._view.recipe.model.freeze) or cut_of(stage.table.freeze)
         if table is None:
             return None
@@ -42,39 +42,36 @@ class Inputs:
         return self._cuts[key]
 
     def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
-        """Return the reader of a stage's images, features or activations."""
+        """The reader of a stage's batches."""
         cut = self.cut_of(stage)
-        if cut not in self._readers:
-            self._readers[cut] = self._new_reader(cut)
+        if cut in self._readers:
+            return self._readers[cut]
+        view = self._view
+        images = view.data.training_images
+        if cut is None and not view.frozen:
+            self._readers[cut] = BatchReader(images, view.recipe.data.workers, view.device, view.memory_format)
+        else:
+            kept = [view.kept.of("train", number, cut) for number in self._views()]
+            self._readers[cut] = FeatureReader(kept, images.labels, view.device)
         return self._readers[cut]
 
-    def _new_reader(self, cut: TrunkCut | None) -> BatchReader | FeatureReader:
-        images = self._view.data.training_images
-        if cut is not None:
-            kept = [self._view.kept.activations(cut, "train", view) for view in self._views()]
-        elif self._view.frozen:
-            kept = [self._view.kept.features("train", view) for view in self._views()]
-        else:
-            workers = self._view.recipe.data.workers
-            return BatchReader(images, workers, self._view.device, self._view.memory_format)
-        return FeatureReader(kept, images.labels, self._view.device)
-
     def _views(self) -> range:
-        """Return the numbers of the kept views; 0 is the unaugmented image."""
+        """Numbers of the kept views; 0 is the unaugmented image."""
         count = self._view.recipe.model.views
         return range(1, count + 1) if count > 1 else range(1)
 
     def features(self, split: str, stage: Stage) -> torch.Tensor:
         """Return a split's features ``[N, F]`` under the current trunk.
 
-        After a cut they come from the kept activations, in a quarter of the time.
+        After a cut, kept activations make this four times as fast.
         """
         view = self._view
         cut = self.cut_of(stage)
         if cut is None:
             return view.embeddings(split, "trunk")
-        kept = view.kept.activations(cut, split)
-        passes = with_features(view.batches_of_labels(split), kept, cut.rest, torch.nn.Identity())
+        kept = view.kept.of(split, cut=cut)
+        labels = view.batches_of_labels(split, view.batch_size)
+        passes = with_features(labels, kept, cut.rest, torch.nn.Identity())
         return torch.cat([each.features.float() for each in passes])
 
     def close(self) -> None:
@@ -86,34 +83,29 @@ class Inputs:
     def compute(self, stages: Iterable[Stage]) -> None:
         """Compute frozen features, or activations before cuts; each process computes a part.
 
-        A single process leaves the features of tested images to the tests.
+        A single process leaves the features of test images to the tests.
         """
         if self._view.frozen:
             for split in self._view.splits:
                 if self._view.processes > 1 or split in ("train", "validation"):
-                    self._view.kept.features(split)
+                    self._view.kept.of(split)
         for cut in dict.fromkeys(self.cut_of(stage) for stage in stages):
-            if cut is not None:
-                self._compute_activations(cut)
+            if cut is None:
+                continue
+            validated = len(self._view.images("validation")) if "validation" in self._view.splits else 0
+            size = check_size(cut, len(self._view.data.training_images), len(self._views()), validated)
+            if self._view.rank == 0:
+                self._view.tell(size)
+            for view in self._views():
+                if view == 0:
+                    self._view.kept.compute_both(cut, "train")
+                else:
+                    self._view.kept.of("train", view, cut)
+            if validated:
+                self._view.kept.of("validation", cut=cut)
 
     def compute_views(self) -> None:
         """Compute the frozen features of all views of the training images."""
         if self._view.frozen:
             for view in self._views():
-                self._view.kept.features("train", view)
-
-    def _compute_activations(self, cut: TrunkCut) -> None:
-        """Compute the activations before a cut; ConfigError if they need too much space."""
-        validated = len(self._view.images("validation")) if "validation" in self._view.splits else 0
-        tell = self._view.tell if self._view.rank == 0 else _no_line
-        check_size(cut, len(self._view.data.training_images), len(self._views()), validated, tell)
-        for view in self._views():
-            if view == 0:
-                self._view.kept.compute_both(cut, "train")
-            else:
-                self._view.kept.activations(cut, "train", view)
-        if validated:
-            self._view.kept.activations(cut, "validation")
-
-
-def _no_line(text: str) -> None: ...
+                self._view.kept.of("train", view)

@@ -3,92 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pml_ext.distributed import num_processes
 
-from ..data import LabeledImages
+from ..networks import Network
 from .activations import DTYPES, Precision, TrunkCut
 from .features import FeatureCache, Features, Remainder
-from .run_context import Built
-
-
-class _Key(NamedTuple):
-    cut: TrunkCut | None
-    split: str
-    view: int
-    precision: Precision | None  # of activations before a cut
+from .run_data import RunData
 
 
 class KeptFeatures:
-    """The features of a run's splits, and the activations before its cuts.
+    """Features of a run's splits, and activations before its cuts.
 
-    ``batch_size`` counts images per forward pass; ``tell`` receives a line before a pass.
+    ``new_cache(trunk, shape, about)`` returns a :class:`FeatureCache`.
     """
 
-    def __init__(self, built: Built, batch_size: int, tell: Callable[[str], None]) -> None:
-        self._built = built
-        self._batch_size = batch_size
-        self._tell = tell
-        self._features: dict[_Key, Features] = {}
-        # of a cut and its precision, of plain images or (True) augmented ones
-        self._caches: dict[tuple[TrunkCut | None, Precision | None, bool], FeatureCache] = {}
+    def __init__(self, data: RunData, network: Network, new_cache: Callable[..., FeatureCache]) -> None:
+        self._data = data
+        self._network = network
+        self._new_cache = new_cache
+        self._features: dict[tuple[Any, ...], Features] = {}
+        self._caches: dict[tuple[Any, ...], FeatureCache] = {}
 
-    def features(self, split: str, view: int = 0) -> Features:
-        """Return the frozen trunk's features of a split; views above 0 are augmented.
-
-        Vectors are features already.
-        """
-        data = self._built.data
-        if data.has_vectors:
-            return Features.of_vectors(data.images(split).vectors)
-        return self._cached(None, split, view)
-
-    def activations(self, cut: TrunkCut, split: str, view: int = 0, precision: Precision | None = None) -> Features:
-        """Return the activations of a split before a cut, ``[N, *shape]``, in the cut's precision by default."""
-        return self._cached(cut, split, view, precision or cut.table.precision)
-
-    def features_now(self, split: str) -> Features:
-        """Return a split's features under a trunk before its training; other runs share them."""
-        return self._new_cache(None, None, "").of(self._built.data.images(split))
-
-    def compute_both(self, cut: TrunkCut, split: str) -> None:
-        """Compute the activations of a split, and in the same pass its present features.
-
-        Several processes leave the features to :meth:`features_now`.
-        """
-        remainder = Remainder(cut.rest, self._new_cache(None, None, "")) if num_processes() == 1 else None
-        self._cached(cut, split, 0, cut.table.precision, remainder)
-
-    def _cached(
+    def of(
         self,
-        cut: TrunkCut | None,
         split: str,
-        view: int,
+        view: int = 0,
+        cut: TrunkCut | None = None,
         precision: Precision | None = None,
         remainder: Remainder | None = None,
     ) -> Features:
-        key = _Key(cut, split, view, precision)
+        """A split's features under the frozen trunk, or its activations before a cut.
+
+        Views above 0 are augmented. Vectors are features already.
+        """
+        if self._data.has_vectors:
+            return Features.of_vectors(self._data.images(split).vectors)
+        if cut is not None and precision is None:
+            precision = cut.table.precision
+        key = (cut, split, view, precision)
         if key not in self._features:
-            data = self._built.data
-            images = data.training_images if view else data.images(split)
-            cache = self._cache_for(cut, precision, images, is_augmented=bool(view))
-            self._features[key] = cache.of(images, view, remainder)
+            images = self._data.training_images if view else self._data.images(split)
+            augmentation = repr(images.transform) if view else ""
+            shared = (cut, precision, augmentation)
+            if shared not in self._caches:
+                self._caches[shared] = self._cache(*shared)
+            self._features[key] = self._caches[shared].of(images, view, remainder)
         return self._features[key]
 
-    def _cache_for(
-        self, cut: TrunkCut | None, precision: Precision | None, images: LabeledImages, is_augmented: bool
-    ) -> FeatureCache:
-        key = (cut, precision, is_augmented)
-        if key not in self._caches:
-            self._caches[key] = self._new_cache(cut, precision, repr(images.transform) if is_augmented else "")
-        return self._caches[key]
+    def features_now(self, split: str) -> Features:
+        """A split's features before the trunk trains; other runs share them."""
+        return self._cache(None, None, "").of(self._data.images(split))
 
-    def _new_cache(self, cut: TrunkCut | None, precision: Precision | None, augmentation: str) -> FeatureCache:
-        built = self._built
-        about: list[Any] = [built.data.preprocessing.model_dump(), augmentation]
-        shared = (built.device, self._batch_size, built.recipe.data.workers, self._tell)
+    def compute_both(self, cut: TrunkCut, split: str) -> None:
+        """Compute a split's activations and, in a single process, its present features."""
+        remainder = Remainder(cut.rest, self._cache(None, None, "")) if num_processes() == 1 else None
+        self.of(split, cut=cut, remainder=remainder)
+
+    def _cache(self, cut: TrunkCut | None, precision: Precision | None, augmentation: str) -> FeatureCache:
+        about: list[Any] = [self._data.preprocessing.model_dump(), augmentation]
         if cut is None or precision is None:
-            return FeatureCache(built.network.trunk, built.network.features, about, *shared)
-        about.append(precision)
-        return FeatureCache(cut.stem, cut.shape, about, *shared, dtype=DTYPES[precision])
+            return self._new_cache(self._network.trunk, self._network.features, about)
+        return self._new_cache(cut.stem, cut.shape, [*about, precision], dtype=DTYPES[precision])

@@ -14,10 +14,10 @@ class Listener(Protocol):
     """The observer of a run."""
 
     def step(self, text: str) -> None:
-        """Receive a line about a step that begins, or an epoch that has ended."""
+        """Receive a line about a beginning step or a finished epoch."""
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
-        """Receive the number of finished iterations of an epoch, and the last loss."""
+        """Receive the number of finished iterations, and the last loss."""
 
     def warn(self, text: str) -> None:
         """Receive a warning; the run continues."""

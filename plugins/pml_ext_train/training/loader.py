@@ -1,4 +1,4 @@
-"""Image reading by worker processes, which report the image that they are reading."""
+"""Image reading by worker processes, which record the image that they are reading."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import threading
 import time
@@ -31,7 +30,7 @@ Item = tuple[int, int]  # the index of an image, and the seed of its augmentatio
 
 
 def data_loader(images: WorkerDataset, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
-    """Return a loader that draws nothing from torch's generator; its workers ignore signals."""
+    """A loader that draws nothing from torch's generator; its workers ignore signals."""
     settings |= {"worker_init_fn": init_worker, "generator": torch.Generator()}
     if workers > 0:
         settings["multiprocessing_context"] = worker_context()
@@ -39,8 +38,6 @@ def data_loader(images: WorkerDataset, workers: int, device: torch.device, **set
 
 
 class _Loader(DataLoader[Any]):
-    """A data loader with a remedy for images that cannot be passed to workers."""
-
     def __iter__(self) -> Any:
         if self.num_workers == 0:
             return super().__iter__()
@@ -53,8 +50,8 @@ class _Loader(DataLoader[Any]):
             images = type(self.dataset._images).__name__  # type: ignore[attr-defined]
             raise DataError(
                 f"{images} or their transform cannot be pickled for data-loader workers "
-                f"({one_line(error)}). Define functions and classes at the top of a module and open files "
-                "on first use, or set data.workers = 0"
+                f"({one_line(error)}). Define functions and classes at the top of a module, open files on "
+                "first use, or set data.workers = 0"
             ) from error
         except RuntimeError as error:
             if "shared memory" not in str(error):
@@ -68,7 +65,7 @@ class _Loader(DataLoader[Any]):
 
 
 def init_worker(worker: int) -> None:
-    """Start a worker that ignores a scheduler's signals; a second SIGTERM ends it."""
+    """Start a worker that ignores a scheduler's first signals."""
     get_worker_info().dataset.reading[worker, 0] = os.getpid()  # type: ignore[union-attr]
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
@@ -78,10 +75,11 @@ def init_worker(worker: int) -> None:
 
 
 class WorkerDataset(Dataset[tuple[Tensor, int]]):
-    """Images ``(image, label)`` with a table of the image that each worker reads.
+    """Images ``(image, label)``, and a table of the image that each worker reads.
 
-    An item is an index, or an index and the seed of its random transforms; torch's generator is restored.
-    :attr:`finish` applies the batch steps of :class:`LabeledImages`.
+    An item is an index, or an index and its augmentation seed; torch's generator is restored. :attr:`finish` applies
+    the
+    batch steps of :class:`LabeledImages`.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
@@ -105,11 +103,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         read = []
         try:
             for item in items:
-                if isinstance(item, tuple):
-                    index, seed = item
-                else:
-                    index = item
-                    seed = None
+                index, seed = item if isinstance(item, tuple) else (item, None)
                 if worker is not None:
                     self.reading[worker.id, 1] = index
                 if seed is not None:
@@ -120,7 +114,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
             torch.set_rng_state(state)
 
     def _read(self, index: int) -> tuple[Tensor, int]:
-        """Return an image and its label; DataError if the data set's code fails."""
+        """Return an image and its label; DataError if its code fails."""
         try:
             return self._images[index]
         except PmlExtError:
@@ -137,7 +131,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:
-        """Translate torch's error about a dead worker into a DataError that names its image."""
+        """Translate errors about a dead worker into a DataError that names its image."""
         try:
             yield
         except (EOFError, ConnectionError) as error:  # a batch of a worker that is ending
@@ -148,30 +142,24 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
-            processes = {int(number) for number in re.findall(r"\d+", str(error))}
-            raise self._worker_died(processes, error) from error
+            raise self._worker_died(self._ended_workers(), error) from error
 
     def _ended_workers(self) -> set[int]:
-        """Return the ids of workers that have ended, waiting up to five seconds."""
+        """Ids of workers that have ended, after at most five seconds."""
         started = {process for process, _ in self.reading.tolist() if process >= 0}
-        ended = set[int]()
-        for _ in range(50):
+        deadline = time.monotonic() + 5
+        while True:
             ended = started - {child.pid for child in multiprocessing.active_children()}
-            if ended:
-                break
+            if ended or not started or time.monotonic() > deadline:
+                return ended
             time.sleep(0.1)
-        return ended
 
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
         images = [self._name(image) for process, image in self.reading.tolist() if process in dead and image >= 0]
+        text = "before it read an image"
+        remedy = "Move the script's code below 'if __name__ == \"__main__\":', or set data.workers = 0"
         if images:
             text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; otherwise repair or remove the file"
-        else:
-            text = "before it read an image"
-            remedy = (
-                "Each worker imports the script again: move its code below 'if __name__ == \"__main__\":', "
-                "or set data.workers = 0"
-            )
-        reason = str(error) or type(error).__name__
-        return DataError(f"a data-loader worker died {text} ({shortened(reason, 200)}). {remedy}")
+        reason = shortened(str(error) or type(error).__name__, 80)
+        return DataError(f"a data-loader worker died {text} ({reason}). {remedy}")

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pml_ext import registry
 from pml_ext.distributed import from_rank_0, wait_for_all_ranks
 from pml_ext.errors import StoppedError
 
-from ..records import NETWORK, REPORT, Records, import_tracker, write_run_json
+from ..recipe import flat
+from ..records import NETWORK, REPORT, Records, build_tracker, import_tracker, write_run_json
 from . import signals
 from .checkpointing import Checkpointer
-from .checks import check_validation, warn_of_small_batches
-from .collapse import warn_of_collapse
+from .checks import check_validation, check_zero_loss, warn_of_collapse, warn_of_small_batches, warn_of_zero_loss
+from .closed_form import fit_embedder
 from .devices import deterministic_algorithms
-from .epoch import begin_epoch
-from .initial_weights import initialize_weights
+from .epoch import begin_epoch, check_weights, stopping_for_nonfinite
 from .listener import forward_warnings
-from .outcome import check_weights, stopping_for_nonfinite
 from .pseudo_labels import relabel
-from .recording import open_records
 from .run import Run
+from .state import start_from
 from .validation import test_before, validate
-from .zero_loss import check_zero_loss, warn_of_zero_loss
 
 Metrics = dict[str, Any]
 
@@ -40,10 +41,9 @@ def train_run(
 ) -> Metrics:
     """Train, test and write everything; return the contents of ``metrics.json``.
 
-    ``after_validation`` receives each validated epoch and the best value so far. ``finish`` tests the trained
-    network and writes the results.
-
-    Raises TrainingError for NaN or infinite values, DataError for a damaged or foreign checkpoint,
+    ``after_validation`` receives each validated epoch and the best value so far. ``finish`` tests the trained network
+    and
+    writes the results. Raises TrainingError for NaN or infinite values, DataError for an unusable checkpoint,
     MissingExtraError for a missing tracker, and StoppedError after a signal.
     """
     for table in run.recipe.track:
@@ -64,7 +64,7 @@ def train_epochs(
     after_validation: Callable[[int, float], None] | None,
     finish: Callable[[Run, Records], Metrics],
 ) -> Metrics:
-    """Train the remaining epochs and test; return the contents of ``metrics.json`` on all ranks."""
+    """Train the remaining epochs and test; all ranks return ``metrics.json``."""
     status = "failed"
     metrics: Metrics = {}
     try:
@@ -93,13 +93,15 @@ def train_epochs(
 
 
 def prepare(run: Run, resume: bool) -> Checkpointer:
-    """Restore a resumed run, or test the untrained network and prepare the components."""
+    """Restore a resumed run, or test the untrained network and prepare components."""
     _ = run.engine  # raises its errors before the tests
     checkpointer = Checkpointer(run)
     restored = resume and checkpointer.resume()
     if not restored:
         run.cut = run.inputs.cut_of(run.stages[0])
-        initialize_weights(run)
+        if run.recipe.model.init is not None:
+            start_from(run, Path(run.recipe.model.init))
+        fit_embedder(run)
         test_before(run, checkpointer)
         relabel(run, run.stages[0])
         run.call_parts("prepare")
@@ -110,6 +112,31 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
         checkpointer.forget_epoch()
         write_run_json(run.folder, NETWORK, run.data.network_json(run.network.features))
     return checkpointer
+
+
+def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
+    """Open rank 0's records and trackers; a resumed run continues after its checkpoint.
+
+    ``finished_iterations`` counts an unfinished epoch's iterations.
+    """
+    if run.rank > 0:
+        return None
+    iteration = run.stages.iterations_until(run.epoch) + finished_iterations
+    settings = flat(run.recipe.as_dict())
+    trackers = []
+    for table in run.recipe.track:
+        factory = functools.partial(build_tracker, table, run.folder, settings, iteration, run.epoch)
+        trackers.append((_title(table.name), factory))
+    return Records(run.folder, iteration, run.epoch, run.warn, trackers)
+
+
+def _title(name: str) -> str:
+    """A tracker's name, with its plugin if that is not shipped."""
+    plugin, _ = registry.find("tracker", name)
+    record = registry.record_of(plugin)
+    if record is None or record.shipped:
+        return name
+    return f"{name} of the plugin {plugin!r}"
 
 
 # An epoch
@@ -149,7 +176,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
             if records is not None:
                 records.add(epoch.iteration, epoch.recorded.rows(step))
             run.listener.iteration(run.epoch, len(epoch.losses), len(epoch.batches), step.loss)
-            if not epoch.is_over:
+            if len(epoch.losses) < len(epoch.batches):
                 checkpointer.between_iterations(records, epoch.losses)
     check_weights(epoch)
     check_zero_loss(epoch)
@@ -158,13 +185,12 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
 
 
 def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:
-    """Report the mean loss of an epoch, images per second, and the time left in its stage."""
+    """Report an epoch's mean loss, images per second, and time left in its stage."""
     stage = run.stages.of(run.epoch)
     left = run.stages.iterations_until(min(stage.last, run.epochs)) - run.stages.iterations_until(run.epoch)
     time_left = f"{timedelta(seconds=round(left / iterations * seconds_with_tests))} left"
     if stage.last < run.epochs:
         time_left += f" of stage {run.stages.index(stage) + 1}"
     rate = iterations * stage.batch_size / seconds
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    mean = np.mean(finite or [math.nan])
+    mean = np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan])
     run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.data.unit}/s, {time_left}")

@@ -17,7 +17,7 @@ Metrics = dict[str, float]
 
 
 def classified(view: View, split: str) -> Metrics:
-    """Return the metrics of the recipe's protocols of classification."""
+    """Accuracies under the recipe's classification protocols."""
     metrics: Metrics = {}
     for name, measure in (("nearest-class-mean", _nearest_class_mean), ("zero-shot", _zero_shot)):
         if name in view.recipe.evaluation.protocols:
@@ -26,7 +26,7 @@ def classified(view: View, split: str) -> Metrics:
 
 
 def _nearest_class_mean(view: View, split: str) -> Metrics:
-    """Return accuracies by the class means of the gallery, or of half of the tested images."""
+    """Accuracies by the class means of the gallery, or of half of the test images."""
     points = view.normalized_embeddings(split)
     labels = view.true_labels(split)
     searched = view.data.gallery_of(split)
@@ -41,7 +41,7 @@ def _nearest_class_mean(view: View, split: str) -> Metrics:
 
 
 def _zero_shot(view: View, split: str) -> Metrics:
-    """Return accuracies by the means that unseen classes get from related training classes."""
+    """Accuracies by means of unseen classes, made from related training classes."""
     assert view.data.parents is not None
     seen, means = class_means(view.normalized_embeddings("train"), view.true_labels("train"))
     train_names = view.images("train").class_names
@@ -49,17 +49,15 @@ def _zero_shot(view: View, split: str) -> Metrics:
     labels = view.true_labels(split)
     new = torch.unique(labels)
     names = view.images(split).class_names
-    new_names = [names[label] for label in new.tolist()]
-    new_means = related_means(new_names, known_means, view.data.parents)
+    new_means = related_means([names[label] for label in new.tolist()], known_means, view.data.parents)
     return nearest_class_mean(view.normalized_embeddings(split), labels, new, new_means, TOP)
 
 
 def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Return a mask ``[N]`` of a random half of each class, rounded up."""
+    """Mask ``[N]`` of a random half of each class, rounded up."""
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.default_rng(seed)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        half = (len(members) + 1) // 2
-        chosen[members[:half]] = True
+        chosen[members[: (len(members) + 1) // 2]] = True
     return chosen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from pml_ext.distributed import from_rank_0
@@ -13,16 +12,14 @@ from pml_ext.evaluation import kmeans
 from ..data import LabeledImages
 from ..recipe.schema import PseudoTable
 from .run import Run
-from .samplers import build_sampler, sized, with_clusters
+from .samplers import Labels, build_sampler, sized, with_clusters
 from .stages import Stage
-
-Labels = NDArray[np.int64]
 
 
 def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
     """Cluster the training images before an epoch, if the recipe says so, and renew its sampler.
 
-    ``kept`` are the labels of an unfinished epoch. Epoch 1 reuses the labels from before training.
+    ``kept`` has the labels of an unfinished epoch. Epoch 1 reuses the labels from before training.
     """
     if run.recipe.data.labels == "instance":
         run.pseudo_labels = np.arange(len(run.data.training_images))
@@ -35,23 +32,17 @@ def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
         labels = run.history.pseudo_labels
     if labels is None:
         run.listener.step(f"clustering the training images before epoch {epoch}")
-        labels = clusters_of(run, table)
+        if run.rank == 0:
+            points = nn.functional.normalize(run.embeddings("train", table.features))
+            labels = kmeans(points, table.clusters).cpu().numpy().astype(np.int64)
+        labels = from_rank_0(labels)
     run.pseudo_labels = labels
     run.history.pseudo_labels = labels
     set_sampler(stage, table, with_clusters(run.data.training_images, table, labels), run.seed, epoch)
 
 
-def clusters_of(run: Run, table: PseudoTable) -> Labels:
-    """Return the cluster of every training image, ``[N]``, equal in every process."""
-    labels = None
-    if run.rank == 0:
-        points = nn.functional.normalize(run.embeddings("train", table.features))
-        labels = kmeans(points, table.clusters).cpu().numpy().astype(np.int64)
-    return from_rank_0(labels)  # type: ignore[no-any-return]
-
-
 def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
-    """Give a stage the sampler of an epoch with clusters as labels, and a random batch size."""
+    """Give a stage the epoch's sampler of clusters, and a random batch size."""
     generator = np.random.default_rng((seed, epoch))
     table = stage.table.sampler
     assert table is not None
@@ -63,7 +54,6 @@ def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: 
     except ConfigError as error:
         raise ConfigError(
             f"data.pseudo: before epoch {epoch} k-means found {len(np.unique(images.labels))} of "
-            f"{pseudo.clusters} clusters ({error}); lower clusters or the batch size, unless the network "
-            "has collapsed"
+            f"{pseudo.clusters} clusters ({error}). Lower clusters or the batch size; the network may have collapsed"
         ) from None
     stage.batch_size = table.batch_size

@@ -14,10 +14,9 @@ from .engine import Step
 
 
 class RecordedValues:
-    """The attributes of a loss, its miner and the optimizers that PML's hooks record.
+    """Attributes of a loss, its miner and the optimizers that PML's hooks record.
 
-    They are listed in ``_record_these`` and ``_record_these_stats``. One-element parameters and buffers are
-    recorded too.
+    They are listed in ``_record_these`` and ``_record_these_stats``, or are one-element parameters and buffers.
     """
 
     def __init__(
@@ -27,12 +26,14 @@ class RecordedValues:
         for table, module in self._modules_by_table(loss, miner).items():
             for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
                 self._holders[table, name] = module
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.numel() == 1:
-                    self._holders[f"{table}__parameters", name] = module
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.numel() == 1:
-                    self._holders[f"{table}__buffers", name] = module
+            owned = {
+                "parameters": module.named_parameters(recurse=False),
+                "buffers": module.named_buffers(recurse=False),
+            }
+            for kind, tensors in owned.items():
+                for name, tensor in tensors:
+                    if tensor.numel() == 1:
+                        self._holders[f"{table}__{kind}", name] = module
         self._optimizers = list(optimizers.values())
         self._places = list(self._holders)  # table and column of each of values()
         for name, optimizer in optimizers.items():
@@ -40,7 +41,7 @@ class RecordedValues:
 
     @staticmethod
     def _modules_by_table(loss: nn.Module, miner: nn.Module | None) -> dict[str, nn.Module]:
-        """Return the modules by PML's names of their tables."""
+        """Modules by PML's names of their tables."""
         root = f"metric_loss_{type(loss).__name__}"
         modules: dict[str, nn.Module] = {}
         for path, module in loss.named_modules():
@@ -51,13 +52,13 @@ class RecordedValues:
         return modules
 
     def values(self) -> list[Any]:
-        """Return the current values: numbers, one-element tensors, or None for anything else."""
+        """Current values: numbers, one-element tensors, or None for anything else."""
         values = [_number(getattr(holder, name, None)) for (_, name), holder in self._holders.items()]
         values.extend(optimizer.param_groups[0]["lr"] for optimizer in self._optimizers)
         return values
 
     def rows(self, step: Step) -> Rows:
-        """Return the loss and the recorded values of a step, by table and column."""
+        """Loss and recorded values of a step, by table and column."""
         rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
         for (table, column), value in zip(self._places, step.recorded, strict=True):
             if value is not None:

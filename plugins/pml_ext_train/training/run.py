@@ -13,32 +13,29 @@ from pml_ext.distributed import join
 from pml_ext.distributed.devices import choose_device
 from pml_ext.errors import ConfigError
 
-from ..data import DataSplits
+from ..data import DataSplits, left_out_text
 from ..networks.trunks import freeze
 from ..recipe import Recipe, frozen_patterns, own_optimizer
 from ..records.history import RunHistory
 from .engine import Engine, Objective
 from .inputs import Inputs
 from .listener import Listener, Silence
-from .optimizers import build_optimizers
+from .optimizers import WarmUp, build_optimizers
 from .recorded_values import RecordedValues
-from .run_context import build
 from .samplers import with_instances
 from .stages import Stage, build_stages
 from .view import View
-from .warmup import WarmUp
 
 OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, embedding or gradient
 
 
 class Run(View):
-    """A run: data and network (:class:`View`), stages, optimizers, and history.
+    """A run, trained by :func:`pml_ext_train.training.loop.train_run`.
 
-    :func:`pml_ext_train.training.loop.train_run` trains it. It calls the methods ``prepare(run)``,
-    ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` and ``figures(run)`` of components. Under
-    ``torchrun`` each process has its own synchronized run; rank 0 tests and writes. ``on_nonfinite="skip"`` skips
-    iterations with a non-finite loss, embedding or gradient. ``splits`` replace the splits of the recipe's data
-    set.
+    It calls the methods ``prepare(run)``, ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` and
+    ``figures(run)`` of components. Under ``torchrun`` each process has its own synchronized run; rank 0 tests and
+    writes.
+    ``on_nonfinite="skip"`` skips non-finite iterations. ``splits`` replace the splits of the recipe's data set.
     """
 
     def __init__(
@@ -56,8 +53,7 @@ class Run(View):
         self.name = name
         self.listener: Listener = listener or Silence()
         self._on_nonfinite = on_nonfinite
-        built = build(recipe, seed, choose_device(device), root, self.listener.step, splits)
-        super().__init__(built, folder, self.listener.step)
+        super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step, splits)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         labeled = self.data.training_images
         if recipe.data.labels == "instance":
@@ -71,7 +67,7 @@ class Run(View):
                 "'trunk' and model.embedder = 'none' or 'pca', or use labeled images"
             )
         self.warn(self.data.note)
-        self.warn(self.data.unreadable_text)
+        self.warn(left_out_text(self.data.unreadable))
 
     @functools.cached_property  # a report needs no engine
     def engine(self) -> Engine:
@@ -92,14 +88,17 @@ class Run(View):
         return self.recipe.schedule.epochs if self.optimizers or trains_losses else 0
 
     def objective(self, stage: Stage, recorded: bool, finished: int = 0) -> tuple[Objective, RecordedValues]:
-        """Return the objective of a stage, and its values, which steps record if ``recorded``.
+        """Return a stage's objective and its values, which steps record if ``recorded``.
 
         ``finished`` counts the iterations of the epoch before a run was resumed.
         """
         optimizers = dict(self.optimizers)
-        schedulers = list(self.schedules.values())
+        warmed = [*self.optimizers.values()]
         if stage.optimizer is not None:
             optimizers["metric_loss_optimizer"] = stage.optimizer
+            if own_optimizer(self.recipe.optimizer, stage.table.loss).scheduled:
+                warmed.append(stage.optimizer)
+        schedulers = [*self.schedules.values()]
         if stage.scheduler is not None:
             schedulers.append(stage.scheduler)
         values = RecordedValues(stage.loss, stage.miner, optimizers)
@@ -107,61 +106,39 @@ class Run(View):
         if recorded:
             objective.recorded = values.values
         if self.recipe.schedule.warmup:
-            objective.warm_up = self._warm_up(stage, finished).next_iteration
+            warm_up = WarmUp(self.recipe.schedule.warmup, self.epoch, stage.iterations, finished, warmed)
+            objective.warm_up = warm_up.next_iteration
         return objective, values
 
-    def _warm_up(self, stage: Stage, finished: int) -> WarmUp:
-        """Return the warm-up of the networks and of scheduled loss parameters."""
-        warmed = list(self.optimizers.values())
-        if stage.optimizer is not None and own_optimizer(self.recipe.optimizer, stage.table.loss).scheduled:
-            warmed.append(stage.optimizer)
-        return WarmUp(self.recipe.schedule.warmup, self.epoch, stage.iterations, finished, warmed)
-
     def enter_stage(self, stage: Stage) -> None:
-        """Set the learning rates, frozen parts and trained part of the trunk for a stage."""
+        """Set a stage's learning rates and the frozen and trained parts of the trunk."""
         if self.epoch == stage.first:
-            self._set_learning_rates(stage)
-        self._freeze_parts(stage)
-        self._cut_trunk(stage)
-        if not self.frozen:
-            self.engine.use_trunk(self.inputs.trained_trunk(stage))
-
-    def _set_learning_rates(self, stage: Stage) -> None:
-        before = self.stages.of(self.epoch - 1).table.lr_factor if stage is not self.stages[0] else 1.0
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] *= stage.table.lr_factor / before
-
-    def _freeze_parts(self, stage: Stage) -> None:
-        """Freeze the parts of the trunk that recipe and stage name; with LoRA, peft has frozen it."""
+            before = self.stages.of(self.epoch - 1).table.lr_factor if stage is not self.stages[0] else 1.0
+            for optimizer in self.optimizers.values():
+                for group in optimizer.param_groups:
+                    group["lr"] *= stage.table.lr_factor / before
         model = self.recipe.model
-        if model.lora is None:
+        if model.lora is None:  # otherwise peft has frozen the trunk
             patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
             self.engine.frozen = freeze(self.trunk, patterns)
-
-    def _cut_trunk(self, stage: Stage) -> None:
-        """Freeze the trunk before a stage's cut; validation images pass through the rest."""
         self.cut = self.inputs.cut_of(stage)
         if self.cut is not None:
             self.cut.stem.requires_grad_(False)
             self.engine.frozen = [*self.engine.frozen, self.cut.stem]
+        if not self.frozen:
+            self.engine.use_trunk(self.inputs.trained_trunk(stage))
 
     def call_after_step(self, parts: Iterable[Any], indices: torch.Tensor, embeddings: torch.Tensor) -> None:
-        """Call ``after_step`` with the indices and embeddings of a batch over all processes.
-
-        With several views of an image, only the first is passed.
-        """
+        """Pass the indices and embeddings of the batch over all processes, one view per image."""
         seen = {"indices": indices, "embeddings": embeddings}
         if self.processes > 1:
             seen = join({"indices": indices.cpu(), "embeddings": embeddings.cpu()})
         views = self.recipe.data.views
-        if views > 1:
-            seen = {name: rows[::views] for name, rows in seen.items()}
         for part in parts:
-            self.call(part, "after_step", seen["indices"], seen["embeddings"])
+            self.call(part, "after_step", seen["indices"][::views], seen["embeddings"][::views])
 
     def call_parts(self, method: str) -> None:
-        """Call a method of every component that has it, with the run as argument."""
+        """Call a method of all components that have it."""
         for part in self.stages.parts():
             self.call(part, method)
 

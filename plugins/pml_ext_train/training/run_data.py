@@ -1,4 +1,4 @@
-"""The data of a run: splits with transforms, what was left out, and a digest for checkpoints."""
+"""The data of a run: splits with transforms, left-out files, and a digest for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pml_ext.distributed import rank_0_first
 from pml_ext.errors import ConfigError, DataError, counted
@@ -23,13 +24,12 @@ from ..data import (
     Transform,
     classes_of_two,
     hold_out_classes,
-    left_out_text,
     prepare,
 )
 from ..networks.network import Preprocessing, VectorInput
 from ..recipe import Recipe, augmentation_of, build_dataset, preprocessing_of, vector_input_of
-from .class_sample import some_of_each_class
 
+PER_CLASS = 20  # images per class that suffice for retrieval
 SAMPLE = "train_sample"  # the split of the training images that are tested, if not all are tested
 Tell = Callable[[str], None]
 Listing = Mapping[str, Mapping[str, Any]]
@@ -52,7 +52,7 @@ class RunData:
 
     @property
     def queries(self) -> str:
-        """The split that is searched for in a test, ``"query"`` or ``"test"``."""
+        """The split whose images a test searches for, ``"query"`` or ``"test"``."""
         return "query" if "query" in self.splits else "test"
 
     @property
@@ -62,7 +62,7 @@ class RunData:
 
     @property
     def listed(self) -> ListedTuples | None:
-        """The listed pairs or triplets that train, or None for labeled images."""
+        """The listed training pairs or triplets, or None."""
         return self.splits["train"].tuples
 
     @property
@@ -75,23 +75,18 @@ class RunData:
         """What a batch holds: ``"images"``, ``"vectors"``, ``"pairs"`` or ``"triplets"``."""
         return self.noun if self.listed is None else self.listed.kind
 
-    @property
-    def unreadable_text(self) -> str:
-        """A warning that names the files left out, or an empty string."""
-        return left_out_text(self.unreadable)
-
     def images(self, split: str) -> LabeledImages:
-        """Return a split's images without augmentation; ValueError for an unknown split."""
+        """A split's images without augmentation; ValueError for an unknown split."""
         if split not in self.splits:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
     def gallery_of(self, split: str) -> str:
-        """Return the split that a split's images search: ``"gallery"`` for queries, else itself."""
+        """The split that a split's images search: ``"gallery"`` for queries, else itself."""
         return "gallery" if split == "query" else split
 
     def network_json(self, features: int) -> dict[str, Any]:
-        """Return the content of ``network.json``: preprocessing, feature size, training classes."""
+        """Content of ``network.json``: preprocessing, feature size, training classes."""
         has_classes = self.labeled and self.listed is None
         classes = np.unique(self.training_images.labels).tolist() if has_classes else []
         names = self.training_images.class_names
@@ -104,32 +99,25 @@ class RunData:
 
     def check_listing(self, folder: Path, before: Listing) -> None:
         """Raise DataError if the images differ from the ``listing`` of a checkpoint."""
-        if before == self.listing:
-            return
         changes = []
         for name in {**before, **self.listing}:
-            old = before.get(name)
-            new = self.listing.get(name)
-            if old == new:
-                continue
-            old_text = _counted_listing(old)
-            new_text = _counted_listing(new)
-            if old_text == new_text:
-                others = "vectors" if self.has_vectors else "files"
-                changes.append(f"{name} has other {others} or labels")
-            else:
-                changes.append(f"{name} had {old_text}, now {new_text}")
-        raise DataError(
-            f"{folder}: the {self.noun} have changed since the run began: {'; '.join(changes)}. Restore "
-            "them, give their folder with --data, or begin a new run with another --out"
-        )
+            old = _counted_listing(before.get(name))
+            new = _counted_listing(self.listing.get(name))
+            if old != new:
+                changes.append(f"{name} had {old}, now {new}")
+            elif before[name] != self.listing[name]:
+                changes.append(f"{name} has other {'vectors' if self.has_vectors else 'files'} or labels")
+        if changes:
+            raise DataError(
+                f"{folder}: the {self.noun} have changed since the run began: {'; '.join(changes)}. Restore "
+                "them, give their folder with --data, or start a new run with another --out"
+            )
 
 
 def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, given: DataSplits | None = None) -> RunData:
     """Build the data set and splits of a recipe; rank 0 goes first, because it may download.
 
-    ``root`` is the data folder. ``tell`` receives a line before a long step. ``given`` splits replace the data
-    set's.
+    ``root`` is the data folder. ``given`` splits replace the data set's.
     """
     with rank_0_first():
         if given is None:
@@ -145,17 +133,18 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
             if recipe.evaluation.select_on == "split":
                 splits["validation"] = given.validation
             else:
-                advice = (
-                    "to choose the epoch by them, type --set evaluation.select=map_at_r --set "
-                    "evaluation.select_on=split"
+                unused = (
+                    f"the {len(given.validation)} validation images of {recipe.data.name} are not used. To choose the "
+                    "epoch by them, type --set evaluation.select=map_at_r --set evaluation.select_on=split"
                 )
-                unused = f"the {len(given.validation)} validation images of {recipe.data.name} are not used; {advice}"
                 note = "; ".join(filter(None, [note, unused]))
-        preprocessing, pipeline = _preprocessing(recipe, given)
+        preprocessing: Preprocessing | VectorInput
         unreadable: dict[str, dict[str, str]] = {}
         augmented = None
-        if pipeline is not None:
-            assert isinstance(preprocessing, Preprocessing)
+        if recipe.model.takes_vectors:
+            preprocessing = vector_input_of(recipe, given)
+        else:
+            preprocessing, pipeline = preprocessing_of(recipe, given)
             augmented = _transform(recipe, splits, preprocessing, pipeline, unreadable, tell)
         listing = {name: listing_of(images) for name, images in splits.items()}
     tested_training = _divide_training_images(recipe, splits, seed)
@@ -176,13 +165,6 @@ def load_run_data(recipe: Recipe, seed: int, root: Path | None, tell: Tell, give
     return data
 
 
-def _preprocessing(recipe: Recipe, given: DataSplits) -> tuple[Preprocessing | VectorInput, Pipeline | None]:
-    """Return the preprocessing, and the pipeline of training images (None for vectors)."""
-    if recipe.model.takes_vectors:
-        return vector_input_of(recipe, given), None
-    return preprocessing_of(recipe, given)
-
-
 def _transform(
     recipe: Recipe,
     splits: dict[str, LabeledImages],
@@ -193,7 +175,7 @@ def _transform(
 ) -> Transform:
     """Set and cache the transform of all splits; return that of training images.
 
-    Unreadable images are left out of their split and noted in ``unreadable``.
+    Paths that could not be read are added to ``unreadable``.
     """
     table = recipe.data
     augmented, plain = preprocessing.transforms(pipeline, **augmentation_of(table, preprocessing))
@@ -212,7 +194,7 @@ def _naming(split: str, tell: Tell) -> Tell:
 
 
 def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], seed: int) -> str | None:
-    """Make the training, validation and sample splits; return the name of the tested training split."""
+    """Make the training, validation and sample splits; name the tested training split."""
     train = splits.pop("train")  # then the tested splits stay in front
     evaluation = recipe.evaluation
     if evaluation.select_on == "split" and "validation" not in splits:
@@ -231,34 +213,56 @@ def _divide_training_images(recipe: Recipe, splits: dict[str, LabeledImages], se
     if evaluation.training_images >= len(train):
         return "train"
     if train.tuples is None:
-        sample = some_of_each_class(train.labels, evaluation.training_images, seed)
-        splits[SAMPLE] = train.subset(sample)
+        splits[SAMPLE] = train.subset(some_of_each_class(train.labels, evaluation.training_images, seed))
     else:
         splits[SAMPLE] = train.sample_of_tuples(evaluation.training_images, seed)
     return SAMPLE
 
 
+def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return ascending indices of a sample in which classes stay large enough for retrieval.
+
+    Classes are added in random order with up to 20 images each, until there are ``most``. If 20 are too few, the limit
+    is the smallest that suffices: 10 classes of 90 give 300 as 30 of each.
+    """
+    labels = np.asarray(labels)
+    if most >= len(labels):
+        return np.arange(len(labels))
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    _, starts, class_of, counts = np.unique(
+        labels[by_class], return_index=True, return_inverse=True, return_counts=True
+    )
+    place = np.arange(len(labels)) - starts[class_of]  # position of each image within its class
+    rank = np.argsort(generator.permutation(len(counts)))  # random rank of each class
+
+    per_class = PER_CLASS
+    while np.minimum(counts, per_class).sum() < most:
+        per_class += 1
+    by_rank = np.argsort(rank[class_of], kind="stable")
+    chosen = by_rank[place[by_rank] < per_class][:most]
+    return np.sort(by_class[chosen])
+
+
 def _check_class_means(data: RunData) -> None:
-    """Raise DataError if a tested image has no other image of its class to compare with."""
+    """Raise DataError if a test image has no other image of its class."""
     labels = data.splits[data.queries].labels
     gallery = data.splits[data.gallery_of(data.queries)]
-    if data.queries == "query":
-        without_mean = np.setdiff1d(labels, gallery.labels)
-    elif classes_of_two(labels) == 0:
+    without_mean = np.setdiff1d(labels, gallery.labels)
+    if data.queries == "test" and classes_of_two(labels) == 0:
         without_mean = np.unique(labels)
-    else:
-        without_mean = labels[:0]
     if len(without_mean):
-        name = gallery.class_names[without_mean[0]]
         raise DataError(
-            f"evaluation.protocols: 'nearest-class-mean' needs another image of {name} to compare with; leave it out"
+            "evaluation.protocols: 'nearest-class-mean' needs another image of "
+            f"{gallery.class_names[without_mean[0]]} to compare with; leave it out"
         )
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:
-    """Return the numbers of images and classes, and a digest of labels, names, boxes, groups and data.
+    """Numbers of images and classes, and a digest of labels, names, boxes, groups and vectors.
 
-    It covers vectors, and paths relative to their common folder, so data may move; image files are not read.
+    Paths count relative to their common folder, so data may move; image files are not read.
     """
     digest = hashlib.sha256(json.dumps(images.class_names, default=str).encode())
     digest.update(images.labels.tobytes())

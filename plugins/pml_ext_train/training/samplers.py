@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from pml_ext import pml, registry
 from pml_ext.errors import ConfigError, PmlExtError, RecipeWarning, shortened
-from pml_ext.pairwise import ListedTuples
 from pml_ext.registry import BuildContext
 from pml_ext.samplers import TupleSampler
 
@@ -26,11 +25,18 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
 
     For listed pairs or triplets, ``batch_size`` counts tuples.
     """
-    if images.tuples is not None:
-        return _sampler_of_tuples(table, images.tuples, seed)
-    iterations = table.iterations or max(1, len(images) // table.batch_size)
-    if table.name == SHUFFLE:
-        return _shuffled(table, images, iterations), iterations
+    items = images if images.tuples is None else images.tuples
+    iterations = table.iterations or max(1, len(items) // table.batch_size)
+    if images.tuples is not None or table.name == SHUFFLE:
+        if iterations * table.batch_size > len(items):
+            noun = "images" if images.tuples is None else images.tuples.kind
+            raise ConfigError(
+                f"sampler: {iterations} batches of {table.batch_size} need more than the {len(items)} training {noun}; "
+                "make batch_size or iterations smaller"
+            )
+        if images.tuples is not None:
+            return TupleSampler(images.tuples, table.batch_size, seed), iterations
+        return torch.utils.data.RandomSampler(range(len(images))), iterations
     classes = len(np.unique(images.labels))
     try:
         pml.check_sampler(registry.get(table.name, "sampler").cls, table.settings, table.batch_size, classes)
@@ -49,20 +55,22 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     except PmlExtError:
         raise
     except Exception as error:  # constructors may raise anything
-        text = f"refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
-        raise ConfigError(shortened(f"sampler: {table.name} {text}: {error}")) from None
+        refused = f"{table.name} refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
+        raise ConfigError(shortened(f"sampler: {refused}: {error}")) from None
 
     batches = len(sampler)
     if not isinstance(sampler, torch.utils.data.BatchSampler):
         batches //= table.batch_size
     if batches < (table.iterations or 1):
-        text = f"a pass of {table.name} gives {batches} batches of {table.batch_size}; make iterations smaller"
-        raise ConfigError(f"sampler: iterations = {table.iterations or 1}, but {text}, or batch_size")
+        raise ConfigError(
+            f"sampler: iterations = {table.iterations or 1}, but a pass of {table.name} gives {batches} batches of "
+            f"{table.batch_size}; make iterations smaller, or batch_size"
+        )
     return sampler, table.iterations or batches
 
 
 def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
-    """Return ``[sampler]`` with a smaller batch, and a warning, if there are too few classes."""
+    """Warn and use a smaller batch if there are too few classes."""
     if images.tuples is not None or table.name == SHUFFLE:
         return table
     classes = len(np.unique(images.labels))
@@ -76,25 +84,6 @@ def fitting(table: SamplerTable, images: LabeledImages) -> SamplerTable:
         stacklevel=2,
     )
     return table.model_copy(update={"batch_size": most})
-
-
-def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:
-    if iterations * table.batch_size > len(images):
-        raise ConfigError(
-            f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training images; "
-            "make batch_size or iterations smaller"
-        )
-    return torch.utils.data.RandomSampler(range(len(images)))
-
-
-def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> tuple[TupleSampler, int]:
-    iterations = table.iterations or max(1, len(tuples) // table.batch_size)
-    if iterations * table.batch_size > len(tuples):
-        raise ConfigError(
-            f"sampler: {iterations} batches of {table.batch_size} need more than the {len(tuples)} training "
-            f"{tuples.kind}; make batch_size or iterations smaller"
-        )
-    return TupleSampler(tuples, table.batch_size, seed), iterations
 
 
 def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:
@@ -113,7 +102,7 @@ def sampler_before_clusters(
 ) -> tuple[Any, int]:
     """Return :func:`build_sampler` for clusters of equal size, before any are known.
 
-    Each batch size is tried, so a misfit is an error at once; the last sampler is returned.
+    Both batch sizes are tried, so that a misfit is an error at once.
     """
     if pseudo.clusters > len(images):
         raise ConfigError(
@@ -128,7 +117,7 @@ def sampler_before_clusters(
 
 
 def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
-    """Return ``[sampler]`` with another batch size, rounded to a multiple of ``m``."""
+    """``[sampler]`` with another batch size, rounded to a multiple of ``m``."""
     per_class = table.settings.get("m", 1)
     if isinstance(per_class, int) and per_class > 0:
         classes = max(1, size // per_class)

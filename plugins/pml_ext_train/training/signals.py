@@ -83,7 +83,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
 
 
 def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -> None:
-    """Resend a signal whose StoppedError Python dropped, as in a callback."""
+    """Resend a signal whose StoppedError Python dropped."""
     error = dropped.exc_value
     if not isinstance(error, StoppedError):
         report(dropped)
@@ -99,21 +99,9 @@ def _send(number: int) -> None:
         signal.raise_signal(number)  # on Windows, os.kill ends the process at once
 
 
-def deferred() -> AbstractContextManager[None]:
-    """Return a context in which a first signal is only recorded; see :func:`received`."""
-    return _handling(is_deferred=True)
-
-
 @contextlib.contextmanager
-def at_once() -> Iterator[None]:
-    """Let a signal end the run at once; one that was recorded before ends it now."""
-    check()
-    with _handling(is_deferred=False):
-        yield
-
-
-@contextlib.contextmanager
-def _handling(is_deferred: bool) -> Iterator[None]:
+def deferred(is_deferred: bool = True) -> Iterator[None]:
+    """Only record a first signal inside the block; see :func:`received`."""
     before = _SignalState.is_deferred
     _SignalState.is_deferred = is_deferred
     try:
@@ -122,31 +110,33 @@ def _handling(is_deferred: bool) -> Iterator[None]:
         _SignalState.is_deferred = before
 
 
+def at_once() -> AbstractContextManager[None]:
+    """Let signals end the run at once inside the block; one recorded before ends it now."""
+    check()
+    return deferred(False)
+
+
 @contextlib.contextmanager
 def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
     """Handle signals inside the block, and yield :func:`received`.
 
-    The first signal raises StoppedError; with ``wait``, it is only recorded.
+    The first signal raises StoppedError or, with ``wait``, is only recorded.
     """
-    handling = deferred() if wait else at_once()
-    with listening(), handling:
+    with listening(), deferred() if wait else at_once():
         yield received
 
 
 def received() -> int | None:
-    """Return the recorded signal; None without one, or outside a listening block."""
+    """The recorded signal; None without one, or outside a listening block."""
     return _SignalState.received if _SignalState.process == os.getpid() else None
 
 
 def check(where: str = "") -> None:
-    """Raise :class:`StoppedError` if a signal was recorded; ``where`` completes its text."""
+    """Raise StoppedError if a signal was recorded; ``where`` completes its text."""
     if (number := received()) is not None:
         raise stopped(number, where)
 
 
 def stopped(number: int, where: str = "") -> StoppedError:
-    """Return the error that ends a run for a signal."""
-    text = f"stopped by {signal.Signals(number).name}"
-    if where:
-        text += f" {where}"
-    return StoppedError(number, text)
+    """The error that ends a run."""
+    return StoppedError(number, f"stopped by {signal.Signals(number).name} {where}".rstrip())

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from pml_ext.distributed import DistributedLoss, DistributedMiner, num_processes
-from pml_ext.registry import BuildContext
 
 from ..data import LabeledImages
 from ..recipe import (
@@ -46,105 +45,80 @@ class Stage:
     mining: nn.Module | None  # the miner over all processes
 
     def parts(self) -> list[Any]:
-        """Return the modules of the loss and the miner, and the sampler, whose hooks the run calls."""
-        parts: list[Any] = list(self.loss.modules())
-        if self.miner is not None:
-            parts.extend(self.miner.modules())
-        if isinstance(self.sampler, nn.Module):
-            parts.extend(self.sampler.modules())
-        else:
-            parts.append(self.sampler)
+        """Modules of the loss and the miner, and the sampler, whose hooks the run calls."""
+        parts: list[Any] = []
+        for part in (self.loss, self.miner, self.sampler):
+            if isinstance(part, nn.Module):
+                parts += part.modules()
+            elif part is not None:
+                parts.append(part)
         return parts
-
-    def parts_with(self, method: str) -> list[Any]:
-        """Return the :meth:`parts` that have a method."""
-        return [part for part in self.parts() if callable(getattr(part, method, None))]
 
 
 class Stages(list[Stage]):
     """The stages of a run, in their order."""
 
     def of(self, epoch: int) -> Stage:
-        """Return the stage of an epoch."""
+        """The stage of an epoch."""
         return next(stage for stage in self if stage.first <= epoch <= stage.last)
 
     def iterations_until(self, epoch: int) -> int:
-        """Return the number of iterations up to the end of an epoch."""
-        total = 0
-        for stage in self:
-            epochs = max(0, min(epoch, stage.last) - stage.first + 1)
-            total += stage.iterations * epochs
-        return total
+        """Number of iterations up to the end of an epoch."""
+        return sum(stage.iterations * max(0, min(epoch, stage.last) - stage.first + 1) for stage in self)
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
         parts: dict[int, Any] = {}
         for stage in self:
-            for part in stage.parts():
-                parts[id(part)] = part
+            parts |= {id(part): part for part in stage.parts()}
         return list(parts.values())
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
-    """Return the stages of a recipe; the last has the recipe's own loss."""
+    """The stages of a recipe; the last has the recipe's own loss."""
     if images.tuples is not None:
         check_listed(recipe, images.tuples.kind)
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
+    pseudo = recipe.data.pseudo
+    joins_processes = num_processes() > 1
     stages = Stages()
     first = 1
     for prefix, table in recipe.stages_by_prefix():
-        stages.append(_build_stage(recipe, prefix, table, context, images, device, seed, first))
+        drawn = table.sampler
+        assert drawn is not None
+        loss, miner = build_loss(table.loss, context, f"{prefix}loss")
+        if images.tuples is not None:
+            check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
+            check_conflicts(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples)
+        loss = loss.to(device)
+        if miner is not None:
+            miner = miner.to(device)
+        if pseudo is None:
+            classes = len(np.unique(images.labels))
+            check_class_weights(loss, [classes, int(images.labels.max()) + 1], classes)
+            drawn = fitting(drawn, images)
+            sampler, iterations = build_sampler(drawn, images, seed, context.get("relation"))
+        else:
+            sampler, iterations = sampler_before_clusters(drawn, pseudo, images, seed)
+
+        optimizer, scheduler = build_loss_optimizer(recipe, prefix, table.loss, loss, first)
+        joined = DistributedLoss(loss) if joins_processes else loss
+        stages.append(
+            Stage(
+                table=table.model_copy(update={"sampler": drawn}),
+                first=first,
+                last=first + table.epochs - 1,
+                loss=loss,
+                miner=miner,
+                sampler=sampler,
+                batch_size=drawn.batch_size,
+                iterations=iterations,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
+                trained=data_parallel(joined, find_unused_parameters=True, broadcast_buffers=False),
+                mining=DistributedMiner(miner) if miner is not None and joins_processes else miner,
+            )
+        )
         first += table.epochs
     return stages
-
-
-def _build_stage(
-    recipe: Recipe,
-    prefix: str,
-    table: StageTable,
-    context: BuildContext,
-    images: LabeledImages,
-    device: torch.device,
-    seed: int,
-    first: int,
-) -> Stage:
-    """Return a stage that begins with epoch ``first``; ``prefix`` begins its keys in errors."""
-    drawn = table.sampler
-    assert drawn is not None
-    loss, miner = build_loss(table.loss, context, f"{prefix}loss")
-    if images.tuples is not None:
-        check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
-        check_conflicts(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples)
-    pseudo = recipe.data.pseudo
-    if pseudo is None:
-        classes = len(np.unique(images.labels))
-        check_class_weights(loss, [classes, int(images.labels.max()) + 1], classes)
-    loss = loss.to(device)
-    if miner is not None:
-        miner = miner.to(device)
-    if pseudo is None:
-        drawn = fitting(drawn, images)
-        sampler, iterations = build_sampler(drawn, images, seed, context.get("relation"))
-    else:
-        sampler, iterations = sampler_before_clusters(drawn, pseudo, images, seed)
-
-    optimizer, scheduler = build_loss_optimizer(recipe, prefix, table.loss, loss, first)
-    joins_processes = num_processes() > 1
-    trained = DistributedLoss(loss) if joins_processes else loss
-    # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
-    trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
-    mining = DistributedMiner(miner) if miner is not None and joins_processes else miner
-    return Stage(
-        table=table.model_copy(update={"sampler": drawn}),
-        first=first,
-        last=first + table.epochs - 1,
-        loss=loss,
-        miner=miner,
-        sampler=sampler,
-        batch_size=drawn.batch_size,
-        iterations=iterations,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        trained=trained,
-        mining=mining,
-    )

@@ -15,7 +15,7 @@ from .run import Run
 
 
 def test_before(run: Run, checkpointer: Checkpointer) -> None:
-    """Test raw pixels or vectors and the untrained network, on rank 0."""
+    """On rank 0, test raw pixels or vectors and the untrained network."""
     if run.rank > 0 or not run.recipe.evaluation.baselines or not run.data.labeled:
         return
     untrained = "raw vectors and the untrained head" if run.data.has_vectors else "raw pixels and the untrained network"
@@ -27,16 +27,15 @@ def test_before(run: Run, checkpointer: Checkpointer) -> None:
 
 
 def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
-    """Run and record the tests between epochs; save the best weights so far."""
+    """Run and record the tests between epochs; save the best weights."""
     started = time.perf_counter()
     table = run.recipe.evaluation
     is_last = run.epoch == run.recipe.schedule.epochs
     measured: dict[str, dict[str, float]] = {}
     stage = stage_before_whole(run.recipe)
     if table.baselines and stage is not None and run.epoch == stage[1]:
-        phase, _ = stage
         run.listener.step(f"testing epoch {run.epoch}, before the whole network trains")
-        run.history.metrics[phase] = evaluate_split(run, run.queries)
+        run.history.metrics[stage[0]] = evaluate_split(run, run.queries)
     if table.test_every and (is_last or run.epoch % table.test_every == 0):
         run.listener.step(f"testing epoch {run.epoch}")
         measured[run.queries] = evaluate_split(run, run.queries, clustering=False)

@@ -1,7 +1,6 @@
 """Start and end of data-loader workers: by a fork server on Linux, elsewhere by spawn.
 
-Forking the run would copy its threads' locks. The fork server imports torch once and forks each worker in milliseconds.
-What a worker reads must be picklable.
+Forking the run would copy its threads' locks. What a worker reads must be picklable.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STARTED: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # workers that this p
 
 
 def worker_context() -> BaseContext:
-    """Start the fork server, if needed, and return the context of workers."""
+    """Return the context of workers; start the fork server if needed."""
     if sys.platform == "linux":
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
@@ -39,7 +38,7 @@ def worker_context() -> BaseContext:
 
 @atexit.register
 def _end_workers() -> None:
-    """Kill workers at exit: multiprocessing would send one SIGTERM, which they ignore, and wait forever."""
+    """Kill workers at exit: they ignore multiprocessing's one SIGTERM."""
     left = [child for child in multiprocessing.active_children() if child in STARTED]
     if left and hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises errors about workers that end

@@ -13,7 +13,6 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import build_dataset, load_recipes, pipelines, preprocessing_of, read_tables
 from pml_ext_train.recipe.schema import ImagesTable
-from pml_ext_train.training.run_context import build
 from pml_ext_train.training.view import View
 
 from ....overrides import typed
@@ -76,7 +75,7 @@ def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
     assert [facts[key] for key in keys] == [18, 24, True, True, 255]
     assert facts["normalize"] == {"mean": [104, 117, 128], "std": [1, 1, 1]}
     run = load_run(trained, device="cpu")
-    view = View(build(run.recipe), tmp_path / "view")
+    view = View(run.recipe, tmp_path / "view")
     view.network.load_state_dict(run.network.state_dict())
     embedded = view.embeddings("test")
     torch.testing.assert_close(run.embed(view.splits["test"].paths), torch.nn.functional.normalize(embedded))
@@ -103,10 +102,10 @@ def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos
         load_recipes(file, typed(["data.augment.random_crop=true"]))
     gray = next(iter(load_recipes(file, {"data.channels": 1}).values()))
     with pytest.raises(ConfigError, match=r"are for color; folder:.* is gray"):
-        build(gray)
+        View(gray, tmp_path)
     large = next(iter(load_recipes("pml/contrastive/digits", {"data.images.resize": 7}).values()))
     with pytest.raises(ConfigError, match=r"data.images.resize: found 7; wanted at least the 8 of data.images.crop"):
-        build(large)
+        View(large, tmp_path)
 
 
 def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):

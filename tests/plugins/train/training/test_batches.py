@@ -70,7 +70,7 @@ def test_draws_from_samplers_of_indices_and_of_batches():
 
 
 @pytest.mark.parametrize("settings", [{}, {"bgr": True, "value_range": 255, "random_crop_scale": (0.5, 1.0)}])
-def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
+def test_batches_do_not_depend_on_workers(settings):
     """A quarter of what the network gets; what is left is done to whole batches."""
     pixels = torch.randint(256, (6, 3, 20, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     normalize = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
@@ -99,7 +99,7 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
 
 
-def test_a_split_is_embedded_in_order_without_side_effects():
+def test_embedding_keeps_order_and_has_no_effects():
     pixels = torch.randint(256, (23, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     images = LabeledImages(pixels, torch.arange(23) % 5, list("abcde"), lambda image: image.float() / 255, channels=1)
     trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
@@ -120,7 +120,7 @@ def test_a_split_is_embedded_in_order_without_side_effects():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_broken_off_leaves_nothing_for_the_next(workers):
+def test_a_broken_epoch_leaves_nothing_behind(workers):
     reader = BatchReader(Noisy(), workers, CPU)
     broken = reader.read(epoch_batches([[1, 2], [3, 4], [5, 6]], 0, 1))
     next(broken)
@@ -140,6 +140,6 @@ def test_an_epoch_broken_off_leaves_nothing_for_the_next(workers):
         ([3, -1] * 6, "list must give indices of images, from 0; it gave -1"),
     ],
 )
-def test_batches_that_a_sampler_did_not_promise_are_refused(indices, text):
+def test_unexpected_batches_of_samplers_are_refused(indices, text):
     with pytest.raises(TrainingError, match=text):
         draw([*indices], 4, 3)

@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", REMEDY)
-def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
+def test_a_damaged_checkpoint_names_its_path(folder, name):
     path = folder / f"{name}.pt"
     with pytest.raises(DataError, match=rf"{name}.pt: no such checkpoint; {REMEDY[name]}"):
         checkpoint.load(path)
@@ -75,7 +75,7 @@ def test_no_code_of_a_checkpoints_author_is_run(folder, name):
     assert not written.exists()
 
 
-def test_a_state_of_other_versions_says_what_does_not_fit(tmp_path):
+def test_states_of_other_versions_name_the_difference(tmp_path):
     written = {"versions": checkpoint.versions() | {"torch": "1.13.0"}}
     with pytest.raises(DataError) as caught, checkpoint.errors_with_path(tmp_path / "last.pt", written):
         torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
@@ -97,7 +97,7 @@ def test_a_state_of_other_versions_says_what_does_not_fit(tmp_path):
     ],
     ids=["m-per-class", "hierarchical", "random"],
 )
-def test_pmls_and_torchs_samplers_go_on_where_they_were_saved(folder, make):
+def test_samplers_continue_where_they_were_saved(folder, make):
     one = make()
     other = make()
     list(one)
@@ -123,7 +123,7 @@ class OfItsOwn:
         self.all = range(seed)
 
 
-def test_an_attribute_that_cannot_be_kept_is_named_once(folder, recwarn):
+def test_an_unsaveable_attribute_is_named_once(folder, recwarn):
     one = OfItsOwn(1)
     other = OfItsOwn(2)
     text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
@@ -138,7 +138,7 @@ def test_an_attribute_that_cannot_be_kept_is_named_once(folder, recwarn):
 
 
 @pytest.mark.parametrize("size", [3, 300_000])  # torch hides the error of the system where it writes in several parts
-def test_a_full_disk_is_told_as_the_system_says_it(folder, monkeypatch, size):
+def test_a_full_disk_has_the_systems_message(folder, monkeypatch, size):
     checkpoint.save(folder / "last.pt", a_state("last"))
     open_file = Path.open
 

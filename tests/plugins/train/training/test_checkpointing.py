@@ -25,7 +25,7 @@ def test_a_damaged_last_checkpoint_costs_an_epoch(finished, tmp_path):
     assert (out / "recipe.toml").read_bytes() == (finished[0] / "recipe.toml").read_bytes()
 
 
-def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):
+def test_damaged_checkpoints_replace_no_good_ones(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     last = tmp_path / "checkpoints" / "last.pt"
     for epoch in (1, 2):
@@ -41,7 +41,7 @@ def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_checkpoint_without_its_checksum_is_kept_if_intact(tmp_path, damaged):
+def test_intact_checkpoints_without_checksums_are_kept(tmp_path, damaged):
     (tmp_path / "checkpoints").mkdir()
     last = tmp_path / "checkpoints" / "last.pt"
     for epoch in (1, 2):

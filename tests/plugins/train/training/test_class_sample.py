@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pml_ext_train.training.class_sample import some_of_each_class
+from pml_ext_train.training.run_data import some_of_each_class
 
 
 def labels_of(*counts):

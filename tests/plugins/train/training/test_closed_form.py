@@ -9,7 +9,7 @@ from pml_ext import TotalWhitening, WithinClassWhitening, load_run
 from pml_ext.errors import ConfigError
 from pml_ext_train.launch.launch import draw_report, train
 from pml_ext_train.recipe import load_recipe
-from pml_ext_train.training.session import open_run
+from pml_ext_train.training.state import open_run
 
 from ....overrides import typed
 
@@ -38,7 +38,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(("settings", "shrinkage"), [([], 0.6), (["model.shrinkage=0.3"], 0.3)])
-def test_an_embedder_within_classes_is_fitted_and_not_trained(tmp_path, settings, shrinkage):
+def test_a_within_class_head_is_not_trained(tmp_path, settings, shrinkage):
     closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=16"]
     view, metrics = finished(tmp_path / "run", *closed, *settings)
     layer = whitened_features(view, 16, shrinkage)
@@ -67,7 +67,7 @@ def test_training_starts_from_the_whitening(plain, tmp_path):
     assert metrics["best_epoch"] > 0
 
 
-def test_a_head_that_is_fitted_again_replaces_the_trained_one(plain, tmp_path):
+def test_a_refitted_head_replaces_the_trained_one(plain, tmp_path):
     untouched, without = plain
     view, metrics = finished(tmp_path / "run", "model.refit=within-class")
     assert metrics["trained_head"] == pytest.approx(without["after"])  # training is the same
@@ -79,7 +79,7 @@ def test_a_head_that_is_fitted_again_replaces_the_trained_one(plain, tmp_path):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_resumed_run_is_fitted_again_to_the_same(tmp_path):
+def test_a_resumed_run_refits_the_same_head(tmp_path):
     settings = ["model.refit=within-class", "schedule.name=constant"]
     whole, _ = finished(tmp_path / "whole", *settings)
     finished(tmp_path / "run", *settings, "schedule.epochs=1")
@@ -119,7 +119,7 @@ def test_settings_without_effect_are_refused(settings, text):
         ),
     ],
 )
-def test_a_head_that_cannot_be_fitted_again_is_refused_before_the_training(tmp_path, settings, text):
+def test_impossible_refits_are_refused_before_training(tmp_path, settings, text):
     with pytest.raises(ConfigError, match=text):
         train(
             "pml/multi-similarity/digits",
@@ -129,7 +129,7 @@ def test_a_head_that_cannot_be_fitted_again_is_refused_before_the_training(tmp_p
     assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
 
 
-def test_whitening_behind_the_features_is_told_with_what_to_type(tmp_path, monkeypatch):
+def test_a_useless_head_is_reported_with_its_remedy(tmp_path, monkeypatch):
     """It is in the metrics, and in the first lines of the report; the head is made useless here."""
     monkeypatch.setattr(
         "pml_ext_train.training.closed_form.fit_within_classes",

@@ -120,7 +120,7 @@ def same(one, other):
 
 @pytest.mark.parametrize(("workers", "freeze"), [(0, False), (2, True)])
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
-def test_epochs_are_those_of_pmls_trainer_to_the_last_digit(images, batches, workers, freeze):
+def test_epochs_equal_pmls_trainer_exactly(images, batches, workers, freeze):
     ours = Parts()
     theirs = Parts()
     before = ours.state()
@@ -243,7 +243,7 @@ def test_what_is_not_finite_stops_before_anything_changes(images, batches, value
     assert same({key: parts.state()[key] for key in network}, {key: good.state()[key] for key in network})
 
 
-def test_a_gradient_whose_norm_overflows_is_finite_all_the_same(images, batches):
+def test_gradients_with_overflowing_norms_are_finite(images, batches):
     parts = Parts(Planted(3, 1e25, True))
     steps = parts.train(images, batches[:1])
     assert len(steps) == ITERATIONS
@@ -286,14 +286,14 @@ class Given(nn.Module):
         (lambda x: x.nan_to_num().square().sum(), "the embeddings became nan"),  # which the loss hides
     ],
 )
-def test_a_loss_that_cannot_be_learned_from_is_told_so(images, batches, function, text):
+def test_unusable_losses_are_refused_by_reason(images, batches, function, text):
     parts = Parts(Given(function))
     parts.embedder.bias.data[2] = math.nan
     with pytest.raises(TrainingError, match=text):
         parts.train(images, batches)
 
 
-def test_a_trunk_that_is_not_trained_is_no_trunk_to_train(images, batches):
+def test_a_trunk_without_gradients_is_refused(images, batches):
     parts = Parts()
     parts.trunk.register_forward_hook(lambda module, inputs, output: output.detach())
     with pytest.raises(TrainingError, match="no parameter of the trunk Sequential has a gradient; look for detach"):
@@ -302,7 +302,7 @@ def test_a_trunk_that_is_not_trained_is_no_trunk_to_train(images, batches):
     assert len(parts.train(images, batches)) == sum(map(len, batches))
 
 
-def test_a_step_that_is_not_finite_can_be_left_out():
+def test_steps_that_are_not_finite_are_skipped():
     """Nothing of it stays: no weight, no statistics of batch norms; after 30 one after the other training stops."""
     parts = Parts()
     engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
@@ -320,7 +320,7 @@ def test_a_step_that_is_not_finite_can_be_left_out():
         list(engine.epoch([Batch(bad, labels)] * 31, parts.objective()))
 
 
-def test_a_step_that_is_left_out_leaves_the_memory_alone(monkeypatch):
+def test_skipped_steps_leave_the_memory_alone(monkeypatch):
     memory = CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=6, memory_size=5000)
     parts = Parts(memory)
     copied = []

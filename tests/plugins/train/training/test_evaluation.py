@@ -52,7 +52,7 @@ def run_of(tmp_path, *settings):
     return Run(recipe, "cbml/digits", tmp_path)
 
 
-def test_verification_in_a_run(tmp_path):
+def test_a_run_measures_verification_pairs(tmp_path):
     run = run_of(tmp_path, "evaluation.verification=200")
     found = evaluate_split(run, run.queries)
     points = torch.nn.functional.normalize(run.embeddings(run.queries))

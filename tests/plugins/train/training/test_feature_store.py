@@ -4,8 +4,11 @@ import multiprocessing
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from pml_ext_train.training.feature_store import FeatureStore
+from pml_ext_train.training.batch_norm import synchronize_batch_norm
+from pml_ext_train.training.feature_store import FeatureStore, trunk_digest
 
 SIZE = 5
 
@@ -28,7 +31,7 @@ def store(tmp_path):
     return FeatureStore(tmp_path / "store", SIZE)
 
 
-def test_a_key_has_its_vector_while_its_file_is_unchanged(store):
+def test_unchanged_files_have_their_vectors(store):
     assert store.find(dict(zip(keys(0, 2), stats(2), strict=True))) == ({}, 0)
     assert store.vectors().shape == (0, SIZE)
     assert store.append(keys(0, 3), stats(3), rows(0, 3)) == dict(zip(keys(0, 3), range(3), strict=True))
@@ -49,7 +52,7 @@ def test_what_a_killed_process_left_is_overwritten(store):
     assert np.array_equal(store.vectors(), rows(0, 3))
 
 
-def test_an_error_while_rows_are_written_leaves_no_key(store, monkeypatch):
+def test_failed_writes_leave_no_key(store, monkeypatch):
     store.append(keys(0, 1), stats(1), rows(0, 1))
 
     def full(*_):
@@ -69,7 +72,7 @@ def append_some(folder, first):
         store.append(keys(number, 1), stats(1), rows(number, 1))
 
 
-def test_processes_append_at_once(store):
+def test_several_processes_append_at_once(store):
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=append_some, args=(store.folder, first)) for first in (0, 100)]
     for worker in workers:
@@ -85,3 +88,23 @@ def test_processes_append_at_once(store):
     for first in (0, 100, 200):
         for key, vector in zip(keys(first, 20), rows(first, 20), strict=True):
             assert np.array_equal(store.vectors()[found[key]], vector)
+
+
+def batch_norms():
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Flatten())
+
+
+def timm_batch_norms():
+    layers = pytest.importorskip("timm.layers", reason="the extra timm is not installed")
+    return nn.Sequential(layers.BatchNormAct2d(4), nn.Flatten())
+
+
+@pytest.mark.parametrize("build", [batch_norms, timm_batch_norms])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_joined_batch_norms_keep_the_digest(build, device):
+    trunk = build()
+    plain = trunk_digest(trunk, "steps")
+    joined = synchronize_batch_norm(trunk, torch.device(device))
+    assert "Sync" in str(joined) or "Joined" in str(joined)
+    assert trunk_digest(joined, "steps") == plain
+    assert trunk_digest(joined, "other steps") != plain

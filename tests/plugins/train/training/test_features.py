@@ -20,14 +20,14 @@ from pml_ext_train.launch.launch import train
 from pml_ext_train.recipe import reported_phases
 from pml_ext_train.training import checkpoint
 from pml_ext_train.training.features import FeatureCache
-from pml_ext_train.training.session import open_run
+from pml_ext_train.training.state import open_run
 
 from ....overrides import typed
 from .short_runs import finished
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_head_on_cached_features_equals_a_frozen_trunk(tmp_path):
+def test_cached_features_equal_a_frozen_trunk(tmp_path):
     """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
     head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
     looped, metrics = finished(tmp_path / "loop", *head, "model.dropout=0.2", 'model.freeze=["*"]')
@@ -101,7 +101,7 @@ def photographs(folder):
     return LabeledImages(sorted(folder.glob("*.png")), np.zeros(10), ["one"])
 
 
-def test_a_feature_is_computed_once_for_each_image_and_view(tmp_path):
+def test_each_feature_is_computed_only_once(tmp_path):
     images = photographs(tmp_path / "photos")
     trunk = Counted()
     wanted = torch.stack([images.image(index).float().mean((1, 2)) for index in range(10)])
@@ -130,7 +130,7 @@ def test_a_feature_is_computed_once_for_each_image_and_view(tmp_path):
         assert "vectors.f32" in maps.read_text()
 
 
-def test_a_process_that_ends_loses_at_most_a_batch(tmp_path):
+def test_a_killed_process_loses_one_batch(tmp_path):
     images = photographs(tmp_path / "photos")
     broken = Counted()
     trunk = Counted()
@@ -176,7 +176,7 @@ def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
         cache(Counted(3.0)).of(images)  # the disk of temporary files is full too
 
 
-def test_features_of_a_store_that_is_locked_are_computed_and_it_stays(tmp_path, monkeypatch):
+def test_locked_stores_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext_train.training.feature_store._WAIT", 0.0)
     images = photographs(tmp_path / "photos")
     trunk = Counted()
@@ -193,7 +193,7 @@ def test_features_of_a_store_that_is_locked_are_computed_and_it_stays(tmp_path, 
     assert trunk.seen == 20  # the shared store has its features still
 
 
-def test_a_process_that_does_not_see_the_store_is_refused(tmp_path, monkeypatch):
+def test_processes_that_miss_the_store_are_refused(tmp_path, monkeypatch):
     """Its cache is another folder, as on another machine."""
     first = cache(Counted()).store.folder
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
@@ -268,7 +268,7 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_file_replaced_before_it_is_read_is_not_stale(tmp_path, monkeypatch):
+def test_replaced_files_are_never_stale(tmp_path, monkeypatch):
     frozen_run(tmp_path / "run", tmp_path / "photos")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
     listed = folder_pass.list_folder

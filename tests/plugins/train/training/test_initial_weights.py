@@ -4,13 +4,12 @@ import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext_train.training import checkpoint
-from pml_ext_train.training.initial_weights import start_from
-from pml_ext_train.training.state import model_state
+from pml_ext_train.training.state import model_state, start_from
 
 from .built_runs import built
 
 
-def test_weights_of_no_run_or_another_trunk_are_refused(tmp_path):
+def test_weights_of_other_trunks_are_refused(tmp_path):
     run = built(tmp_path / "run")
     with pytest.raises(
         ConfigError, match=r"model.init: .*none is not a finished run \(.*model.pt is missing\); give the folder"

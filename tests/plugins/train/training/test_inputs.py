@@ -3,7 +3,7 @@
 from .built_runs import built
 
 
-def test_views_of_a_frozen_trunk_are_computed_before_the_first_epoch(tmp_path, monkeypatch):
+def test_frozen_views_are_computed_before_training(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     frozen = ["model.freeze=trunk", "model.trunk.weights=random", "model.views=2"]
     run = built(tmp_path / "run", *frozen, "data.augment.transforms=[{name='RandomRotation', degrees=15}]")

@@ -7,7 +7,7 @@ from .short_runs import finished
 
 
 @pytest.mark.usefixtures("without_report")
-def test_views_are_reproducible_shared_by_seeds_and_not_alike(tmp_path):
+def test_kept_views_are_reproducible_and_differ(tmp_path):
     first, metrics = finished(tmp_path / "a", "model.freeze=trunk", "model.views=4")
     again, same = finished(tmp_path / "b", "model.freeze=trunk", "model.views=4")
     plain, _ = finished(tmp_path / "c", "model.freeze=trunk")

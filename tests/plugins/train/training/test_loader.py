@@ -18,7 +18,7 @@ from .worker_images import Deadly, Noisy, Open
 CPU = torch.device("cpu")
 
 
-def test_a_worker_that_dies_is_named_with_the_image_it_had():
+def test_a_dead_worker_names_its_image():
     wanted = r"worker died while it read photographs/13.jpg \((DataLoader worker .*|EOFError|.*[Cc]onnection.*)\)\. If"
     reader = BatchReader(Deadly(), 2, CPU)
     with pytest.raises(DataError, match=wanted), reader.naming_images():
@@ -46,7 +46,7 @@ def test_an_image_whose_code_fails_is_named(workers):
         list(embed_batches(nn.Flatten(), nn.Identity(), Failing(), CPU, batch_size=4, workers=workers))
 
 
-def test_a_batch_cut_short_by_a_dead_worker_is_named():
+def test_a_broken_batch_names_its_image():
     reader = BatchReader(Noisy(), 1, CPU)
     next(reader.read(epoch_batches([[0], [1]], 0, 1)))
     killed = threading.Timer(0.2, os.kill, (int(reader.images.reading[0, 0]), signal.SIGKILL))
@@ -65,7 +65,7 @@ def test_images_that_cannot_be_pickled_are_refused():
         next(embed_batches(nn.Flatten(), nn.Identity(), Open(), CPU, workers=1))
 
 
-def test_images_that_do_not_fit_shared_memory_are_refused(monkeypatch):
+def test_images_beyond_shared_memory_are_refused(monkeypatch):
     def full(*_):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 

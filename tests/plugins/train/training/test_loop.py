@@ -26,7 +26,7 @@ METRICS = {*(f"recall_at_{k}" for k in (1, 2, 4, 8)), "precision_at_1", "r_preci
 METRICS |= {"nmi", "nmi_majority", "f1", "purity"}
 
 
-def test_what_a_run_leaves(finished):
+def test_a_run_leaves_known_files(finished):
     out, metrics = finished
     written = json.loads((out / "metrics.json").read_text())
     assert {k: v for k, v in metrics.items() if k not in ("folder", "verdict")} == read_metrics(out / "metrics.json")

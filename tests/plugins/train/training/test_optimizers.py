@@ -7,7 +7,7 @@ from torch import nn
 from pml_ext_train.training.optimizers import extend_schedule
 
 
-def test_a_longer_cosine_keeps_the_factor_of_its_stage():
+def test_a_longer_cosine_keeps_its_factor():
     parameter = nn.Parameter(torch.zeros(()))
     rates = []
     for epochs in (4, 8):

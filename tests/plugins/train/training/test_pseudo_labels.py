@@ -70,7 +70,7 @@ def looked(tmp_path_factory):
     return folder, epochs
 
 
-def test_no_label_of_a_training_image_is_looked_at(looked):
+def test_clusters_ignore_the_true_labels(looked):
     one, other = (weights(looked[0] / name) for name in ("true", "garbled"))
     assert all(torch.equal(one[name], other[name]) for name in one)
 

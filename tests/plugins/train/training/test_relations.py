@@ -124,7 +124,7 @@ def test_recipes_that_do_not_fit(settings, text):
         recipe_of(*settings)
 
 
-def test_unknown_classes_by_name():
+def test_unknown_classes_are_found_by_name():
     recipe = recipe_of("data.relation={name='negatives-only', unknown='other'}")
     relation = loss_context(recipe, [0, 1], ["cat", "other"])["relation"]
     assert relation.unknown == 1

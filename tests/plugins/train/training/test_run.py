@@ -22,7 +22,7 @@ class Reading(nn.Module):
         self.seen.append(run.embeddings("train").clone())
 
 
-def test_embeddings_after_a_step_are_those_of_the_new_weights(tmp_path):
+def test_embeddings_follow_the_weights_of_a_step(tmp_path):
     run = built(tmp_path)
     reading = Reading()
     run.stages[0].loss.reading = reading

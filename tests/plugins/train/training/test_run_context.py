@@ -1,19 +1,17 @@
-"""What a recipe describes, built."""
-
 import pytest
 import torch
 
 from pml_ext_train.launch.launch import train
 from pml_ext_train.networks.modes import is_batch_norm
 from pml_ext_train.training.batch_norm import JoinedBatchNorm
-from pml_ext_train.training.session import open_run
+from pml_ext_train.training.state import open_run
 
 from ....overrides import typed
 from .built_runs import built
 
 
-def test_several_processes_join_the_batch_norms_of_the_head(tmp_path, monkeypatch):
-    monkeypatch.setattr("pml_ext_train.training.run_context.num_processes", lambda: 2)
+def test_processes_join_batch_norms_of_heads(tmp_path, monkeypatch):
+    monkeypatch.setattr("pml_ext_train.training.view.num_processes", lambda: 2)
     run = built(tmp_path / "run", "model.hidden_sizes=[8]", "model.norm=batch")
     norms = [part for part in run.network.modules() if is_batch_norm(part)]
     assert any(part in norms for part in run.embedder.modules())
@@ -21,7 +19,7 @@ def test_several_processes_join_the_batch_norms_of_the_head(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("setting", "expected"), [(None, True), ("true", True), ("false", False)])
-def test_a_trunk_on_a_cpu_is_in_channels_last(tmp_path, without_report, setting, expected):
+def test_trunks_on_cpus_use_channels_last(tmp_path, without_report, setting, expected):
     overrides = ["schedule.epochs=1", "schedule.milestones=[]", "schedule.name=constant", "sampler.iterations=1"]
     if setting is not None:
         overrides.append(f"engine.channels_last={setting}")

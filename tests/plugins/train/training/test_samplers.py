@@ -44,6 +44,6 @@ def test_too_few_classes_make_a_smaller_batch():
     assert len({*images.labels[list(stage.sampler)[:40]].tolist()}) == 10
 
 
-def test_no_images_of_a_class_are_refused_by_their_key():
+def test_empty_classes_are_refused_by_key():
     with pytest.raises(ConfigError, match=r"--set sampler.m=0: (sampler.m: )?found 0; wanted 1 image of a class"):
         load_recipes("cbml/digits", typed(["sampler.m=0"]))

@@ -23,7 +23,7 @@ def send(number=signal.SIGTERM):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
+def test_signals_are_deferred_or_end_at_once(number, capfd):
     before = signal.getsignal(number)
     with signals.listening():
         with signals.deferred():
@@ -43,7 +43,7 @@ def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
     assert signals.received() is None
 
 
-def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
+def test_a_second_signal_ends_at_once():
     with signals.listening(), signals.deferred():
         send()
         with pytest.raises(StoppedError, match="at once; everything since the last checkpoint is lost"):
@@ -52,7 +52,7 @@ def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
 
 
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", signals.PASSED_ON])
-def test_a_signal_that_is_passed_on_as_well_is_one(monkeypatch, name):
+def test_a_repeated_signal_counts_only_once(monkeypatch, name):
     monkeypatch.setenv(name, "1")
     with signals.listening(), signals.deferred():
         send()
@@ -70,7 +70,7 @@ class Dropping:
         send()
 
 
-def test_a_signal_inside_of_a_callback_is_not_lost(capfd):
+def test_signals_inside_callbacks_are_not_lost(capfd):
     def work():
         Dropping()
         time.sleep(10)  # the signal ends it
@@ -91,7 +91,7 @@ def test_what_nohup_ignores_stays_ignored(monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_thread_changes_nothing():
+def test_a_thread_changes_no_handlers():
     before = signal.getsignal(signal.SIGTERM)
     seen = []
 

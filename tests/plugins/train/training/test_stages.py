@@ -14,7 +14,7 @@ from .short_runs import finished
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
+def test_a_stage_has_its_own_rate(tmp_path):
     """The first layers stay as they were; all others do in the first stage alone; then a tenth of the rate."""
     stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
     run = ["schedule.name=constant", "schedule.milestones=[]", "optimizer.name=sgd", "optimizer.lr=0.01"]

@@ -86,7 +86,7 @@ class Watching(ContrastiveLoss):
         self.seen.append((indices.tolist(), self.labels.tolist()))
 
 
-def test_no_label_of_a_training_image_is_looked_at(tmp_path, monkeypatch):
+def test_instances_ignore_the_true_labels(tmp_path, monkeypatch):
     """Runs on true and on garbled labels are the same; an image's number is its label, and steps name it once."""
     real = run_data.build_dataset
 
@@ -135,7 +135,7 @@ def test_classes_are_images_for_losses_with_classes(tmp_path):
     assert _normalized_together(run, run.stages[0]) == 80
 
 
-def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
+def test_two_views_have_the_self_supervised_loss(tmp_path):
     """A first step without labels has the value of SelfSupervisedLoss on the embeddings of the two views."""
     recipe = load_recipe("cbml/digits", typed([*SHORT, *UNLABELED, "model.freeze_batch_norm=true"]))
     run = Run(recipe, "cbml/digits", tmp_path)

@@ -57,7 +57,7 @@ def expected(name, warmup, factor=1.0, iterations=(5,) * 6, lr=0.02):
 
 @pytest.mark.parametrize("warmup", [0, 0.5, 1, 2.3])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_rates_of_each_schedule_are_those_of_a_loop(tmp_path, name, warmup):
+def test_warm_up_multiplies_each_schedule(tmp_path, name, warmup):
     found = rates_of(tmp_path, *SCHEDULES[name], f"schedule.warmup={warmup}", "optimizer.head_lr_factor=3")
     assert found["trunk_optimizer"] == pytest.approx(expected(name, warmup), rel=1e-12)
     assert found["embedder_optimizer"] == pytest.approx(expected(name, warmup, factor=3), rel=1e-12)
@@ -72,7 +72,7 @@ def test_it_goes_on_through_stages(tmp_path):
 
 
 @pytest.mark.parametrize("scheduled", ["true", "false"])
-def test_parameters_of_a_loss_warm_up_if_they_are_scheduled(tmp_path, scheduled):
+def test_scheduled_loss_parameters_warm_up(tmp_path, scheduled):
     own = [f"loss.optimizer.scheduled={scheduled}", "loss.optimizer.lr=0.5", "schedule.warmup=1.5"]
     found = rates_of(tmp_path, *SCHEDULES["cosine"], *own, recipe="pml/proxy-anchor/digits")
     wanted = expected("cosine", 1.5, lr=0.5) if scheduled == "true" else [0.5] * 30
@@ -95,7 +95,7 @@ def test_a_step_takes_the_rate_that_is_recorded(tmp_path):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_run_stopped_in_its_warm_up_goes_on_exactly(tmp_path):
+def test_runs_resume_inside_their_warm_up(tmp_path):
     """Dropout draws from torch's generator in each step."""
     dropout = ["model.hidden_sizes=[16]", "model.dropout=0.5"]
     settings = [*SCHEDULES["cosine"], *dropout, "schedule.warmup=2.5", "optimizer.lr=0.02"]

@@ -27,7 +27,7 @@ def test_a_worker_outlives_signals_to_every_process():
     reader.close()
 
 
-def test_workers_come_from_a_fork_server_of_one_thread():
+def test_workers_come_from_the_fork_server():
     """Or by spawn where there is none; a fork of this process would copy the locks of its threads."""
     reader = BatchReader(Noisy(), 2, CPU)
     assert len(list(reader.read(epoch_batches([[0], [1], [2]], 0, 1)))) == 3  # both workers have started
@@ -107,7 +107,7 @@ def test_workers_end_when_their_run_is_killed(tmp_path):
     assert done.returncode == -signal.SIGKILL
 
 
-def test_a_script_without_a_main_block_is_told_so(tmp_path):
+def test_scripts_without_main_blocks_get_advice(tmp_path):
     done = run_script(tmp_path / "unguarded.py", "work()\n")
     assert done.returncode == 1
     assert "a data-loader worker died before it read an image" in done.stderr

@@ -9,7 +9,7 @@ from pml_ext.errors import NothingToLearnError, TrainingError
 from pml_ext.relations import Hierarchy
 from pml_ext_train.files import read_json
 from pml_ext_train.training import checkpoint
-from pml_ext_train.training.zero_loss import missing_pairs
+from pml_ext_train.training.checks import missing_pairs
 
 from .whole_runs import Ear, quick
 
@@ -30,7 +30,7 @@ from .whole_runs import Ear, quick
         (["loss.memory.size=500", "sampler.m=1", "sampler.batch_size=2", "sampler.iterations=1"], "positive pair"),
     ],
 )
-def test_a_loss_that_is_always_0_is_a_warning(tmp_path, overrides, reason):
+def test_a_loss_of_zero_is_a_warning(tmp_path, overrides, reason):
     settings = ["sampler.iterations=12", "schedule.epochs=2", "schedule.milestones=[1]", *overrides]
     ear = Ear()
     has_memory = "loss.memory.size=500" in overrides
@@ -51,7 +51,7 @@ def test_a_loss_that_is_always_0_is_a_warning(tmp_path, overrides, reason):
 
 
 @pytest.mark.usefixtures("isolated_registry", "without_report")
-def test_a_run_that_has_learned_may_end_with_a_loss_of_0(tmp_path):
+def test_learned_runs_may_end_with_zero_loss(tmp_path):
     pml_ext.register(Vanishing, name="vanishing")
     metrics = quick(tmp_path / "run", "loss.name=vanishing", "evaluation.baselines=false")
     assert metrics["best_epoch"] == 3
@@ -60,7 +60,7 @@ def test_a_run_that_has_learned_may_end_with_a_loss_of_0(tmp_path):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_run_from_trained_weights_may_have_a_loss_of_0(tmp_path):
+def test_trained_weights_may_have_zero_loss(tmp_path):
     quick(tmp_path / "first")
     settings = ['loss={name="pml/triplet-margin", margin=-9}', f"model.init={tmp_path / 'first'}"]
     ear = Ear()
