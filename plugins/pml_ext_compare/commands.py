@@ -189,7 +189,7 @@ class _Options:
         return studies, self._rows(studies, self.out)
 
     def write(self, studies: list[Study], groups: list[Group], result: dict[str, Any]) -> Path | None:
-        """Write the comparison and the tuned recipes to ``--out``; return its page."""
+        """Write the comparison and the tuned recipes to ``--out``."""
         if self.out is None:
             return None
         from .page import write_comparison
@@ -202,7 +202,6 @@ class _Options:
         return page
 
     def _rows(self, studies: list[Study], out: Path) -> list[Group]:
-        """Do the trials and the missing runs; return the rows of all runs."""
         from .groups import disambiguate_names
         from .runs import plans_of, rows_of
 

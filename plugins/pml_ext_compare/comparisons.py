@@ -144,7 +144,6 @@ def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
 
 
 def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
-    """Raise ConfigError unless the baseline's runs have the phase and the metrics."""
     if not base.runs and base.errors:
         which, error = next(iter(base.errors.items()))
         raise ConfigError(f"{base.name} has no finished run; {which}: {error}")
@@ -161,7 +160,6 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """The comparison's values of one group."""
     folders = {str(seed): str(folder) for seed, folder in group.folders.items()}
     row: dict[str, Any] = {
         "recipe": group.name,
@@ -190,7 +188,6 @@ def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
 
 
 def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) -> list[Difference]:
-    """Differences from the baseline, over common seeds."""
     tested = [group for group in others if group.runs]
     level = LEVEL / max(1, len(tested))  # for the number of pairs wanted: the strictest of Holm's levels
     differences = []
@@ -215,7 +212,7 @@ def _sentences(
     differences: Sequence[Difference],
     corrected: Sequence[float | None],
 ) -> list[str]:
-    """Sentences on the test of each group with runs, and on tests with too few pairs."""
+    """Sentences on each row's test, and on tests with too few pairs."""
     tests = sum(difference.p is not None for difference in differences)
     title = title_of(metric)
     sentences = [

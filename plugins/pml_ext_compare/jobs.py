@@ -45,12 +45,8 @@ class Job(Protocol):
 OnProgress = Callable[[Job, float | str], None]
 
 
-def _ignore_progress(said: float | str) -> None:
-    pass
-
-
 def run_job(
-    job: Job, on_progress: ReportProgress = _ignore_progress, passed_on: tuple[type[Exception], ...] = ()
+    job: Job, on_progress: ReportProgress = lambda said: None, passed_on: tuple[type[Exception], ...] = ()
 ) -> JobResult:
     """Execute a job and return its outcome; raise errors of the classes ``passed_on``."""
     try:

@@ -65,7 +65,6 @@ def write_comparison(
 
 
 def _csv_rows(result: Mapping[str, Any]) -> list[list[Any]]:
-    """The header, and a row per recipe and metric."""
     columns = [*_ROW_COLUMNS, "metric", "seeds", *_METRIC_COLUMNS, "values", "unequal_settings", "errors"]
     rows: list[list[Any]] = [columns]
     for row in result["recipes"]:
@@ -92,7 +91,6 @@ def _markdown(result: Mapping[str, Any], tables: Sequence[ReportTable]) -> str:
 
 
 def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[ReportFigure]:
-    """Recorded metrics over the epochs: a figure for validation and one for test images."""
     found = []
     for images in ("validation", "test"):
         by_title = {title_of(metric): curves_of(groups, metric, images) for metric in metrics}

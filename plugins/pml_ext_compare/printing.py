@@ -10,7 +10,7 @@ from pml_ext_train.cli import mean_and_std, print_table, stdout
 
 
 def print_comparison(result: dict[str, Any], page: Path | None) -> None:
-    """Print rows, differences, sentences and remarks."""
+    """Print a comparison."""
     from .tables import remarks
 
     _print_rows(result)

@@ -82,8 +82,7 @@ class ProbeOptions:
 def probe(trunks: Sequence[str], options: ProbeOptions) -> list[Probe]:
     """Test frozen trunks on the test classes of a data set, and heads trained on their features.
 
-    Finished runs and cached features are reused. :func:`pml_ext_train.networks.named_trunk` reads the names of trunks,
-    such as ``NAME=WEIGHTS``. Wrong settings raise ConfigError before any computation.
+    Finished runs and cached features are reused. Wrong settings raise ConfigError before any computation.
     """
     of_heads = [override for override in options.overrides if override.key.startswith(_OF_HEADS)]
     if of_heads and options.head is None:
@@ -101,8 +100,6 @@ def probe(trunks: Sequence[str], options: ProbeOptions) -> list[Probe]:
 
 
 class _Prober:
-    """The runs of one trunk."""
-
     def __init__(self, trunk: str, options: ProbeOptions) -> None:
         self.trunk = trunk
         self.options = options
@@ -162,7 +159,6 @@ def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[st
 
 
 def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
-    """The lead of heads over the frozen trunk."""
     frozen = [run["frozen"][metric] for run in runs]
     trained = [run[HEAD_PHASE][metric] for run in runs]
     found = paired_difference(frozen, trained)
@@ -176,7 +172,6 @@ class _SizeAndSpeed(NamedTuple):
 
 
 def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None) -> _SizeAndSpeed:
-    """Count a trunk's parameters and features, and time its forward pass."""
     recipe = load_recipe(BASE_RECIPE, settings)
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
@@ -197,7 +192,6 @@ def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None
 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
-    """Write the probes so far as JSON, CSV and HTML."""
     trunks = list(map(dataclasses.asdict, probes))
     write_json(out / "probe.json", {"data": data_set, "trunks": trunks})
     write_csv(out / "probe.csv", _csv_rows(probes))
@@ -214,7 +208,6 @@ def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
 
 
 def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
-    """The header, and the rows of all trunks."""
     columns = [*TRUNK_COLUMNS, "row"]
     for metric in METRICS:
         columns += [f"{metric} mean", f"{metric} std"]
@@ -231,7 +224,6 @@ def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
 
 
 def _picture(out: Path, probe: Probe) -> ReportFigure:
-    """A trunk's queries and their nearest images, and links to its reports."""
     place = out / probe.folders[-1] / _GALLERY
     if not place.exists():
         return ReportFigure(probe.trunk, problem=f"no {place}")

@@ -99,7 +99,6 @@ def _gpus() -> list[str]:
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
-    """The loop of a worker: execute the jobs from a pipe."""
     os.environ.update(environment)  # before torch is imported, which the first job does
     os.environ[PASSED_ON] = "1"
     if hasattr(os, "setpgrp"):

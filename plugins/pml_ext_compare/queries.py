@@ -104,7 +104,6 @@ def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERI
 
 
 def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigure:
-    """Draw a row per query, with the nearest image by each run."""
     chosen = queries_that_differ(by_name)
 
     def drawing() -> Any:

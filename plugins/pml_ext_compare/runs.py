@@ -125,7 +125,7 @@ def plans_of(
     data: Path | None = None,
     trials: int = 0,
 ) -> list[Plan]:
-    """The runs of recipes for each seed and fold, in folders named by :func:`digest_of`.
+    """The runs of recipes for each seed and fold.
 
     ``trials``: the number of tuning trials that chose the recipes' values.
     """
@@ -217,8 +217,6 @@ def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
 
 @dataclass
 class _Rows:
-    """The rows of planned runs, and their missing jobs."""
-
     found: list[Group]  # groups of runs that exist elsewhere
     groups: list[Group] = field(default_factory=list)
     folders: dict[tuple[int, int, int], Path] = field(default_factory=dict)  # of runs, by id of the row, seed, fold
@@ -279,8 +277,8 @@ def rows_of(
 ) -> list[Group]:
     """Execute the missing runs; return the rows of all planned runs and of the runs in ``folders``.
 
-    A run also exists if ``folders`` have the same recipe, settings, seed and version. Recipes with equal settings share
-    runs. A failed run stays in its row with its error. ``begin`` receives the number of missing runs.
+    A run is not missing if ``folders`` have the same recipe, settings, seed and version. A failed run stays in its row
+    with its error. ``begin`` receives the number of missing runs.
     """
     rows = _Rows(found=groups_below(folders) if folders else [])
     for plan in plans:

@@ -113,7 +113,6 @@ def _wins(change: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _interval_of_wins(wins: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    """The 95 % interval of the probability of improvement."""
     if wins.min() < wins.max():
         resampled = stats.bootstrap(
             (wins,), np.mean, n_resamples=_RESAMPLES, confidence_level=1 - LEVEL, method="percentile", random_state=seed

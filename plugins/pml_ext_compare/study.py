@@ -97,7 +97,6 @@ class Study:
         return sum(trial.state.is_finished() for trial in self.own_trials(self.optuna_study()))
 
     def _recipe_values(self) -> dict[str, Any]:
-        """The recipe's own values within the ranges."""
         settings = flat(self.recipe.as_dict())
         return {key: settings[key] for key, range_ in self.ranges.items() if _is_within(settings.get(key), range_)}
 
@@ -113,7 +112,6 @@ class Study:
             return {}
 
     def _study_of_own_trials(self) -> Any:
-        """A study in memory with :meth:`own_trials`."""
         import optuna
 
         own_trials = self.own_trials(self.optuna_study())

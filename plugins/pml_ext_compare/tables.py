@@ -152,7 +152,6 @@ def _value(value: Any) -> str:
 
 
 def _range(key: str, range_: Mapping[str, Any]) -> str:
-    """A range as text."""
     texts = [f"{name} {value}" for name, value in range_.items()]
     return f"{key} {', '.join(texts)}"
 

@@ -137,7 +137,6 @@ class _TrialTraining:
             file.unlink(missing_ok=True)
 
     def _train(self, fold: int) -> float:
-        """The best value of a run on its validation classes."""
         name = self.job.study.name
         settings = dict(self.tuned)
         if fold:

@@ -60,7 +60,6 @@ def studies_of(
 
 
 def _settings_of_trials(recipe: Recipe, folds: int) -> dict[str, Any]:
-    """Settings that validate the trials, and test nothing else."""
     evaluation = recipe.evaluation
     if folds:
         share = 1 / folds
@@ -126,7 +125,7 @@ def _do_trials(
 ) -> dict[str, str]:
     """Do the missing trials; return the last error of each recipe.
 
-    A trial whose process is killed needs another job. Jobs are made until no trial is missing, or two rounds end none.
+    A trial whose process is killed needs another job. Two rounds without an ended trial are the last.
     """
     errors = {}
     rounds_in_vain = 0

@@ -99,7 +99,6 @@ def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
 
 
 def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:
-    """Replace images of a group by others at the same distances."""
     images = []
     for image in group.images:
         other = instead.get(image.path, image)
@@ -113,7 +112,6 @@ def _path_of(path: str, instead: Mapping[str, Copy]) -> str:
 
 
 def _keeping(group: Group, paths: Collection[str]) -> Group:
-    """A group that keeps these paths."""
     kept = [image for image in group.images if image.path in paths]
     if not kept:
         raise DataError(f"group of {group.keep.path}: no image is kept; wanted one or more")
@@ -129,7 +127,6 @@ def _keeping(group: Group, paths: Collection[str]) -> Group:
 
 
 def _distances(group: Group, images: Sequence[Copy]) -> list[float]:
-    """Distances of the first image to the others."""
     if group.kind != "near":
         return [0.0] * (len(images) - 1)
     thumbnails, problems = read_thumbnails([image.file for image in images])

@@ -154,7 +154,6 @@ class _Source(NamedTuple):
 
 
 def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
-    """Read a folder of images, a run with an index, or a file of vectors."""
     run = _run_of(data, store)
     if run is not None:
         images = run.indexed_images()
@@ -178,7 +177,6 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
 
 
 def _run_of(data: Path, store: Path | None = None) -> SearchedRun | None:
-    """Return the run whose folder this is."""
     if not data.is_dir() or not is_run(data, os.listdir(data)):
         return None
     search: SearchService = service("search", "pml-ext duplicates RUN")
@@ -201,7 +199,6 @@ def _of_vectors(source: _Source, radius: float | None) -> Duplicates:
 def _of_files(
     source: _Source, old: _Source | None, radius: float | None, keep: str, kinds: Sequence[str] | None
 ) -> Duplicates:
-    """Find copies among image files, with a progress bar."""
     from rich import progress
 
     from .duplicates import find_duplicates
@@ -229,14 +226,12 @@ def _keep_listed(found: Duplicates, table: Path) -> Duplicates:
 
 
 def _check_apart(folder: Path, other: Path) -> None:
-    """Raise ConfigError if one folder contains the other."""
     first, second = folder.resolve(), other.resolve()
     if first.is_relative_to(second) or second.is_relative_to(first):
         raise ConfigError(f"--against {other}: it shares images with {folder}; wanted two folders apart")
 
 
 def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run: Path | None) -> list[str]:
-    """Link or move copies; return lines about the result."""
     from .set_aside import link_copies, move_copies
 
     if move is None:
@@ -272,14 +267,12 @@ def _undo(data: Path, folder: Path, as_json: bool) -> None:
 
 
 def _left(done: SetAside) -> list[str]:
-    """A line about skipped files, if any."""
     if not done.left:
         return []
     return [f"{counted(len(done.left), 'file')} left as before; the first: {printable(done.left[0])}"]
 
 
 def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], list[int]]:
-    """Columns and rows of the printed table, and the numeric columns."""
     rows = []
     for number, group in enumerate(found.groups, start=1):
         for image in group.images:

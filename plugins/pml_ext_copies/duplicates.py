@@ -43,10 +43,9 @@ def find_duplicates(
 ) -> Duplicates:
     """Find the copies among image files; with two folders, only between them.
 
-    Near copies are images within a radius, and images connected by such pairs. The distance of two images is the
-    smallest one between a part of one thumbnail, with at least 78 % of each side, and the other whole thumbnail; see
-    :class:`pml_ext_copies.thumbnails.Thumbnails`. Images with the same pixels also agree in frames, depth, transparency
-    and color profile; otherwise they are near.
+    Near copies are images within a radius, and images connected by such pairs;
+    :class:`pml_ext_copies.thumbnails.Thumbnails` defines the distance. Images with the same pixels also agree in
+    frames, depth, transparency and color profile; otherwise they are near.
 
     Args:
         images: the files. Hard and symbolic links to one file are one image.
@@ -204,7 +203,6 @@ def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> li
 
 
 def _nearest_beyond(points: Tensor, radius: float) -> float | None:
-    """Median distance of sampled vectors to the nearest one beyond a radius."""
     drawn = points[sample_indices(len(points), _SAMPLE, seed=0)].double()  # so that equal vectors are at 0
     nearest = torch.full((len(drawn),), torch.inf, dtype=torch.float64)
     for start in range(0, len(points), _TILE):

@@ -111,7 +111,7 @@ class Group:
 class Duplicates:
     """The groups of a collection: exact ones first, large groups first.
 
-    An image is a copy in one group only, because the later kinds compare only the images to keep.
+    An image is a copy in one group only.
     """
 
     groups: list[Group]

@@ -49,7 +49,6 @@ def shortest_pairs(points: Tensor, radius: float) -> Pairs:
 
 
 def _forest_of(blocks: list[Pairs], count: int) -> Pairs:
-    """The minimum spanning forest of several blocks of pairs."""
     return forest(Pairs(*map(np.concatenate, zip(*blocks, strict=True))), count)
 
 

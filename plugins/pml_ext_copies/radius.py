@@ -29,7 +29,6 @@ _LONGEST = 4096  # longer side of an image of which copies are made: WebP has at
 
 
 def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
-    """An image after being saved as JPEG or WebP."""
     file = io.BytesIO()
     image.save(file, kind, quality=quality)
     return Image.open(file)

@@ -191,7 +191,6 @@ class Thumbnails:
 
 
 def _inside(parts: Tensor) -> Tensor:
-    """Parts moved inside their images, with at least 75 % of each side."""
     sides = parts[..., :2].clamp(0.75, 1)
     room = 1 - sides
     return torch.cat([sides, parts[..., 2:].clamp(-room, room)], -1)
@@ -228,11 +227,8 @@ def _details_of(shown: Tensor) -> Tensor:
 def candidates(thumbnails: Thumbnails, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
     """Pairs of images that may be copies: for some parts of each, the eight nearest whole images.
 
-    With faiss and more than 20,000 images, a part is compared with 16 lists of an index.
-
-    Args:
-        thumbnails: of all images.
-        groups: numbers of all images; or of two sets, which are searched for each other.
+    With faiss and more than 20,000 images, a part is compared with 16 lists of an index. ``groups`` has the numbers of
+    all images, or of two sets that are searched for each other.
     """
     total = len(thumbnails)
     pairs = [np.empty(0, dtype=np.int64)]

@@ -73,7 +73,7 @@ class Busy(Executor):
 def test_workers_that_the_signal_ends_are_not_replaced(tmp_path, in_the_same_poll):
     said = []
     executor = DyingWorkers(in_the_same_poll)
-    with pytest.raises(StoppedError, match="go on with the same command"):
+    with pytest.raises(StoppedError, match="type the same command again to continue"):
         do(jobs(tmp_path), executor, lambda job, text: said.append(text))
     assert (said, executor.started) == ([], 1)
 

@@ -39,7 +39,7 @@ class Stopped(Executor):
 
 def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
     mine = jobs(tmp_path)
-    with pytest.raises(StoppedError, match="go on with the same command"):
+    with pytest.raises(StoppedError, match="type the same command again to continue"):
         do(mine, Executor(), lambda job, said: os.kill(os.getpid(), signal.SIGTERM))
     assert not (mine[0].plan.folder / "metrics.json").exists()
     assert metrics(mine, Executor()) == here[:1]
@@ -47,7 +47,7 @@ def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
 
 def test_a_signal_that_one_worker_has_lets_the_others_end_with_a_checkpoint(tmp_path):
     executor = Stopped()
-    with closing(executor), pytest.raises(StoppedError, match="SIGTERM with checkpoints; go on with the same command"):
+    with closing(executor), pytest.raises(StoppedError, match="stopped by SIGTERM with checkpoints; type the same"):
         do(jobs(tmp_path, seeds=3), executor, silent)
     assert executor.asked
     assert executor.killed == []
