@@ -81,40 +81,33 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
         return ""
     best, *others = sorted(means, key=lambda number: goodness(metric, means[number]), reverse=True)
 
+    tests = f"paired t-tests, p < {LEVEL} after Holm's correction for all pairs of rows"
+    alike = f"Not significantly worse ({tests})"
+    always_worse = "Worse by the same difference in each pair, without a test"
+    not_tested = "Not tested (fewer than two common seeds)"
+    without_values = [group.name for number, group in enumerate(groups) if group.runs and number not in means]
+    names: dict[str, list[str]] = {alike: [], always_worse: [], not_tested: without_values}
     p_by_pair = _corrected_p_values(groups, [best, *others], phase, metric)
-    worse = []
-    always_worse = []
-    alike = []
-    untested = [group.name for number, group in enumerate(groups) if group.runs and number not in means]
     for number in others:
         name = groups[number].name
-        base_values, values = _paired_values(groups[best], groups[number], phase, metric)
+        best_values, values = _paired_values(groups[best], groups[number], phase, metric)
         p = p_by_pair[best, number]
         if len(values) < 2:
-            untested.append(name)
+            names[not_tested].append(name)
             continue
 
-        # On the seeds that both have, a row of fewer seeds may be the better one.
-        lead = goodness(metric, fmean(base_values)) - goodness(metric, fmean(values))
+        # On the seeds that both have, a row with fewer seeds may be the better one.
+        lead = goodness(metric, fmean(best_values)) - goodness(metric, fmean(values))
         if lead <= NO_SPREAD or (p is not None and p >= LEVEL):
-            alike.append(name)
+            names[alike].append(name)
         elif p is None:
-            always_worse.append(name)
-        else:
-            worse.append(name)
+            names[always_worse].append(name)
 
     text = f"Best by {title_of(metric)}: {groups[best].name}, {percent(means[best])} %"
-    tests = f"paired t-tests, p < {LEVEL} after Holm's correction for all pairs of rows"
-    if len(worse) == len(others) and not untested:
+    if not any(names.values()):
         return f"{text}; all other rows are worse ({tests})."
-    sentences = [f"{text}."]
-    if alike:
-        sentences.append(f"Not told from it ({tests}): {', '.join(alike)}.")
-    if always_worse:
-        sentences.append(f"Worse by the same difference in each pair, without a test: {', '.join(always_worse)}.")
-    if untested:
-        sentences.append(f"Not tested, for lack of values of two common seeds: {', '.join(untested)}.")
-    return " ".join(sentences)
+    found = [f"{verdict}: {', '.join(rows)}." for verdict, rows in names.items() if rows]
+    return " ".join([f"{text}.", *found])
 
 
 def _corrected_p_values(

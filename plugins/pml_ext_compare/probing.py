@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -237,29 +236,18 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
 
 def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
-    """The table's rows of all trunks."""
-    return list(itertools.chain.from_iterable(map(table_rows, probes)))
-
-
-def table_rows(probe: Probe) -> list[list[str]]:
-    """The table's rows of a trunk: features, components, head, and the head's gain."""
+    """The table's rows: of each trunk its features, their components, the head, and the head's gain."""
     rows = []
-    for row, metrics in probe.metrics.items():
-        cells = [_mean_std(metrics[metric]) for metric in METRICS]
-        rows.append([ROW_NAMES[row], *cells])
-    if probe.gain:
-        gains = [_gain_text(gain) for gain in probe.gain.values()]
-        rows.append(["head less frozen", *gains])
-
-    trunk_cells = [
-        probe.trunk,
-        f"{probe.parameters / 1e6:.1f} M",
-        str(probe.features),
-        f"{probe.images_per_second:.0f}",
-    ]
-    blank = [""] * len(trunk_cells)
-    first, *others = rows
-    return [[*trunk_cells, *first], *([*blank, *cells] for cells in others)]
+    for probe in probes:
+        speed = f"{probe.images_per_second:.0f}"
+        about = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), speed]
+        for row, metrics in probe.metrics.items():
+            cells = [_mean_std(metrics[metric]) for metric in METRICS]
+            rows.append([*about, ROW_NAMES[row], *cells])
+            about = [""] * len(about)  # only the first row names the trunk
+        if probe.gain:
+            rows.append([*about, "head less frozen", *map(_gain_text, probe.gain.values())])
+    return rows
 
 
 def _gain_text(gain: Mapping[str, float | None]) -> str:

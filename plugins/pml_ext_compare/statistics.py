@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -143,11 +144,9 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
     """P-values corrected by Holm's step-down procedure (1979); None stays."""
     corrected: list[float | None] = [None] * len(p)
     known = sorted((value, place) for place, value in enumerate(p) if value is not None)
-    largest = 0.0
-    for rank, (value, place) in enumerate(known):
-        tests_left = len(known) - rank
-        largest = max(largest, min(1.0, tests_left * value))
-        corrected[place] = largest
+    scaled = [min(1.0, (len(known) - rank) * value) for rank, (value, _) in enumerate(known)]
+    for (_, place), value in zip(known, itertools.accumulate(scaled, max), strict=True):
+        corrected[place] = value
     return corrected
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,13 +37,13 @@ class Study:
             import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        epochs_before_pruning = self.recipe.schedule.epochs // 3
+        pruner = optuna.pruners.MedianPruner(
+            n_startup_trials=TRIALS_BEFORE_PRUNING, n_warmup_steps=self.recipe.schedule.epochs // 3
+        )
         return optuna.create_study(
             storage=self._open_journal(),
             study_name="study",
-            pruner=optuna.pruners.MedianPruner(
-                n_startup_trials=TRIALS_BEFORE_PRUNING, n_warmup_steps=epochs_before_pruning
-            ),
+            pruner=pruner,
             direction="maximize",
             load_if_exists=True,
         )
@@ -122,10 +121,7 @@ class Study:
     def about(self) -> dict[str, Any]:
         """Ranges, trials, importance of the keys and best values, as plain values."""
         study = self._study_of_own_trials()
-        if self.folds:
-            chosen_on = f"{self.folds} folds of the training classes"
-        else:
-            chosen_on = "held-out training classes"
+        chosen_on = f"{self.folds} folds of the training classes" if self.folds else "held-out training classes"
         ranges = {key: range_.model_dump(exclude_defaults=True) for key, range_ in self.ranges.items()}
         return {
             "recipe": self.name,
@@ -181,17 +177,13 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
     lock.acquire()
     try:
         with journal.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            last_byte = file.read(1)
-            if last_byte in (b"", b"\n"):
-                return
-            file.seek(0)
-            end_of_last_line = file.read().rfind(b"\n") + 1
-            file.truncate(end_of_last_line)
+            content = file.read()
+            complete = content.rfind(b"\n") + 1
+            if complete < len(content):
+                file.truncate(complete)
+                warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=4)
     finally:
         lock.release()
-    warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=4)
 
 
 def _distribution(range_: TuneTable, own_value: Any) -> Any:
@@ -214,5 +206,4 @@ def _is_within(value: Any, range_: TuneTable) -> bool:
 
 def has_begun(trial: Any) -> bool:
     """Whether a trial has left Optuna's queue."""
-    waits: bool = trial.state.name == "WAITING"
-    return not waits
+    return bool(trial.state.name != "WAITING")

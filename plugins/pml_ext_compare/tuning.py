@@ -136,9 +136,6 @@ def _do_trials(
             errors[job.study.name] = error
 
         missing = trial_jobs(studies, device, data)
-        if len(missing) == len(jobs):
-            rounds_in_vain += 1
-        else:
-            rounds_in_vain = 0
+        rounds_in_vain = rounds_in_vain + 1 if len(missing) == len(jobs) else 0
         jobs = missing
     return errors

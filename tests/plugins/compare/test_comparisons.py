@@ -69,7 +69,7 @@ def test_of_an_error_less_is_better():
 
 def test_the_best_row_and_those_not_told_from_it_are_named():
     text = best_rows(rows_with([0.3, 0.5, 0.4999, 0.2]), "after", "map_at_r")
-    assert text.startswith("Best by MAP@R: row 1, 50.0 %. Not told from it (paired t-tests, p < 0.05")
+    assert text.startswith("Best by MAP@R: row 1, 50.0 %. Not significantly worse (paired t-tests, p < 0.05")
     assert text.endswith(": row 2.")
     text = best_rows(rows_with([0.3, 0.5, 0.4]), "after", "map_at_r")
     assert text == (
@@ -77,7 +77,7 @@ def test_the_best_row_and_those_not_told_from_it_are_named():
         "(paired t-tests, p < 0.05 after Holm's correction for all pairs of rows)."
     )
     one_seed = best_rows(rows_with([0.3, 0.5], seeds=1), "after", "map_at_r")
-    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested, for lack of values of two common seeds: row 0."
+    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested (fewer than two common seeds): row 0."
     assert best_rows(rows_with([0.3]), "after", "map_at_r") == ""
 
 
@@ -88,7 +88,7 @@ def test_rows_without_values_or_spread_are_not_tested():
     text = best_rows(groups, "after", "map_at_r")
     assert text == (
         "Best by MAP@R: row 1, 50.0 %. Worse by the same difference in each pair, without a test: row 0. "
-        "Not tested, for lack of values of two common seeds: other."
+        "Not tested (fewer than two common seeds): other."
     )
     groups = [*rows_with([0.3, 0.5, 0.4]), groups[-1]]
     assert "all other rows" not in best_rows(groups, "after", "map_at_r")
@@ -133,7 +133,7 @@ def test_a_row_that_is_higher_on_common_seeds_is_not_lower():
         deviation = 0.001 * (seed % 2)
         other.runs[seed] = {None: {"after": {"map_at_r": 0.52 + deviation}}}
     text = best_rows([best, other], "after", "map_at_r")
-    assert text.startswith("Best by MAP@R: row 0, 56.7 %. Not told from it")
+    assert text.startswith("Best by MAP@R: row 0, 56.7 %. Not significantly worse")
     assert text.endswith(": row 1.")
 
 

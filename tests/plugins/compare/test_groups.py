@@ -67,7 +67,7 @@ def test_what_cannot_be_grouped_is_refused(folder):
     with pytest.raises(ConfigError, match=r"no finished run in it; type: pml-ext train"):
         groups_below([folder / "empty"])
     finished_run(folder / "again/0", "cbml/a", 0, 0.1, mvc_weight=1.0)
-    with pytest.raises(ConfigError, match="another run has the same recipe, settings and seed, but other results"):
+    with pytest.raises(ConfigError, match="another run has the same recipe, settings and seed, but different results"):
         groups_below([folder / "runs", folder / "again"])
     for text in ("[run", "[run]\nrecipe = 'cbml/a'\n"):
         (folder / "again/0/recipe.toml").write_text(text)
