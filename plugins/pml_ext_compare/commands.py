@@ -114,8 +114,6 @@ def compare(
 
 @dataclass(frozen=True)
 class _Options:
-    """The options of ``compare``."""
-
     recipes: list[str]
     folders: list[Path]
     out: Path | None
@@ -172,7 +170,7 @@ class _Options:
         return Processes(self.jobs)
 
     def studies_and_rows(self, phase: str, metrics: list[str], baseline: str | None) -> tuple[list[Study], list[Group]]:
-        """Do the missing trials and runs; return the studies of tuned recipes and the rows of all runs."""
+        """Do the missing trials and runs; return the studies and the rows of all runs."""
         from .groups import groups_below
         from .runs import check_reported
 
@@ -225,7 +223,7 @@ class _Options:
     def _tuned(
         self, studies: list[Study], executor: Executor, progress: AllRuns
     ) -> tuple[dict[str, Recipe], list[Group]]:
-        """The recipes with their best values, and a row for each recipe whose tuning failed."""
+        """The tuned recipes, and a row for each recipe whose tuning failed."""
         if studies:
             from .tuning import tuned
 
@@ -251,7 +249,7 @@ class AllRuns(Progress):
         self._bar.reset(self._task, total=count, visible=False)
 
     def on_progress(self, job: Job, said: float | str) -> None:
-        """Show the finished fraction of a run, from 0 to 1, or a message."""
+        """Show a run's finished fraction, from 0 to 1, or a message."""
         if isinstance(said, str):
             self.step(said)
             return

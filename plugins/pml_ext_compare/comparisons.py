@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: a row for each, paired differences, and sentences."""
+"""Comparison of groups of runs: rows, paired differences, and sentences."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .tables import direction, goodness
 def compare(
     groups: Sequence[Group], metrics: Sequence[str], phase: str = "after", baseline: str | None = None
 ) -> dict[str, Any]:
-    """Return a row per group, its differences from the baseline, and sentences, as plain values.
+    """Rows, differences from the baseline, and sentences, as plain values.
 
-    ``p`` comes from the uncorrected t-test, ``p_holm`` is corrected for the number of rows.
+    ``p`` comes from the uncorrected t-test; ``p_holm`` is corrected for the number of rows.
     """
     base = chosen_baseline(groups, baseline)
     sentences: list[str] = []
@@ -68,7 +68,7 @@ def compare(
 
 
 def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
-    """Name the row with the best mean of a metric, and the rows that tests do not show to be worse.
+    """Name the best row by the mean of a metric, and the rows that are not significantly worse.
 
     The tested values also choose the best row, so Holm's correction covers all pairs of rows.
     """
@@ -113,7 +113,6 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
 def _corrected_p_values(
     groups: Sequence[Group], numbers: Sequence[int], phase: str, metric: str
 ) -> dict[tuple[int, int], float | None]:
-    """Corrected p of the paired t-test of each pair of rows, by their numbers in the given order."""
     pairs = list(itertools.combinations(numbers, 2))
     p_values = []
     for first, second in pairs:
@@ -172,7 +171,7 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
 
 
 def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
-    """An estimate as a dict; intervals of the package's metrics are cut at 0 and 1."""
+    """An estimate as a dict; intervals of metrics from 0 to 1 are cut there."""
     values = asdict(about)
     if is_known_metric(metric) and about.low is not None and about.high is not None:
         values["low"] = max(0.0, about.low)
@@ -191,7 +190,6 @@ def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) 
 
 
 def _paired_values(base: Group, group: Group, phase: str, metric: str) -> tuple[list[float], list[float]]:
-    """Values of two groups for their common seeds, in the same order."""
     base_by_seed = base.values(phase, metric)
     by_seed = group.values(phase, metric)
     seeds = sorted(base_by_seed.keys() & by_seed.keys())
@@ -205,7 +203,6 @@ def _sentences(
     differences: Sequence[Difference],
     corrected: Sequence[float | None],
 ) -> list[str]:
-    """Sentences on each row's test, and on tests with too few pairs."""
     tests = sum(difference.p is not None for difference in differences)
     title = title_of(metric)
     sentences = [

@@ -1,4 +1,4 @@
-"""Groups of runs of one recipe with the same settings, the rows of a comparison."""
+"""Groups of runs with the same recipe and settings, the rows of a comparison."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Group:
         return epoch
 
     def unequal_settings(self, baseline: Group) -> list[str]:
-        """Settings of :data:`FAIR_SETTINGS`, and the number of trials, that differ from the baseline's."""
+        """Settings of :data:`FAIR_SETTINGS`, and numbers of trials, that differ from the baseline's."""
         texts = []
         different_keys = _keys_that_differ([self, baseline])
         for name, pattern in FAIR_SETTINGS.items():
@@ -117,7 +117,7 @@ class Group:
         return texts
 
     def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
-        """The paper's values of a metric, with their descriptions."""
+        """The paper's values of a metric."""
         if self.paper is None:
             return []
         data_set = str(self.settings.get("data.name"))
@@ -142,7 +142,7 @@ def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
-    """Find finished runs in folders, at any depth, and group them by recipe and settings."""
+    """Group the finished runs below folders by recipe and settings."""
     groups: list[Group] = []
     for folder in folders:
         run_folders = sorted(file.parent for file in folder.rglob(METRICS_FILE))
@@ -155,7 +155,7 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
 
 
 def add_run(groups: list[Group], folder: Path) -> None:
-    """Add a finished run to the group of its recipe and settings, or to a new one."""
+    """Add a finished run to the group of its recipe and settings."""
     about, tables = _read_recipe(folder)
     metrics = {**read_metrics(folder / METRICS_FILE), "folder": str(folder)}
     paper = tables.pop("paper", None)
@@ -169,12 +169,12 @@ def add_run(groups: list[Group], folder: Path) -> None:
 
 
 def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
-    """The group with these settings and number of trials, or None."""
+    """The group with these settings and number of trials."""
     return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)
 
 
 def find_or_add_group(groups: list[Group], name: str, settings: dict[str, Any], trials: int, paper: Any) -> Group:
-    """The group with these settings and number of trials, appended if it is missing."""
+    """The group with these settings and number of trials, new if it is missing."""
     group = find_group(groups, settings, trials)
     if group is None:
         group = Group(name, settings, paper=paper, trials=trials)
@@ -183,7 +183,7 @@ def find_or_add_group(groups: list[Group], name: str, settings: dict[str, Any], 
 
 
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The fold of a recipe's tables (0 without folds), and the other settings by dotted key."""
+    """The fold of a recipe (0 without folds), and its other settings by dotted key."""
     settings = flat({name: table for name, table in tables.items() if name not in NOT_SETTINGS})
     fold = settings.pop(FOLD, 0)
     return fold, settings
@@ -209,7 +209,7 @@ def disambiguate_names(groups: Sequence[Group]) -> None:
 
 
 def _keys_that_differ(groups: Sequence[Group]) -> list[str]:
-    """Keys whose values differ between groups; groups with failed tuning have no settings."""
+    """Keys whose values differ between groups. Groups with failed tuning have no settings."""
     known = [group.settings for group in groups if group.settings]
     all_keys = dict.fromkeys(itertools.chain.from_iterable(known))
     return [key for key in all_keys if any(settings.get(key) != known[0].get(key) for settings in known)]
@@ -222,7 +222,6 @@ def _setting(group: Group, key: str) -> str:
 
 
 def _read_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``[run]`` of a run's recipe, with ``recipe`` and ``seed``, and the other tables."""
     for file in (RECIPE_FILE, METRICS_FILE):
         check_unchanged(folder, file)
     path = folder / RECIPE_FILE

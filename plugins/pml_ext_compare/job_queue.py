@@ -16,9 +16,9 @@ from .jobs import Job, JobResult, OnProgress
 
 
 def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:
-    """Do jobs, and return the errors of failed ones, which ``on_progress`` also receives.
+    """Do jobs; return the errors of failed ones.
 
-    A job that is busy in another process is tried again later; a job whose worker died, once more. A signal ends all
+    Jobs that are busy in another process are tried again later, and jobs whose worker died once more. A signal ends all
     jobs with a checkpoint and raises StoppedError. ConfigError if a setting is wrong for all jobs.
     """
     queue = _Queue(jobs, on_progress, executor.retry_seconds)
@@ -78,7 +78,6 @@ class _Queue:
         return [self._waiting.popleft() for _ in range(count)]
 
     def take_result(self, job: Job, result: JobResult) -> None:
-        """Requeue a job, or record its end."""
         if result.useless:
             raise ConfigError(result.error)
         if result.busy:

@@ -1,4 +1,4 @@
-"""The jobs of a comparison, and their outcome."""
+"""Jobs of a comparison, and their outcome."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Job(Protocol):
         """The name in messages."""
 
     def do(self, on_progress: ReportProgress) -> None:
-        """Execute the job, with progress and warnings to ``on_progress``; BusyError if it runs elsewhere."""
+        """Execute the job and report its progress; BusyError if it runs elsewhere."""
 
 
 OnProgress = Callable[[Job, float | str], None]

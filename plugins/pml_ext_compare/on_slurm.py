@@ -42,7 +42,7 @@ class _Submitted:
 class OnSlurm(Executor):
     """Jobs of SLURM; without SLURM, submitit runs them in local processes.
 
-    sbatch's own variables set partition, account, time and GPUs, such as ``SBATCH_PARTITION`` and ``SBATCH_TIMELIMIT``.
+    The variables of sbatch set partition, account, time and GPUs, such as ``SBATCH_PARTITION``.
     """
 
     retry_seconds = _RETRY_ON_SLURM

@@ -32,7 +32,7 @@ def write_comparison(
     device: str = "auto",
     data: Path | None = None,
 ) -> Path:
-    """Write ``comparison.json``, ``.csv``, ``.md``, ``.html``, and ``.tex`` if asked; return the page."""
+    """Write the comparison as JSON, CSV, Markdown, HTML, and LaTeX if asked; return the page."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     tables = [rows_table(result)]
@@ -102,7 +102,7 @@ def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[Repo
 
 
 def curves_of(groups: Sequence[Group], metric: str, images: str) -> Curves:
-    """Epochs and means over seeds and folds of a metric, by group, if it was recorded between epochs.
+    """Epochs and mean values of a metric by group, if it was recorded between epochs.
 
     ``images``: ``"validation"`` or ``"test"``.
     """

@@ -60,7 +60,7 @@ def _print_differences(result: dict[str, Any]) -> None:
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
-    """A difference in points, its interval and its p-value; "-" without a test."""
+    """Difference, interval and p-value; "-" without a test."""
     if not difference["pairs"]:
         return "", "", ""
     mean = f"{100 * difference['mean']:+.1f}"

@@ -1,4 +1,4 @@
-"""Comparison of frozen trunks: features, whitened principal components, and trained heads."""
+"""Frozen trunks compared: features, principal components, and trained heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS = ("recall_at_1", "map_at_r", "nmi")
 TRUNK_COLUMNS = ["trunk", "parameters", "features", "images/s"]
 COLUMNS = [*TRUNK_COLUMNS, "%", *map(title_of, METRICS)]
 ROW_NAMES = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
-FROZEN_PHASES = ("frozen", "pca")  # phases of a run's metrics, which name their rows too
+FROZEN_PHASES = {"frozen": "frozen", "pca": "pca"}  # by row, the phase of a run's metrics
 HEAD_PHASE = "after"
 BASE_RECIPE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
@@ -66,7 +66,7 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeOptions:
-    """The data, the head and the place of a comparison of trunks."""
+    """Data, head and place of a comparison of trunks."""
 
     data_set: str  # folder:PATH, table:FILE.csv, or the name of a data set
     out: Path  # gets the runs, probe.json, .csv and .html
@@ -108,12 +108,12 @@ class _Prober:
         self.settings_of_features = [each for each in self.settings if not each.key.startswith(_OF_HEADS)]
 
     def probe(self) -> Probe:
-        """Do the missing runs of the trunk and of its heads, and return the results."""
         trunk = _size_and_speed(self.settings_of_features, self.options.device, self.options.data)
         untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": trunk.features}
         settings = [*self.settings_of_features, *overrides_of(untrained)]
         runs = self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
         folders = [self.place / "frozen"]
+        phases = FROZEN_PHASES
         gain = {}
         head = self.options.head
         if head is not None:
@@ -121,10 +121,9 @@ class _Prober:
             for seed in range(self.options.seeds):
                 runs += self._train(head, self.place / f"head-{seed}", seed, self.settings)
             folders += [Path(run["folder"]) for run in runs]
+            phases = {**phases, "head": HEAD_PHASE}
             gain = {metric: _gain(runs, metric) for metric in METRICS}
-        metrics = {phase: _spreads(runs, phase) for phase in FROZEN_PHASES}
-        if head is not None:
-            metrics["head"] = _spreads(runs, HEAD_PHASE)
+        metrics = {row: _spreads(runs, phase) for row, phase in phases.items()}
         return Probe(
             trunk=self.trunk,
             parameters=trunk.parameters,
@@ -236,7 +235,7 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
 
 def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
-    """The table's rows: of each trunk its features, their components, the head, and the head's gain."""
+    """The table's rows: features, their components, the head, and the head's gain."""
     rows = []
     for probe in probes:
         speed = f"{probe.images_per_second:.0f}"

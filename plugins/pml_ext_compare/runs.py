@@ -52,7 +52,7 @@ PHASES_WITHOUT_CLUSTERS = ("training", "learned_metric", "shortlist")  # tests w
 
 
 def run_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a folder that may be deleted, by a folder beside it; BusyError if it is taken."""
+    """Lock a folder by a folder beside it, since it may be deleted; BusyError if it is taken."""
     return locked_folder(folder.with_name(f".{folder.name}"), BusyError())
 
 
@@ -104,12 +104,12 @@ class RunJob:
 
 
 def fold_numbers(folds: int) -> Sequence[int]:
-    """The numbers of the folds, from 1; only 0 without folds."""
+    """Folds from 1 on; only 0 without folds."""
     return range(1, folds + 1) if folds else [0]
 
 
 def validation_settings(share: float, select: str | None, fold: int = 0) -> dict[str, Any]:
-    """Settings that hold out a share, or one fold, of the training classes to choose the epoch."""
+    """Settings that choose the epoch on a held-out share, or fold, of the training classes."""
     settings = {
         "evaluation.validation": share,
         "evaluation.select": select or "map_at_r",
@@ -121,7 +121,7 @@ def validation_settings(share: float, select: str | None, fold: int = 0) -> dict
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any], name: str) -> Recipe:
-    """A validated recipe with other values of dotted keys; errors quote ``name``."""
+    """A recipe with other values of dotted keys; errors quote ``name``."""
     return validate(overridden(recipe.as_dict(), settings.items()), name)
 
 
@@ -151,7 +151,7 @@ def plans_of(
 
 
 def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
-    """A short checksum of everything that changes results: recipe, data, versions, and ``more``."""
+    """A short checksum of all that changes results: recipe, data, versions, and ``more``."""
     tables = recipe.as_dict()
     _, settings = settings_of(tables)
     data_folder = "" if data is None else str(data.resolve())
@@ -166,7 +166,7 @@ def slug(name: str) -> str:
 
 
 def recipes_of_table(name: str, full: bool) -> list[str]:
-    """The recipes that quote a table of a paper, on its own data (``full``) or on small data."""
+    """The recipes that quote a paper's table, on its own data (``full``) or on small data."""
     by_table = {table["name"]: table["recipes"] for table in tables_of_papers()}
     if name not in by_table:
         raise ConfigError(f"--table {name}: wanted one of {', '.join(by_table)}")
@@ -231,9 +231,9 @@ def rows_of(
     data: Path | None = None,
     begin: Callable[[int], None] = lambda runs: None,
 ) -> list[Group]:
-    """Execute the missing runs; return the rows of all planned runs and of the runs in ``folders``.
+    """Execute the missing runs; return rows of all planned runs and of those in ``folders``.
 
-    A run is not missing if ``folders`` have the same recipe, settings, seed and version. A failed run stays in its row
+    Runs in ``folders`` with the same recipe, settings, seed and version are not repeated. A failed run stays in its row
     with its error. ``begin`` receives the number of missing runs.
     """
     found = groups_below(folders) if folders else []
@@ -268,7 +268,7 @@ def rows_of(
 
 
 def _existing_run(found: Iterable[Group], plan: Plan, settings: dict[str, Any], fold: int) -> Path | None:
-    """The folder of a run with the same settings, seed and fold, by this version."""
+    """The folder of the same run, by this version."""
     group = find_group(found, settings, plan.trials)
     run = group.runs.get(plan.seed, {}).get(fold) if group is not None else None
     if run is None or run["versions"].get("pml-ext") != __version__:

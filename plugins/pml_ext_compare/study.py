@@ -1,4 +1,4 @@
-"""Studies of Optuna: what is tuned, and the state of the trials."""
+"""Studies of Optuna."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Study:
     def begin(self, study: Any) -> Any:
         """Start a trial; the first has the recipe's own values that lie within the ranges.
 
-        The caller must hold the lock of the study's folder: the trial's number seeds the sampler.
+        The caller must hold the lock of the study's folder, because the trial's number seeds the sampler.
         """
         import optuna
 
@@ -80,7 +80,7 @@ class Study:
         return study.ask({key: _distribution(range_, own_values.get(key)) for key, range_ in self.ranges.items()})
 
     def fail_incomplete_trials(self, study: Any) -> None:
-        """Fail trials whose process was killed before all values were drawn; needs the lock, too."""
+        """Fail trials whose process was killed before all values were drawn; needs the same lock."""
         from optuna.trial import TrialState
 
         for trial in study.get_trials(deepcopy=False):
@@ -104,7 +104,7 @@ class Study:
         return self._recipe_values().keys() == self.ranges.keys()
 
     def best(self) -> dict[str, Any]:
-        """The values of the best trial; empty if no trial ended with a value."""
+        """The values of the best trial; empty if no trial has a value."""
         try:
             return dict(self._study_of_own_trials().best_params)
         except ValueError:
@@ -113,9 +113,8 @@ class Study:
     def _study_of_own_trials(self) -> Any:
         import optuna
 
-        own_trials = self.own_trials(self.optuna_study())
         study = optuna.create_study(direction="maximize")
-        study.add_trials(own_trials)
+        study.add_trials(self.own_trials(self.optuna_study()))
         return study
 
     def about(self) -> dict[str, Any]:
@@ -149,7 +148,6 @@ class Study:
 
 
 def _importance(study: Any) -> dict[str, float]:
-    """Importance of each key; empty for too few trials, or equal values."""
     import optuna
 
     try:
@@ -187,7 +185,7 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
 
 
 def _distribution(range_: TuneTable, own_value: Any) -> Any:
-    """Optuna's distribution of a range: integers if both ends are, unless the recipe's value is a float."""
+    """Optuna's distribution of a range: integers, unless an end or the recipe's value is not."""
     import optuna
 
     if range_.choices:

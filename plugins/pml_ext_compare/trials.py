@@ -1,4 +1,4 @@
-"""The trials of a study as jobs, shared by processes."""
+"""Trials of a study as jobs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TrialJob:
         return self.study.place / f"trial-{number}"
 
     def _claim(self, number: int, locks: contextlib.ExitStack) -> bool:
-        """Lock a trial's folder; False if another process has the lock."""
+        """Lock a trial's folder; False if another process holds it."""
         try:
             locks.enter_context(run_lock(self.folder(number)))
         except BusyError:
@@ -71,8 +71,6 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class _TrialTraining:
-    """The training of one trial, by folds if the study has any."""
-
     job: TrialJob
     study: Any  # Optuna's
     trial: Any  # Optuna's
@@ -82,11 +80,10 @@ class _TrialTraining:
 
     @property
     def folder(self) -> Path:
-        """The folder of the trial's runs."""
         return self.job.folder(self.trial.number)
 
     def do(self) -> None:
-        """Train with the trial's values, report the result to the study, and delete the trial's runs.
+        """Train with the trial's values, tell the study the result, and delete the trial's runs.
 
         Values that fail count as a trial. After an error of the machine, such as a full disk, the trial can be resumed.
         """

@@ -1,4 +1,4 @@
-"""Groups of copies, with the images that somebody chose to keep."""
+"""Groups of copies with chosen images to keep."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _STAYS = (True, "")  # of an image without a row
 def keep_chosen(found: Duplicates, kept: Mapping[int, Collection[str]]) -> Duplicates:
     """Keep some paths of a group, one at least, by the group's place.
 
-    The first image stays first if it is kept; otherwise the first kept path replaces it, here and in other groups, and
-    distances are computed anew. Further kept images ``stay``. DataError if a needed image can no longer be read.
+    The first image stays first if it is kept; otherwise the first kept path replaces it, here and in other groups.
+    Further kept images ``stay``. DataError if such an image can no longer be read.
     """
     return _kept(found, lambda place, group: kept.get(place))
 
@@ -33,8 +33,8 @@ def keep_chosen(found: Duplicates, kept: Mapping[int, Collection[str]]) -> Dupli
 def keep_listed(found: Duplicates, table: Path) -> Duplicates:
     """Keep what a table of ``--csv`` or ``pml-ext browse`` says.
 
-    Images without a row stay. Rows without an image give a warning. DataError for another table, for a group without a
-    kept image, and for contradictory rows.
+    Images without a row stay; rows without an image give a warning. DataError for a group without a kept image, and for
+    contradictory rows.
     """
     answers = _answers_of(table)
     matched: set[tuple[str, str]] = set()
@@ -57,7 +57,7 @@ def keep_listed(found: Duplicates, table: Path) -> Duplicates:
     unmatched = [key for key in answers if key not in matched]
     if unmatched:
         first = f"{answers[unmatched[0]][1]}: {', '.join(map(printable, unmatched[0]))}"
-        text = f"{counted(len(unmatched), 'row')} without an image in a group of copies, the first in {first}"
+        text = f"{counted(len(unmatched), 'row')} without an image in a group of copies; the first is {first}"
         warnings.warn(f"{table}: {text}", stacklevel=2)
     return chosen
 
@@ -79,7 +79,7 @@ def _kept(found: Duplicates, kept_of: Callable[[int, Group], Collection[str] | N
 
 
 def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
-    """Whether a table keeps an image, and the place of its row, by kind of group and path."""
+    """Whether a table keeps an image, and the place of its row, by kind and path."""
     columns, rows = read_rows(table, f"--keep {table}")
     missing = [name for name in ("kind", "keep", "path") if name not in columns]
     if missing:

@@ -70,7 +70,7 @@ def duplicates(
     store: StoreFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted.
+    """Find copies: equal files, equal pixels, and near copies. Nothing is deleted.
 
     Examples:
         pml-ext duplicates photographs
@@ -215,7 +215,6 @@ def _of_files(
 
 
 def _keep_listed(found: Duplicates, table: Path) -> Duplicates:
-    """Keep what a table says, and report groups without a copy to move."""
     from .choices import keep_listed
 
     chosen = keep_listed(found, table)

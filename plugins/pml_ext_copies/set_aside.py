@@ -54,8 +54,8 @@ class _Move:
 def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
     """Replace exact copies by hard links to the image to keep.
 
-    Both files are compared byte by byte first. The link gets a hidden name, which is then renamed over the copy, so a
-    kill leaves a whole file or a link. If a copy is on another device, ConfigError is raised before anything changes.
+    Both files are compared byte by byte first. A kill leaves the file or the link. If a copy is on another device,
+    ConfigError is raised before anything changes.
     """
     pairs = []
     for group in found.of_kind("exact"):
@@ -81,7 +81,6 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
 
 
 def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
-    """Replace a file by a hard link if both have the same bytes."""
     digest = hashlib.sha256(os.fsencode(copy.name)).hexdigest()[:16]
     temporary = copy.with_name(f".pml-ext-link-{digest}")
     try:
@@ -103,8 +102,8 @@ def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
 def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAside:
     """Move the copies of all groups to a folder, with their paths below it.
 
-    Skips a pair if either file has changed since the comparison. The plan is written into the folder first:
-    :func:`finish_moves` completes it after a kill, and :func:`move_back` reverts it. Existing files are never replaced.
+    Skips a pair if either file has changed since the comparison. The plan is written first, so that
+    :func:`finish_moves` can complete it after a kill. Existing files are never replaced.
 
     Args:
         found: the groups.
@@ -151,7 +150,7 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
 
 
 def finish_moves(folder: Path, roots: Sequence[Path]) -> SetAside:
-    """Complete interrupted moves from the first root, as they were planned."""
+    """Complete interrupted moves from the first root, as planned."""
     target = Path(os.path.realpath(folder))
     done = SetAside()
     if _unfinished(_read(target), roots[0]):
@@ -191,7 +190,7 @@ def _carry_out(moves: Sequence[_Move], move: _Move, target: Path, done: SetAside
 
 
 def move_back(folder: Path, root: Path) -> SetAside:
-    """Move copies back to their places below ``root``; a copy stays in ``folder`` if its place is taken.
+    """Move copies back below ``root``; a copy stays in ``folder`` if its place is taken.
 
     The next call completes an interrupted one. DataError if nothing was moved from ``root``.
     """
@@ -233,7 +232,7 @@ def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool
 
 
 def _moved(source: Path, target: Path) -> bool:
-    """Move a file on its device; False, without a change, if the name is taken or the file is gone.
+    """Move a file on its device; False, without a change, if the name is taken or the file gone.
 
     A kill may leave both names; the next call removes the first.
     """
@@ -259,7 +258,6 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _is_second_name(source: Path, target: Path) -> bool:
-    """Whether two paths are two hard links of one file."""
     if source.stat().st_nlink == 1 or source.parent.samefile(target.parent):
         return False
     return target.exists() and source.samefile(target)
@@ -280,7 +278,7 @@ def _renamed(source: Path, target: Path) -> bool:
 
 
 def _check_apart(folder: Path, roots: Iterable[Path]) -> None:
-    """Raise ConfigError if the folder contains a root, or is inside one, by whatever link."""
+    """Raise ConfigError if the folder contains a root, or is inside one, also by a link."""
     real = Path(os.path.realpath(folder))
     for root in roots:
         is_inside = Path(os.path.abspath(root)) in Path(os.path.abspath(folder)).parents
@@ -301,7 +299,6 @@ def _locked(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def _read(target: Path) -> list[_Move]:
-    """The moves into a folder, oldest first."""
     file = target / MOVES
     try:
         moves = read_json(file)["moves"]

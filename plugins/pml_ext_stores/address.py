@@ -26,7 +26,7 @@ def masked(address: str) -> str:
 
 @contextlib.contextmanager
 def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert a database's errors into a one-line DataError without passwords."""
+    """Convert a database's errors into a DataError without passwords."""
     try:
         yield
     except errors as error:

@@ -28,7 +28,9 @@ def test_a_folder_needs_no_run(command, place):
     told = " ".join(done.stdout.split())
     assert "3 groups with 21 of 24 images to spare" in told
     assert "3 near, within" in told
-    assert re.search(r"chosen by 192 made-up copies; the nearest other is at \d\.\d+, typically at \d\.\d+$", told)
+    assert re.search(
+        r"chosen by 192 altered copies; the nearest other image is at \d\.\d+, typically at \d\.\d+$", told
+    )
 
 
 def test_json_tells_the_same(command, place):

@@ -60,7 +60,7 @@ def test_what_reading_drops_makes_images_near_at_most(tmp_path, what):
     for number, (image, options) in enumerate(images):
         image.save(tmp_path / f"{number}.{ending}", **options)
     (group,) = found_in(tmp_path).groups
-    assert group.about(group.images[1]) == ("near, other " + differs if differs else "near")
+    assert group.about(group.images[1]) == ("near, different " + differs if differs else "near")
 
 
 def test_colors_that_pillow_cuts_are_near_at_most(tmp_path):
