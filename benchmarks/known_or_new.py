@@ -143,7 +143,7 @@ def main() -> None:
     if options.data == "digits":
         split = digits()
     elif options.path is None:
-        parser.error(f"{options.data} wants a path")
+        parser.error(f"{options.data} needs a path")
     else:
         split = {"cars": cars, "omniglot": omniglot}[options.data](options.path)
     head: nn.Module = nn.Identity()

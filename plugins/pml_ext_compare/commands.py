@@ -133,7 +133,7 @@ class _Options:
         """Raise ConfigError for options that contradict each other."""
         if not self.recipes and not self.folders:
             raise ConfigError(
-                "wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER"
+                "no recipe or folder of runs given; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER"
             )
         if self.folds == 1:
             raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
@@ -141,16 +141,16 @@ class _Options:
         has_run_options = changes_runs or self.jobs > 1 or self.seeds > 1 or self.on != "here"
         if has_run_options and not self.recipes:
             raise ConfigError(
-                "--seeds, --folds, --jobs, --tune, --on and --set go with recipes to run; found folders alone"
+                "--seeds, --folds, --jobs, --tune, --on and --set need recipes to run; only folders are given"
             )
         if self.latex and self.out is None:
-            raise ConfigError("--latex writes to --out FOLDER")
+            raise ConfigError("--latex needs --out FOLDER")
         if self.recipes and self.out is None:
-            raise ConfigError(f"no folder {self.recipes[0]}; the runs of a recipe want --out FOLDER")
+            raise ConfigError(f"no folder {self.recipes[0]}; to run it as a recipe, add --out FOLDER")
         if self.save_recipe and not self.tune:
-            raise ConfigError("--save-recipe goes with --tune TRIALS")
+            raise ConfigError("--save-recipe needs --tune TRIALS")
         if self.ray_address is not None and self.on != "ray":
-            raise ConfigError("--ray-address goes with --on ray")
+            raise ConfigError("--ray-address needs --on ray")
 
     def executor(self, out: Path) -> Executor:
         if self.on == "ray":

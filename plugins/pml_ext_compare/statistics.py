@@ -152,7 +152,7 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
     number = found.pairs
     if found.mean is None or found.low is None or found.high is None:
         pairs = counted(number, "pair") if number else "no pairs"
-        return f"{row}: {pairs} of runs with {baseline}; a test takes two or more."
+        return f"{row}: {pairs} of runs with {baseline}; a test needs two or more."
 
     mean = 100 * found.mean
     if p is None:

@@ -60,7 +60,7 @@ class Study:
         try:
             return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
         except ValueError as error:
-            text = f"{path}: not Optuna's journal ({one_line(error)}); delete it, and the trials begin anew"
+            text = f"{path}: not Optuna's journal ({one_line(error)}); delete it to start the trials again"
             raise DataError(text) from None
 
     def begin(self, study: Any) -> Any:

@@ -115,7 +115,7 @@ class _TrialTraining:
         file = self.folder / "deaths"
         deaths = len(file.read_text()) if file.exists() else 0
         if deaths >= DEATHS:
-            raise TrainingError(f"its process was killed {deaths} times, as where memory runs out")
+            raise TrainingError(f"its process was killed {deaths} times, perhaps for lack of memory")
         file.write_text("x" * (deaths + 1))
         try:
             yield

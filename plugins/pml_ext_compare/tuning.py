@@ -108,7 +108,7 @@ def tuned(
             continue
         error = errors.get(name, "no trial ended with a value")
         if finished < study.trials:
-            error = f"{finished} of {study.trials} trials have ended; the same command does the others ({error})"
+            error = f"{finished} of {study.trials} trials have ended; repeat the command to run the others ({error})"
         failed.append(Group(name, {}, trials=study.trials, errors={f"{name}, tuning": error}))
     return recipes, failed
 

@@ -48,8 +48,8 @@ def keep_listed(found: Duplicates, table: Path) -> Duplicates:
                 paths.append(image.path)
         if not paths:
             raise DataError(
-                f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
-                "keep = yes in one row of each group"
+                f"{table}: no image of the {group.kind} group of {printable(group.keep.path)} is kept; "
+                "write keep = yes in one of its rows"
             )
         return paths
 
@@ -93,7 +93,7 @@ def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
         first, earlier = answers.setdefault(key, (_ANSWERS[answer], place))
         if first != _ANSWERS[answer]:
             raise DataError(
-                f"{table}: {printable(key[1])} is kept in {earlier} or {place}, and not in the other; delete one"
+                f"{table}: {earlier} and {place} disagree on whether to keep {printable(key[1])}; delete one of them"
             )
     return answers
 
@@ -114,7 +114,7 @@ def _path_of(path: str, instead: Mapping[str, Copy]) -> str:
 def _keeping(group: Group, paths: Collection[str]) -> Group:
     kept = [image for image in group.images if image.path in paths]
     if not kept:
-        raise DataError(f"group of {group.keep.path}: no image is kept; wanted one or more")
+        raise DataError(f"group of {group.keep.path}: no image is kept; keep at least one")
     first = kept[0]
     others = [image for image in group.images if image is not first]
     if first is not group.keep:
@@ -131,6 +131,6 @@ def _distances(group: Group, images: Sequence[Copy]) -> list[float]:
         return [0.0] * (len(images) - 1)
     thumbnails, problems = read_thumbnails([image.file for image in images])
     for reason in problems.values():
-        raise DataError(f"{reason}; look for copies anew")
+        raise DataError(f"{reason}; search for copies again")
     others = np.arange(1, len(images))
     return [*map(float, thumbnails.distances(np.zeros_like(others), others))]

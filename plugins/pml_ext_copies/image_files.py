@@ -41,7 +41,7 @@ class ImageFiles:
             try:
                 stat = os.stat(file)
             except OSError as error:
-                self.skipped[self.names[number]] = f"{file}: cannot be looked at ({error.strerror})"
+                self.skipped[self.names[number]] = f"{file}: cannot be read ({error.strerror})"
                 continue
             self.stats[number] = stat
             by_file[stat.st_dev, stat.st_ino, number >= self.first_old].append(number)

@@ -66,8 +66,8 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
         for name, _, kept, _ in pairs:
             if name.exists() and kept.exists() and os.lstat(name).st_dev != os.stat(kept).st_dev:
                 raise ConfigError(
-                    f"--link: {name} is on another device than {kept}, where no hard link reaches; "
-                    "wanted copies of one device (or --move DIR)"
+                    f"--link: {name} and {kept} are on different devices, which hard links cannot connect; "
+                    "use --move FOLDER"
                 )
         for name, stat, kept, kept_stat in pairs:
             if reason := _why_left(name, stat, kept, kept_stat):
@@ -134,11 +134,13 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
             for image in images:
                 if (root / image.copy).exists() and os.lstat(root / image.copy).st_dev != target.stat().st_dev:
                     raise ConfigError(
-                        f"--move {folder}: {root / image.copy} is on another device; wanted a folder on its own"
+                        f"--move {folder}: {root / image.copy} is on another device; choose a folder on the same device"
                     )
             for parent in {(target / image.target).parent for image in images}:
                 if target not in (parent.resolve(), *parent.resolve().parents):
-                    raise ConfigError(f"--move {folder}: {parent} is a link out of it; wanted another folder")
+                    raise ConfigError(
+                        f"--move {folder}: {parent} is a link that leads out of it; choose another folder"
+                    )
             moves = [*_read(target), _Move(str(root), False, images)]
             _carry_out(moves, moves[-1], target, done)
     for link, is_copy in links.items():
@@ -198,10 +200,10 @@ def move_back(folder: Path, root: Path) -> SetAside:
     known = {move.root for move in _read(target)}
     if os.path.realpath(root) not in known:
         if not known:
-            why = f"it has no list of moved images, {MOVES}, which older versions did not write"
+            why = f"it has no list of moved images, {MOVES} (older versions wrote none)"
             raise DataError(f"--undo {folder}: {why}; to put copies back by hand: cp -an {folder}/. {root}")
         raise DataError(
-            f"--undo {folder}: it has images of {min(known)}; wanted the folder that --move moved images of {root} to"
+            f"--undo {folder}: its images come from {min(known)}; type: pml-ext duplicates {min(known)} --undo {folder}"
         )
     done = SetAside()
     with _locked([root, folder]):
@@ -283,9 +285,11 @@ def _check_apart(folder: Path, roots: Iterable[Path]) -> None:
     for root in roots:
         is_inside = Path(os.path.abspath(root)) in Path(os.path.abspath(folder)).parents
         if is_inside or any(place.exists() and place.samefile(root) for place in (real, *real.parents)):
-            raise ConfigError(f"--move {folder}: it is inside of {root}, whose images are compared; wanted another")
+            raise ConfigError(
+                f"--move {folder}: it is inside {root}, whose images are compared; choose a folder outside"
+            )
         if real in Path(os.path.realpath(root)).parents:
-            raise ConfigError(f"--move {folder}: {root}, whose images are compared, is inside of it; wanted another")
+            raise ConfigError(f"--move {folder}: it contains {root}, whose images are compared; choose another folder")
 
 
 @contextlib.contextmanager
@@ -307,7 +311,7 @@ def _read(target: Path) -> list[_Move]:
         return []
     except (DamagedError, KeyError, TypeError) as error:
         raise DataError(
-            f"{file}: damaged ({error}), so that moves to {target} cannot be undone; rename it to move more"
+            f"{file}: damaged ({error}), so moves to {target} cannot be undone; rename it to move more images"
         ) from None
 
 
@@ -320,7 +324,7 @@ def _why_left(name: Path, stat: FileStat, kept: Path, kept_stat: FileStat) -> st
     if name.is_symlink():
         return f"{name} is a symbolic link"
     if kept.is_symlink():
-        return f"{name} is a file, and its copy {kept} a symbolic link"
+        return f"{name} is a file, but the image to keep, {kept}, is a symbolic link"
     for file, before in ((name, stat), (kept, kept_stat)):
         now = file_stat(file)
         if now is None:

@@ -30,6 +30,6 @@ def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        why = shortened(one_line(error), 300)
-        text = f"{masked(name)} failed ({why}); what was written before stays, type the command again to go on"
+        why = shortened(one_line(error), 100)
+        text = f"{masked(name)} failed ({why}); type the command again to continue, what was written is kept"
         raise DataError(text) from error

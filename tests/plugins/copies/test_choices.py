@@ -38,7 +38,7 @@ def test_distances_are_from_the_image_that_is_kept(folder):
     others = [place for place in range(3) if found.groups[place].keep.path != "01-doubled.png"]
     assert [chosen.groups[other] for other in others] == [found.groups[other] for other in others]
     (folder / "01-half.png").unlink()
-    with pytest.raises(DataError, match="01-half.png.*; look for copies anew"):
+    with pytest.raises(DataError, match="01-half.png.*; search for copies again"):
         keep_chosen(found, {place: ["01-crop.png"]})
 
 
@@ -93,7 +93,7 @@ def test_a_saved_table_keeps_the_same_again(tmp_path, recwarn):
     assert not [one for one in recwarn if "without an image" in str(one.message)]
 
 
-def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
+def test_images_without_a_row_are_kept(folder, tmp_path):
     found = find_duplicates(files_of(folder))
     table = tmp_path / "copies.csv"
     rows = "near;FALSE;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n;;\n"  # as spreadsheets write it
@@ -112,10 +112,10 @@ def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     [
         ("keep,path\nyes,a.png\n", "no column kind; wanted a table as --csv writes it"),
         ("kind,keep,path\nnear,maybe,a.png\n", "line 2: keep = 'maybe'; wanted"),
-        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "a.png is kept in line 2 or line 3, and not"),
+        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "line 2 and line 3 disagree on whether to keep a.png"),
     ],
 )
-def test_another_table_is_refused(tmp_path, rows, told):
+def test_a_wrong_or_contradictory_table_is_refused(tmp_path, rows, told):
     (tmp_path / "copies.csv").write_text(rows)
     with pytest.raises(DataError, match=told):
         keep_listed(find_duplicates(files_of(tmp_path)), tmp_path / "copies.csv")
@@ -125,7 +125,7 @@ def test_a_table_keeps_an_image_of_each_group(folder, tmp_path):
     found = find_duplicates(files_of(folder))
     table = tmp_path / "copies.csv"
     table.write_text(found.as_csv().replace(",yes,", ",no,", 1))
-    with pytest.raises(DataError, match="it keeps no image of the near group of .*; wanted keep = yes in one row"):
+    with pytest.raises(DataError, match="no image of the near group of .* is kept; write keep = yes in one"):
         keep_listed(found, table)
 
 

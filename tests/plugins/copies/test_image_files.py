@@ -133,6 +133,6 @@ def test_the_original_is_kept_by_default(tmp_path, what):
 
 
 @pytest.mark.parametrize("keep", ["least-compressed", "oldest", "#recycle"])
-def test_a_file_in_a_bin_is_kept_by_no_rule(tmp_path, keep):
+def test_no_rule_keeps_files_of_a_bin(tmp_path, keep):
     kept = write_original(tmp_path, "none of a bin")
     assert found_in(tmp_path, keep=keep).groups[0].keep.path == kept
