@@ -1,4 +1,4 @@
-"""Time and memory of a network on a CPU, with glibc's default allocator and with freed memory kept.
+"""Time and memory of a network on a CPU, with and without keeping freed memory.
 
 ``python -m benchmarks.allocator --rounds 5`` prints medians. Each measurement is a separate process; both kinds take
 turns. Only Linux with glibc shows a difference.

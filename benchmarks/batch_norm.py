@@ -1,8 +1,8 @@
 """Batch norms of a pretrained trunk, trained in batches of several sizes: MAP@R on new classes.
 
 ``python -m benchmarks.batch_norm PHOTOS`` (extra ``photos``) needs a folder with ``train`` and ``test``, each with a
-sub-folder per class. It trains EfficientNet-Lite0 with a linear head. Batch norms use each batch, keep ImageNet's
-statistics (``freeze_batch_norm``), or are frozen. All runs see the same number of images. Twenty minutes on one core.
+sub-folder per class. Batch norms use each batch, keep ImageNet's statistics (``freeze_batch_norm``), or are frozen.
+Twenty minutes on one core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/browse.md: two runs on Omniglot, and the page in headless Chromium.
+"""Draw the pictures of docs/browse.md: two runs on Omniglot, and the page in Chromium.
 
 python -m benchmarks.browse_screenshots DATA [--work FOLDER], where DATA has images_background_small1.zip and 2. Five
 minutes, or seconds with the runs of an earlier --work FOLDER.

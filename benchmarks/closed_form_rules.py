@@ -1,9 +1,9 @@
 """How far the closed form chosen by ``fit`` falls below the better of two baselines.
 
 ``python -m benchmarks.closed_form_rules [--vectors FILE.npz ...] [--seeds N]`` splits each data set in halves several
-times, by class or by item. Each rule chooses among the three closed forms on one half; the other half tests the choice.
-The baselines are the features and within-class whitening. The table shows how often Recall@1 or MAP@R is more than 0.5
-points lower, and the mean and largest gaps.
+times. Each rule chooses among the three closed forms on one half; the other half tests the choice. The baselines are
+the features and within-class whitening. The table shows how often Recall@1 or MAP@R is more than 0.5 points lower, and
+the mean and largest gaps.
 """
 
 from __future__ import annotations

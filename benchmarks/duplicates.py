@@ -4,9 +4,8 @@
 changes, and counts pairs of images in one group. ``--among N`` adds photographs without copies. ``--scenes SIDE`` cuts
 large pictures into squares first.
 
-Others are compared at their best threshold for a precision of 0.99, which nobody knows in advance: gray thumbnails;
-with ``--run RUN`` the features of a trunk, unwhitened and whitened; and the perceptual hashes of imagededup, if
-installed. Connected pairs form a group.
+Compared, each at its best threshold for a precision of 0.99: gray thumbnails; with ``--run RUN`` the features of a
+trunk; and the hashes of imagededup, if installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Iterations of a head on 20,000 cached features of length 384: ``python -m benchmarks.frozen_trunks``.
+"""Iterations of a head on 20,000 cached features: ``python -m benchmarks.frozen_trunks``.
 
 Times steps of ``cbml/frozen`` in turns with a bare loop over the features, and passes of a ViT-S/16 at 224 pixels with
 the same batch.

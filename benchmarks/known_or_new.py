@@ -7,8 +7,8 @@ python -m benchmarks.known_or_new digits              scikit-learn's digits
 
 The head is whitening within the training classes; digits are unwhitened pixels. Each seed enrolls some test classes
 with five images each, which also calibrate the threshold. Images of other test classes are new. Columns: the requested
-rate; the mean rate found (least, most); mean over requested; how often the 90 % interval holds the rate; the spread of
-one threshold that is right on average; known images with the right class.
+rate; the mean rate found (least, most); their ratio; how often the 90 % interval holds; the spread of one threshold
+that is right on average; known images with the right class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training EfficientNet-Lite0's last blocks from kept activations, in turns with the whole network.
+"""Training EfficientNet-Lite0's last blocks from kept activations, or the whole network.
 
 ``python -m benchmarks.last_blocks`` (extra ``photos``) prints images per second, the share of trained parameters, and
 the size of an image's activations. Weights and images are random.

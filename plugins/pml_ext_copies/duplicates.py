@@ -1,4 +1,4 @@
-"""The search for copies among images or vectors."""
+"""The search for copies."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ WHOLE: Part = (1.0, 1.0, 0.0, 0.0)
 
 
 def _parts() -> list[Part]:
-    """The whole image, and parts that keep 78 to 97 % of one side or both."""
+    """The whole image, and parts with 78 to 97 % of one side or both."""
     parts = [WHOLE]
     for kept in (0.97, 0.94, 0.9, 0.86, 0.82, 0.78):
         places = (-1.0, 0.0, 1.0) if kept > 0.92 else (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -99,7 +99,7 @@ class Thumbnails:
         return len(self.gray)
 
     def vectors(self, rows: Numbers | slice, parts: Sequence[Part] = (WHOLE,)) -> Tensor:
-        """Vectors of length 1 of parts of some thumbnails, ``[B, parts, D]``."""
+        """Vectors of length 1 of parts of thumbnails, ``[B, parts, D]``."""
         smooth, flat = self._smooth(rows)
         return _vectors_of(smooth, flat, torch.tensor(parts).expand(len(smooth), -1, 4))
 

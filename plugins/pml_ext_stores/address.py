@@ -1,4 +1,4 @@
-"""Addresses of stores as errors show them, without passwords."""
+"""Addresses of stores as errors show them."""
 
 from __future__ import annotations
 

@@ -83,10 +83,7 @@ class PgVector:
             self._execute("ANALYZE {table}")
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Search the graph, or exactly: with a class, for many answers, or for long vectors.
-
-        A filtered graph search might stop with too few answers.
-        """
+        """Search the graph, or exactly: with a class, for many answers, or for long vectors."""
         if not self._there:
             return [[] for _ in vectors]
         exact = where.within is not None or k > MOST_CANDIDATES or self._size > MOST_INDEXED

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import unicodedata
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext_copies.choices import keep_chosen, keep_listed
 from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
 
-from ..search.photographs import stacked, write_copies
+from ..search.photographs import photograph, stacked, write_copies
 from .test_duplicates import files_of, write_kinds
 
 
@@ -105,6 +106,38 @@ def test_images_without_a_row_are_kept(folder, tmp_path):
     others = [group for group in chosen.groups if not group.keep.path.startswith("01")]
     assert [len(group.images) for group in others] == [8, 8]
     assert [group.others for group in others] == [[], []]
+
+
+@pytest.mark.parametrize(("in_folder", "in_table"), [("NFD", "NFC"), ("NFC", "NFD"), ("NFD", "NFD")])
+def test_composed_and_decomposed_names_are_equal(tmp_path, recwarn, in_folder, in_table):
+    folder = tmp_path / unicodedata.normalize(in_folder, "Zo\u00eb")
+    folder.mkdir()
+    names = [unicodedata.normalize(in_folder, f"caf\u00e9 {number}.png") for number in range(2)]
+    for name in names:
+        photograph(0).save(folder / name)
+    found = find_duplicates(files_of(tmp_path))
+    kept = found.groups[0].images[1].path
+    chosen = keep_chosen(found, {0: [kept]})
+    table = tmp_path / "copies.csv"
+    table.write_text(unicodedata.normalize(in_table, chosen.as_csv()), "utf-8")
+    assert keep_listed(found, table) == chosen
+    assert not recwarn.list
+
+
+def test_names_that_differ_by_composition_have_rows(tmp_path):
+    """Two files on a system that does not compare names as people read them: their own table keeps one of them."""
+    for form in ("NFC", "NFD"):
+        photograph(0).save(tmp_path / unicodedata.normalize(form, "caf\u00e9.png"))
+    found = find_duplicates(files_of(tmp_path))
+    if not found.groups:
+        pytest.skip("one file on this system")
+    table = tmp_path / "copies.csv"
+    table.write_text(found.as_csv(), "utf-8")
+    assert keep_listed(found, table) == found
+    kept, spare = (image.path for image in found.groups[0].images)
+    table.write_text(f"kind,keep,path\nexact,no,{kept}\n", "utf-8")
+    assert [image.path for image in keep_listed(found, table).groups[0].others] == [kept]
+    assert keep_listed(found, table).groups[0].keep.path == spare
 
 
 @pytest.mark.parametrize(
