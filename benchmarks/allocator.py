@@ -1,8 +1,7 @@
-"""Time and memory of a network on a CPU, with glibc's default allocator and with freed memory kept.
+"""Time and memory of a network on a CPU, with and without keeping freed memory.
 
-Each measurement is a separate process, and both kinds take turns.
-
-``python -m benchmarks.allocator --rounds 5`` prints the medians. Only Linux with glibc shows a difference.
+``python -m benchmarks.allocator --rounds 5`` prints medians. Each measurement is a separate process; both kinds take
+turns. Only Linux with glibc shows a difference.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ BATCH = 64
 
 
 def measure(kept: bool, training: bool, batches: int) -> dict[str, float]:
-    """Images per second, system seconds and peak MiB of ResNet-18 with random weights, in this process."""
+    """Images per second, system seconds and peak MiB of ResNet-18 in this process."""
     import torch
     import torchvision
 

@@ -1,9 +1,8 @@
 """Batch norms of a pretrained trunk, trained in batches of several sizes: MAP@R on new classes.
 
 ``python -m benchmarks.batch_norm PHOTOS`` (extra ``photos``) needs a folder with ``train`` and ``test``, each with a
-sub-folder per class. It trains EfficientNet-Lite0 with ImageNet weights and a linear head for each batch size. Batch
-norms use the statistics of each batch, keep those of ImageNet (``freeze_batch_norm``), or are frozen completely. All
-runs see the same number of images; runs with one seed draw the same batches. Twenty minutes on one core.
+sub-folder per class. Batch norms use each batch, keep ImageNet's statistics (``freeze_batch_norm``), or are frozen.
+Twenty minutes on one core.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Draw the pictures of docs/browse.md: two runs on Omniglot, and the page in headless Chromium.
+"""Draw the pictures of docs/browse.md: two runs on Omniglot, and the page in Chromium.
 
-python -m benchmarks.browse_screenshots DATA [--work FOLDER], where DATA has images_background_small1.zip and
-images_background_small2.zip. Five minutes, or seconds with the runs of an earlier --work FOLDER.
+python -m benchmarks.browse_screenshots DATA [--work FOLDER], where DATA has images_background_small1.zip and 2. Five
+minutes, or seconds with the runs of an earlier --work FOLDER.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PROGRAM = [sys.executable, "-m", "pml_ext"]
 
 
 def prepare(data: Path, work: Path) -> None:
-    """Train two runs, and write the characters of both sets in white on black, a sub-folder each."""
+    """Train two runs, and write both sets' characters in white on black."""
     for name, recipe in RUNS.items():
         if not (work / name / "metrics.json").exists():
             subprocess.run([*PROGRAM, "train", *recipe, "--data", data, "--out", work / name], check=True)

@@ -1,10 +1,9 @@
 """How far the closed form chosen by ``fit`` falls below the better of two baselines.
 
 ``python -m benchmarks.closed_form_rules [--vectors FILE.npz ...] [--seeds N]`` splits each data set in halves several
-times, by class or by item. Each rule chooses among the three closed forms on the training half, with the folds of
-``fit``; the other half tests the choice. The baselines are the features and within-class whitening. The table shows how
-often Recall@1 or MAP@R is more than 0.5 points lower, and the mean and largest gaps. Data sets come from scikit-learn,
-from made-up classes, and from files with ``embeddings`` and ``labels``.
+times. Each rule chooses among the three closed forms on one half; the other half tests the choice. The baselines are
+the features and within-class whitening. The table shows how often Recall@1 or MAP@R is more than 0.5 points lower, and
+the mean and largest gaps.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _simplest(scored: Sequence[Scored], errors: float, order: Sequence[int]) -> 
 
 
 def _least_behind(scored: Sequence[Scored]) -> Scored:
-    """The one with the smallest gap to the best, in the worse of its two metrics."""
+    """The one with the smallest gap to the best in the worse of its two metrics."""
     recalls = [float(each.scores.recall_at_1.mean()) for each in scored]
     precisions = [float(each.scores.map_at_r.mean()) for each in scored]
     behind = []
@@ -154,7 +153,7 @@ def tested(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
 
 
 def behind(vectors: Vectors, seed: int) -> dict[str, tuple[float, float]] | None:
-    """How far each rule's choice is below the better baseline, in Recall@1 and MAP@R."""
+    """How far each rule's choice is below the better baseline."""
     train, test = divided(vectors, seed)
     size = vectors.features.shape[1]
     features = coordinates(vectors.features[train])

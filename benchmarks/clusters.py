@@ -1,9 +1,8 @@
 """Adjusted mutual information of clusterings that choose their number of clusters.
 
 ``python -m benchmarks.clusters [FILE.npz ...]`` (extra ``cpu``) clusters scikit-learn's digits, and embeddings with
-classes from ``pml-ext embed``: 1,200 images, and parts with few classes or few images. It prints the agreement with the
-classes, the number of clusters, the share of images without one, and the size of the largest. An image without a
-cluster counts as its own. k-means gets the true number of classes.
+classes from ``pml-ext embed``. It prints the agreement with the classes, the number of clusters, the share of images
+without one, and the largest. An image without a cluster counts as its own. k-means gets the true number of classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A step of a loss with and without ``torch.compile``, forward and backward, in turns.
 
-``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; the default is the six losses of
-docs/measurements.md. Compilation has its own column.
+``python -m benchmarks.compiled [LOSS ...] [--shapes BATCHxSIZExPER_CLASS ...]``; by default the six losses of
+docs/measurements.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def seconds(loss, embeddings, labels):
 
 
 def measure(name, shape, rounds):
-    """Median milliseconds of a step without and with compilation, and the seconds of compiling."""
+    """Median milliseconds of a step without and with compilation, and seconds of compiling."""
     torch.compiler.reset()
     loss = registry.build(name, "loss", shape.context)
     compiled = torch.compile(loss, fullgraph=True)

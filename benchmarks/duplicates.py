@@ -1,13 +1,11 @@
 """Precision and recall of ``pml-ext duplicates FOLDER`` with its default radius.
 
-``python -m benchmarks.duplicates FOLDER [--photographs 100] [--among 900]`` draws photographs from a folder, writes
-each with seven changes (JPEG of quality 75 and 40, half size, WebP, crops of 3 and 10 %, brighter), and counts pairs of
-images in one group. ``--among N`` adds photographs without copies. ``--scenes SIDE`` cuts large pictures into squares
-first; squares of nearly one color are left out.
+``python -m benchmarks.duplicates FOLDER [--photographs 100] [--among 900]`` draws photographs, writes each with seven
+changes, and counts pairs of images in one group. ``--among N`` adds photographs without copies. ``--scenes SIDE`` cuts
+large pictures into squares first.
 
-The comparison uses the best threshold for a precision of 0.99, which nobody knows in advance: gray thumbnails of 16 x
-16 pixels; with ``--run RUN`` the features of a trunk, unwhitened and whitened; and the perceptual hashes of imagededup,
-if installed, also at its default of 10 bits. Connected pairs form a group.
+Compared, each at its best threshold for a precision of 0.99: gray thumbnails; with ``--run RUN`` the features of a
+trunk; and the hashes of imagededup, if installed.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def scaled(image: Image.Image, factor: float) -> Image.Image:
 
 
 def cropped(image: Image.Image, lost: float) -> Image.Image:
-    """An image without a fraction of its sides, half at each end."""
+    """An image without a fraction of its sides."""
     x = round(image.width * lost / 2)
     y = round(image.height * lost / 2)
     return image.crop((x, y, image.width - x, image.height - y))
@@ -77,7 +75,7 @@ def photographs(files: Sequence[Path], scenes: int) -> Iterator[Image.Image]:
 
 
 def write_copies(images: Sequence[Image.Image], copied: int, place: Path) -> None:
-    """Write the first photographs with their changes, and the others unchanged, one folder each."""
+    """Write the first photographs with their changes, and the others unchanged."""
     for number, image in enumerate(images):
         folder = place / f"{number:05d}"
         folder.mkdir()
@@ -105,7 +103,7 @@ def scores_of_pairs(pairs: Pairs, paths: Sequence[str]) -> tuple[float, float]:
 
 
 def best_recall(points: Tensor, paths: Sequence[str]) -> float:
-    """Recall of groups of vectors, at the best radius with a precision of at least 0.99."""
+    """Recall at the best radius with a precision of at least 0.99."""
     points = torch.nn.functional.normalize(points)
     best = 0.0
     for radius in np.arange(0.02, 1.2, 0.02).tolist():

@@ -1,8 +1,7 @@
 """Kill ``pml-ext index`` and start it again: ``python -m benchmarks.embedding_kills``.
 
-The index of a command that was killed three times (``--kills``) is compared with an undisturbed one, and images
-embedded twice are counted. Then 200 of 10,000 images (``--count``) are added, 100 deleted and 50 replaced; the result
-is compared with a new collection.
+The index of a command that was killed three times (``--kills``) is compared with an undisturbed one. Then 200 of 10,000
+images (``--count``) are added, 100 deleted and 50 replaced; the result is compared with a new collection.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """How fast a folder of photographs is indexed: ``python -m benchmarks.embedding_speed``.
 
-It makes 10,000 JPEGs (``--count``), and prints images per second of each part and of a whole index with 0 and 2
-workers, beside a plain loop. They take turns; figures are medians of the passes, in seconds, and for the whole also in
-CPU seconds.
+Prints images per second of each part and of a whole index with 0 and 2 workers, for 10,000 JPEGs (``--count``), in
+turns with a plain loop. Figures are medians.
 """
 
 import argparse
@@ -30,7 +29,7 @@ SIDE = 64
 
 
 def photographs(place: Path, count: int, width: int, height: int) -> None:
-    """JPEGs of noise at several scales, in 20 classes; a hundred are drawn, the others are mirrored."""
+    """JPEGs of noise at several scales, in 20 classes."""
     generator = np.random.default_rng(0)
     drawn = []
     for _ in range(min(count, 100)):

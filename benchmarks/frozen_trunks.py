@@ -1,8 +1,7 @@
-"""Iterations of a head on 20,000 cached features of length 384.
+"""Iterations of a head on 20,000 cached features: ``python -m benchmarks.frozen_trunks``.
 
-``python -m benchmarks.frozen_trunks`` writes 20,000 images of 8 x 8 pixels, computes their features with a frozen
-``mlp``, and times steps of ``cbml/frozen`` in turns with a bare loop over the features. For comparison, it times passes
-of a ViT-S/16 at 224 pixels with the same batch.
+Times steps of ``cbml/frozen`` in turns with a bare loop over the features, and passes of a ViT-S/16 at 224 pixels with
+the same batch.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SMALL = {
 
 
 def photographs(folder: Path) -> None:
-    """Write images of noise around that of their class, a sub-folder for each class."""
+    """Write images of noise around that of their class."""
     generator = np.random.default_rng(0)
     for label, mean in enumerate(generator.integers(0, 200, (CLASSES, 8, 8))):
         (folder / str(label)).mkdir(parents=True)

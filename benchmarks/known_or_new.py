@@ -1,15 +1,14 @@
 """Known or new: the false acceptances of a calibrated threshold, requested and measured.
 
 python -m benchmarks.known_or_new cars FEATURES.pt    features of a trunk with labels: {train, test}{, _labels}
-python -m benchmarks.known_or_new omniglot FOLDER     images_background_small1.zip and 2, reduced to 28 x 28 pixels
+python -m benchmarks.known_or_new omniglot FOLDER     images_background_small1.zip and 2
 python -m benchmarks.known_or_new digits              scikit-learn's digits
   [--seeds 100] [--photographs 5] [--classes 5 10 20 49]
 
 The head is whitening within the training classes; digits are unwhitened pixels. Each seed enrolls some test classes
-with five images each, which also calibrate the threshold. Images of other test classes are new; the remaining images of
-enrolled classes are known. Columns: the requested rate; the mean rate found (least, most); mean over requested; how
-often the 90 % interval holds the rate; "best constant", the spread of one threshold that is right on average; known
-images with the right class. Rates that so few classes cannot promise are refused.
+with five images each, which also calibrate the threshold. Images of other test classes are new. Columns: the requested
+rate; the mean rate found (least, most); their ratio; how often the 90 % interval holds; the spread of one threshold
+that is right on average; known images with the right class.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def main() -> None:
     if options.data == "digits":
         split = digits()
     elif options.path is None:
-        parser.error(f"{options.data} wants a path")
+        parser.error(f"{options.data} needs a path")
     else:
         split = {"cars": cars, "omniglot": omniglot}[options.data](options.path)
     head: nn.Module = nn.Identity()

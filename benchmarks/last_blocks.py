@@ -1,7 +1,7 @@
-"""Training EfficientNet-Lite0's last blocks from kept activations, in turns with the whole network.
+"""Training EfficientNet-Lite0's last blocks from kept activations, or the whole network.
 
-``python -m benchmarks.last_blocks`` (extra ``photos``) prints images per second, the share of parameters after the cut,
-and the size of an image's activations. Weights and images are random.
+``python -m benchmarks.last_blocks`` (extra ``photos``) prints images per second, the share of trained parameters, and
+the size of an image's activations. Weights and images are random.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A query among many made-up embeddings, from the shell and from Python: seconds and memory.
 
-``python -m benchmarks.million [--images 1000000] [--size 64]`` trains a small network on digits, writes indexes of
-random embeddings around class centers, and compares with importing torch and with faiss alone. Building an HNSW graph
-of a million takes a quarter of an hour; ``--kinds exact ivf`` leaves it out. Timings are medians of runs in turns, with
-OMP_NUM_THREADS threads.
+``python -m benchmarks.million [--images 1000000] [--size 64]`` compares with importing torch and with faiss alone.
+Building an HNSW graph of a million takes a quarter of an hour; ``--kinds exact ivf`` leaves it out.
 """
 
 from __future__ import annotations

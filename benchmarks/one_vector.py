@@ -1,8 +1,8 @@
 """One image, one vector: ``python -m benchmarks.one_vector``, minutes on a CPU.
 
-A path is decoded at a reduced size, a Pillow image in full. JPEGs of many sizes are embedded both ways by
-EfficientNet-Lite0 (extra ``photos``). For each decoding size, in pixels per resized pixel, it prints the largest and
-the median distance of the two vectors, and the CPU seconds of reading.
+A path is decoded at a reduced size, a Pillow image in full. For each decoding size, in pixels per resized pixel, it
+prints the largest and the median distance of the two vectors by EfficientNet-Lite0 (extra ``photos``), and the CPU
+seconds of reading.
 """
 
 from __future__ import annotations

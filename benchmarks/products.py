@@ -1,9 +1,7 @@
-"""A whole run on a made-up set with the layout of Stanford Online Products: memory and test time.
+"""A run on a made-up set with the layout of Stanford Online Products: memory and test time.
 
-``python -m benchmarks.products`` makes 24,000 JPEGs of 2,000 classes, half of them to test, trains a small network at
-224 x 224 for an epoch, and prints the peak resident memory. It compares the time of the tests with a bare loop that
-embeds each test image twice, before and after training; half of the loop runs right before the run, half right after
-it, with the same batches and workers.
+``python -m benchmarks.products`` trains a small network on 24,000 JPEGs of 2,000 classes at 224 x 224 for an epoch, and
+prints the peak resident memory. It compares the time of the tests with a bare loop that embeds each test image twice.
 """
 
 import argparse

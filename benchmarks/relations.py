@@ -66,7 +66,7 @@ def multi_hot(both: torch.Tensor) -> torch.Tensor:
 def trained(kind: str, seed: int, iterations: int) -> dict[str, float]:
     """Metrics of a network trained with both labels, or with the first.
 
-    ``both_at_1`` is the share of images whose nearest one has the same labels.
+    ``both_at_1``: the share of images whose nearest one has the same labels.
     """
     data = load_digits()
     half = np.random.default_rng(0).permutation(len(data.images))

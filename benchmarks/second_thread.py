@@ -2,9 +2,8 @@
 
 ``OMP_WAIT_POLICY=passive python -m benchmarks.second_thread [LOSS ...] [--shape BATCHxSIZExPER_CLASS] [--rounds N]``
 
-Columns: CPU time of an operator with one thread and with two; the second thread's share of the latter, at best a half;
-and the first thread's time over half the time of one thread, at best 1. Steps with one and two threads take turns. With
-the passive policy, idle threads sleep; otherwise their waiting would count as work.
+Columns: CPU time of an operator with one thread and with two; the second thread's share, at best a half; and the first
+thread's time over half the time of one thread, at best 1.
 """
 
 import argparse
@@ -22,7 +21,7 @@ _LEAST = 0.002  # share of a step, below which an operator has no row
 
 
 class SecondThread(TorchDispatchMode):
-    """CPU seconds of both threads and of the first, by operator, inside a ``with`` block."""
+    """CPU seconds of both threads and of the first, by operator."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +55,7 @@ def measure(name, shape, rounds):
 
 
 def print_row(name, operator, alone, both, first, rounds):
-    """Print CPU seconds of an operator: one thread alone, two threads, and the first of them."""
+    """Print an operator's CPU seconds: one thread alone, two threads, and the first of them."""
     times = f"{1e3 * alone / rounds:16.2f}{1e3 * both / rounds:9.2f}"
     print(f"{name:26}{operator:28}{times}{1 - first / both:15.2f}{2 * first / alone:9.2f}", flush=True)
 

@@ -2,8 +2,7 @@
 
     python -m benchmarks.shared_tiles --processes 2 --batch 4096 --size 128
 
-Both are timed in every process, in turns, with one thread, forward and backward. Prints the median of the slowest
-process, and the ratio.
+Both are timed in every process, in turns, with one thread. Prints the median of the slowest process, and the ratio.
 """
 
 import argparse

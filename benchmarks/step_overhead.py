@@ -77,7 +77,7 @@ TOGETHER = "in one transfer"  # with the other numbers of the step, if they are 
 
 
 class Reads(TorchFunctionMode):
-    """Counts functions that read values of tensors, or whose shapes depend on values, by name."""
+    """Counts functions that read values of tensors, or whose shapes depend on values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Write, search, filter, change and delete in each vector store.
 
-``python -m benchmarks.stores [--images 200000] [--classes 1000]`` indexes made-up embeddings around class centers and
-copies them to LanceDB, to PostgreSQL with pgvector (started by ``postgresql.py``), and to Qdrant. It prints seconds,
-recall@10 against exact search, and the rate of 200 single queries, with and without a class, beside our own index. Then
-1,000 images change and 1,000 are deleted. PostgreSQL is stopped during a write, which is then repeated.
+``python -m benchmarks.stores [--images 200000] [--classes 1000]`` copies an index of made-up embeddings to LanceDB, to
+PostgreSQL with pgvector, and to Qdrant. It prints seconds, recall@10 against exact search, and the rate of single
+queries, with and without a class, beside our own index. Then 1,000 images change and 1,000 are deleted. PostgreSQL is
+stopped during a write, which is then repeated.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """What whitening without labels gains and loses in retrieval: Recall@1 and P@5.
 
 ``python -m benchmarks.unlabeled_whitening [FOLDER | FILE.npz ...] [--seeds N] [--mixtures N]`` (extra ``photos``)
-prints a row for each set: scikit-learn's digits, made-up classes, squares of photographs, folders with a sub-folder per
-class, files of ``embeddings`` and ``labels``, and N random mixtures of Gaussian classes. Large sets are also tested on
-random parts of 500 and 1,000 items. The columns are the unwhitened features, the share of parts that ``fit`` whitens,
-and the gains by its rule, by always whitening, and by constant shrinkages. A star marks a loss of more than 0.5 points.
+prints a row for each set: made-up and scikit-learn's, folders with a sub-folder per class, files of ``embeddings`` and
+``labels``, and N random mixtures. Large sets are also tested on random parts. The columns are the unwhitened features,
+the share of parts that ``fit`` whitens, and the gains by its rule, by always whitening, and by constant shrinkages. A
+star marks a loss of more than 0.5 points.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def squares(folder: Path) -> None:
 
 
 def features_of(folder: Path) -> tuple[Tensor, Any]:
-    """The features that ``fit`` computes without labels, and labels by sub-folder."""
+    """Features as ``fit`` computes them without labels, and labels by sub-folder."""
     recipe = load_recipe("fit/unlabeled", {"data.path": str(folder)})
     splits = build_dataset(recipe.data, None)
     preprocessing, _ = preprocessing_of(recipe, splits)

@@ -1,9 +1,8 @@
 """Indexing a large file of vectors and queries by id, compared with a bare loop and faiss.
 
-``python -m benchmarks.vectors [--vectors 1000000] [--size 384]`` (up to ten minutes) writes made-up vectors around
-class centers, trains a head on 2,000 of them, and indexes all. The bare loop reads the file, writes normalized
-embeddings, and builds the same faiss index. A query by id, and a thousand vectors at once, are compared with faiss
-alone.
+``python -m benchmarks.vectors [--vectors 1000000] [--size 384]`` (up to ten minutes) trains a head on 2,000 made-up
+vectors, and indexes all. The bare loop reads the file, writes normalized embeddings, and builds the same faiss index. A
+query by id, and a thousand vectors at once, are compared with faiss alone.
 """
 
 from __future__ import annotations

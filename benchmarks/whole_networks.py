@@ -1,11 +1,11 @@
-"""Embedding and training of whole networks on a CPU, by torch's defaults and with each speed-up.
+"""Embedding and training of whole networks on a CPU, by torch's defaults and with speed-ups.
 
-Kept memory, channels-last and fused AdamW are added one after the other; then, each alone, bfloat16 (autocast) and
-``torch.compile``. Each measurement is a separate process, and the kinds take turns.
+Kept memory, channels-last and fused AdamW are added in turn; then, each alone, bfloat16 (autocast) and
+``torch.compile``.
 
-``python -m benchmarks.whole_networks --rounds 3`` prints medians of CPU milliseconds per image, and images per second,
-with random weights and images. ``--trunks`` names trunks of torchvision or timm, or ``efficientnet-lite0`` (extra
-``photos``); ``--threads`` sets torch's threads.
+``python -m benchmarks.whole_networks --rounds 3`` prints medians of CPU milliseconds per image, and images per second.
+``--trunks`` names trunks of torchvision or timm, or ``efficientnet-lite0`` (extra ``photos``); ``--threads`` sets
+torch's threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WARM_UP = 1  # batches
 
 
 def measure(trunk: str, size: int, batch: int, batches: int, threads: int, kind: Kind) -> dict[str, float]:
-    """CPU milliseconds per image, and images per second, of embedding and of training, in this process."""
+    """CPU milliseconds per image, and images per second, of embedding and training."""
     import torch
 
     from pml_ext import keep_freed_memory

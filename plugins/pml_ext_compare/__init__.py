@@ -1,4 +1,4 @@
-"""Comparison of recipes and trained runs: statistics, tuning, executors, probing of frozen trunks."""
+"""Comparison of recipes, runs and frozen trunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pml_ext.plugin import Command, hookimpl
 
 @hookimpl
 def pml_ext_commands() -> dict[str, Command]:
-    """Return the commands that compare runs and frozen trunks."""
+    """The commands ``compare`` and ``probe``."""
     return {
         "compare": Command("pml_ext_compare.commands:compare", "Compare recipes or runs, with significance tests."),
         "probe": Command("pml_ext_compare.commands:probe", "Compare frozen trunks (backbones) on your images."),

@@ -114,8 +114,6 @@ def compare(
 
 @dataclass(frozen=True)
 class _Options:
-    """The options of ``compare``."""
-
     recipes: list[str]
     folders: list[Path]
     out: Path | None
@@ -135,7 +133,7 @@ class _Options:
         """Raise ConfigError for options that contradict each other."""
         if not self.recipes and not self.folders:
             raise ConfigError(
-                "wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER"
+                "no recipe or folder of runs given; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER"
             )
         if self.folds == 1:
             raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
@@ -143,16 +141,16 @@ class _Options:
         has_run_options = changes_runs or self.jobs > 1 or self.seeds > 1 or self.on != "here"
         if has_run_options and not self.recipes:
             raise ConfigError(
-                "--seeds, --folds, --jobs, --tune, --on and --set go with recipes to run; found folders alone"
+                "--seeds, --folds, --jobs, --tune, --on and --set need recipes to run; only folders are given"
             )
         if self.latex and self.out is None:
-            raise ConfigError("--latex writes to --out FOLDER")
+            raise ConfigError("--latex needs --out FOLDER")
         if self.recipes and self.out is None:
-            raise ConfigError(f"no folder {self.recipes[0]}; the runs of a recipe want --out FOLDER")
+            raise ConfigError(f"no folder {self.recipes[0]}; to run it as a recipe, add --out FOLDER")
         if self.save_recipe and not self.tune:
-            raise ConfigError("--save-recipe goes with --tune TRIALS")
+            raise ConfigError("--save-recipe needs --tune TRIALS")
         if self.ray_address is not None and self.on != "ray":
-            raise ConfigError("--ray-address goes with --on ray")
+            raise ConfigError("--ray-address needs --on ray")
 
     def executor(self, out: Path) -> Executor:
         if self.on == "ray":
@@ -172,7 +170,7 @@ class _Options:
         return Processes(self.jobs)
 
     def studies_and_rows(self, phase: str, metrics: list[str], baseline: str | None) -> tuple[list[Study], list[Group]]:
-        """Do the missing trials and runs; return the studies of tuned recipes and the rows of all runs."""
+        """Do the missing trials and runs; return the studies and the rows of all runs."""
         from .groups import groups_below
         from .runs import check_reported
 
@@ -189,7 +187,7 @@ class _Options:
         return studies, self._rows(studies, self.out)
 
     def write(self, studies: list[Study], groups: list[Group], result: dict[str, Any]) -> Path | None:
-        """Write the comparison and the tuned recipes to ``--out``; return its page."""
+        """Write the comparison and the tuned recipes to ``--out``."""
         if self.out is None:
             return None
         from .page import write_comparison
@@ -202,7 +200,6 @@ class _Options:
         return page
 
     def _rows(self, studies: list[Study], out: Path) -> list[Group]:
-        """Do the trials and the missing runs; return the rows of all runs."""
         from .groups import disambiguate_names
         from .runs import plans_of, rows_of
 
@@ -226,7 +223,7 @@ class _Options:
     def _tuned(
         self, studies: list[Study], executor: Executor, progress: AllRuns
     ) -> tuple[dict[str, Recipe], list[Group]]:
-        """The recipes with their best values, and a row for each recipe whose tuning failed."""
+        """The tuned recipes, and a row for each recipe whose tuning failed."""
         if studies:
             from .tuning import tuned
 
@@ -252,7 +249,7 @@ class AllRuns(Progress):
         self._bar.reset(self._task, total=count, visible=False)
 
     def on_progress(self, job: Job, said: float | str) -> None:
-        """Show the finished fraction of a run, from 0 to 1, or a message."""
+        """Show a run's finished fraction, from 0 to 1, or a message."""
         if isinstance(said, str):
             self.step(said)
             return

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: a row for each, paired differences, and sentences."""
+"""Comparison of groups of runs: rows, paired differences, and sentences."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .tables import direction, goodness
 def compare(
     groups: Sequence[Group], metrics: Sequence[str], phase: str = "after", baseline: str | None = None
 ) -> dict[str, Any]:
-    """Return a row per group, its differences from the baseline, and sentences, as plain values.
+    """Rows, differences from the baseline, and sentences, as plain values.
 
-    ``p`` comes from the uncorrected t-test, ``p_holm`` is corrected for the number of rows.
+    ``p`` comes from the uncorrected t-test; ``p_holm`` is corrected for the number of rows.
     """
     base = chosen_baseline(groups, baseline)
     sentences: list[str] = []
@@ -68,7 +68,7 @@ def compare(
 
 
 def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
-    """Name the row with the best mean of a metric, and the rows that tests do not show to be worse.
+    """Name the best row by the mean of a metric, and the rows that are not significantly worse.
 
     The tested values also choose the best row, so Holm's correction covers all pairs of rows.
     """
@@ -81,46 +81,38 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
         return ""
     best, *others = sorted(means, key=lambda number: goodness(metric, means[number]), reverse=True)
 
+    tests = f"paired t-tests, p < {LEVEL} after Holm's correction for all pairs of rows"
+    alike = f"Not significantly worse ({tests})"
+    always_worse = "Worse by the same difference in each pair, without a test"
+    not_tested = "Not tested (fewer than two common seeds)"
+    without_values = [group.name for number, group in enumerate(groups) if group.runs and number not in means]
+    names: dict[str, list[str]] = {alike: [], always_worse: [], not_tested: without_values}
     p_by_pair = _corrected_p_values(groups, [best, *others], phase, metric)
-    worse = []
-    always_worse = []
-    alike = []
-    untested = [group.name for number, group in enumerate(groups) if group.runs and number not in means]
     for number in others:
         name = groups[number].name
-        base_values, values = _paired_values(groups[best], groups[number], phase, metric)
+        best_values, values = _paired_values(groups[best], groups[number], phase, metric)
         p = p_by_pair[best, number]
         if len(values) < 2:
-            untested.append(name)
+            names[not_tested].append(name)
             continue
 
-        # On the seeds that both have, a row of fewer seeds may be the better one.
-        lead = goodness(metric, fmean(base_values)) - goodness(metric, fmean(values))
+        # On the seeds that both have, a row with fewer seeds may be the better one.
+        lead = goodness(metric, fmean(best_values)) - goodness(metric, fmean(values))
         if lead <= NO_SPREAD or (p is not None and p >= LEVEL):
-            alike.append(name)
+            names[alike].append(name)
         elif p is None:
-            always_worse.append(name)
-        else:
-            worse.append(name)
+            names[always_worse].append(name)
 
     text = f"Best by {title_of(metric)}: {groups[best].name}, {percent(means[best])} %"
-    tests = f"paired t-tests, p < {LEVEL} after Holm's correction for all pairs of rows"
-    if len(worse) == len(others) and not untested:
+    if not any(names.values()):
         return f"{text}; all other rows are worse ({tests})."
-    sentences = [f"{text}."]
-    if alike:
-        sentences.append(f"Not told from it ({tests}): {', '.join(alike)}.")
-    if always_worse:
-        sentences.append(f"Worse by the same difference in each pair, without a test: {', '.join(always_worse)}.")
-    if untested:
-        sentences.append(f"Not tested, for lack of values of two common seeds: {', '.join(untested)}.")
-    return " ".join(sentences)
+    found = [f"{verdict}: {', '.join(rows)}." for verdict, rows in names.items() if rows]
+    return " ".join([f"{text}.", *found])
 
 
 def _corrected_p_values(
     groups: Sequence[Group], numbers: Sequence[int], phase: str, metric: str
 ) -> dict[tuple[int, int], float | None]:
-    """Corrected p of the paired t-test of each pair of rows, by their numbers in the given order."""
     pairs = list(itertools.combinations(numbers, 2))
     p_values = []
     for first, second in pairs:
@@ -144,7 +136,6 @@ def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
 
 
 def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
-    """Raise ConfigError unless the baseline's runs have the phase and the metrics."""
     if not base.runs and base.errors:
         which, error = next(iter(base.errors.items()))
         raise ConfigError(f"{base.name} has no finished run; {which}: {error}")
@@ -161,7 +152,6 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """The comparison's values of one group."""
     folders = {str(seed): str(folder) for seed, folder in group.folders.items()}
     row: dict[str, Any] = {
         "recipe": group.name,
@@ -181,7 +171,7 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
 
 
 def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
-    """An estimate as a dict; intervals of the package's metrics are cut at 0 and 1."""
+    """An estimate as a dict; intervals of metrics from 0 to 1 are cut there."""
     values = asdict(about)
     if is_known_metric(metric) and about.low is not None and about.high is not None:
         values["low"] = max(0.0, about.low)
@@ -190,7 +180,6 @@ def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
 
 
 def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) -> list[Difference]:
-    """Differences from the baseline, over common seeds."""
     tested = [group for group in others if group.runs]
     level = LEVEL / max(1, len(tested))  # for the number of pairs wanted: the strictest of Holm's levels
     differences = []
@@ -201,7 +190,6 @@ def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) 
 
 
 def _paired_values(base: Group, group: Group, phase: str, metric: str) -> tuple[list[float], list[float]]:
-    """Values of two groups for their common seeds, in the same order."""
     base_by_seed = base.values(phase, metric)
     by_seed = group.values(phase, metric)
     seeds = sorted(base_by_seed.keys() & by_seed.keys())
@@ -215,7 +203,6 @@ def _sentences(
     differences: Sequence[Difference],
     corrected: Sequence[float | None],
 ) -> list[str]:
-    """Sentences on the test of each group with runs, and on tests with too few pairs."""
     tests = sum(difference.p is not None for difference in differences)
     title = title_of(metric)
     sentences = [

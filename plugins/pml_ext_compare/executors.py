@@ -1,4 +1,4 @@
-"""The base of executors, which does jobs one by one in this process."""
+"""Executors of jobs; the base runs them one by one in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ATTEMPTS = 2  # attempts of a job whose worker dies
 
 
 class Executor:
-    """Executes jobs one by one in this process; subclasses run them elsewhere."""
+    """Runs jobs one by one in this process; subclasses run them elsewhere."""
 
     retry_seconds = POLL  # before a job that another process executes is tried again
 

@@ -1,4 +1,4 @@
-"""Groups of runs of one recipe with the same settings, the rows of a comparison."""
+"""Groups of runs with the same recipe and settings, the rows of a comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,9 +79,8 @@ class Group:
 
     def seconds(self) -> float | None:
         """Mean training time of a run in seconds."""
-        seconds = [run.get("seconds", {}).get("train") for run in self.all_runs()]
-        known = [float(each) for each in seconds if each is not None]
-        return fmean(known) if known else None
+        seconds = [run["seconds"]["train"] for run in self.all_runs() if "train" in run.get("seconds", {})]
+        return fmean(seconds) if seconds else None
 
     def selection(self) -> str:
         """The images that chose the settings and the tested epoch."""
@@ -100,7 +99,7 @@ class Group:
         return epoch
 
     def unequal_settings(self, baseline: Group) -> list[str]:
-        """Settings of :data:`FAIR_SETTINGS`, and the number of trials, that differ from the baseline's."""
+        """Settings of :data:`FAIR_SETTINGS`, and numbers of trials, that differ from the baseline's."""
         texts = []
         different_keys = _keys_that_differ([self, baseline])
         for name, pattern in FAIR_SETTINGS.items():
@@ -118,7 +117,7 @@ class Group:
         return texts
 
     def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
-        """The paper's values of a metric, with their descriptions."""
+        """The paper's values of a metric."""
         if self.paper is None:
             return []
         data_set = str(self.settings.get("data.name"))
@@ -136,17 +135,14 @@ class Group:
 
 def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
     """A metric of a run; None if it is missing or not finite."""
-    metrics = run.get(phase)
-    if not isinstance(metrics, dict):
-        return None
-    value = metrics.get(metric)
+    value = run.get(phase, {}).get(metric)
     if isinstance(value, (int, float)) and math.isfinite(value):
         return float(value)
     return None
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
-    """Find finished runs in folders, at any depth, and group them by recipe and settings."""
+    """Group the finished runs below folders by recipe and settings."""
     groups: list[Group] = []
     for folder in folders:
         run_folders = sorted(file.parent for file in folder.rglob(METRICS_FILE))
@@ -159,37 +155,35 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
 
 
 def add_run(groups: list[Group], folder: Path) -> None:
-    """Add a finished run to the group of its recipe and settings, or to a new one."""
+    """Add a finished run to the group of its recipe and settings."""
     about, tables = _read_recipe(folder)
     metrics = {**read_metrics(folder / METRICS_FILE), "folder": str(folder)}
     paper = tables.pop("paper", None)
     fold, settings = settings_of(tables)
-    trials = int(about.get("trials", 0))
-
-    group = find_group(groups, settings, trials)
-    if group is None:
-        group = Group(about["recipe"], settings, paper=paper, trials=trials)
-        groups.append(group)
-
-    folds = group.runs.setdefault(about["seed"], {})
-    known_metrics = folds.setdefault(fold, metrics)
-    if _as_text(known_metrics["after"]) != _as_text(metrics["after"]):
-        text = f"{folder}: another run has the same recipe, settings and seed, but other results"
-        raise ConfigError(f"{text}; name one of both")
-
-
-def _as_text(metrics: Mapping[str, Any]) -> str:
-    """Metrics as comparable text, since NaN differs from itself."""
-    return json.dumps(metrics, sort_keys=True)
+    group = find_or_add_group(groups, about["recipe"], settings, int(about.get("trials", 0)), paper)
+    known_metrics = group.runs.setdefault(about["seed"], {}).setdefault(fold, metrics)
+    # compared as text, since NaN differs from itself
+    if json.dumps(known_metrics["after"], sort_keys=True) != json.dumps(metrics["after"], sort_keys=True):
+        text = f"{folder}: another run has the same recipe, settings and seed, but different results"
+        raise ConfigError(f"{text}; leave out one of them")
 
 
 def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
-    """The group with these settings and number of trials, or None."""
+    """The group with these settings and number of trials."""
     return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)
 
 
+def find_or_add_group(groups: list[Group], name: str, settings: dict[str, Any], trials: int, paper: Any) -> Group:
+    """The group with these settings and number of trials, new if it is missing."""
+    group = find_group(groups, settings, trials)
+    if group is None:
+        group = Group(name, settings, paper=paper, trials=trials)
+        groups.append(group)
+    return group
+
+
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The fold of a recipe's tables (0 without folds), and the other settings by dotted key."""
+    """The fold of a recipe (0 without folds), and its other settings by dotted key."""
     settings = flat({name: table for name, table in tables.items() if name not in NOT_SETTINGS})
     fold = settings.pop(FOLD, 0)
     return fold, settings
@@ -197,9 +191,9 @@ def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
 def disambiguate_names(groups: Sequence[Group]) -> None:
     """Append differing settings, or else the trials, to the names of groups of one recipe."""
-    by_name: dict[str, list[Group]] = {}
+    by_name: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        by_name.setdefault(group.name, []).append(group)
+        by_name[group.name].append(group)
 
     for name, same_name in by_name.items():
         different_keys = _keys_that_differ(same_name)
@@ -208,14 +202,14 @@ def disambiguate_names(groups: Sequence[Group]) -> None:
                 texts = [_setting(group, key) for key in different_keys]
                 group.name = " ".join([name, *texts])
 
-        counts = Counter(group.name for group in same_name)
-        for group in same_name:
-            if counts[group.name] > 1:
-                group.name += f" trials={group.trials}"
+    counts = Counter(group.name for group in groups)
+    for group in groups:
+        if counts[group.name] > 1:
+            group.name += f" trials={group.trials}"
 
 
 def _keys_that_differ(groups: Sequence[Group]) -> list[str]:
-    """Keys whose values differ between groups; groups with failed tuning have no settings."""
+    """Keys whose values differ between groups. Groups with failed tuning have no settings."""
     known = [group.settings for group in groups if group.settings]
     all_keys = dict.fromkeys(itertools.chain.from_iterable(known))
     return [key for key in all_keys if any(settings.get(key) != known[0].get(key) for settings in known)]
@@ -228,7 +222,6 @@ def _setting(group: Group, key: str) -> str:
 
 
 def _read_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``[run]`` of a run's recipe, with ``recipe`` and ``seed``, and the other tables."""
     for file in (RECIPE_FILE, METRICS_FILE):
         check_unchanged(folder, file)
     path = folder / RECIPE_FILE

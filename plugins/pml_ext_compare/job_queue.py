@@ -14,13 +14,11 @@ from pml_ext_train.training import handle_signals
 from .executors import ATTEMPTS, POLL, Executor
 from .jobs import Job, JobResult, OnProgress
 
-_GO_ON = "go on with the same command"
-
 
 def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:
-    """Do jobs, and return the errors of failed ones, which ``on_progress`` also receives.
+    """Do jobs; return the errors of failed ones.
 
-    A job that is busy in another process is tried again later; a job whose worker died, once more. A signal ends all
+    Jobs that are busy in another process are tried again later, and jobs whose worker died once more. A signal ends all
     jobs with a checkpoint and raises StoppedError. ConfigError if a setting is wrong for all jobs.
     """
     queue = _Queue(jobs, on_progress, executor.retry_seconds)
@@ -49,13 +47,13 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
 
         ended_by = received() or ended_by
         if ended_by is not None:
-            raise _stopped_by(ended_by, f"with checkpoints; {_GO_ON}")
+            name = signal.Signals(ended_by).name
+            text = f"stopped by {name} with checkpoints; type the same command again to continue"
+            raise StoppedError(ended_by, text)
     return queue.errors
 
 
 class _Queue:
-    """Waiting jobs, and the errors of ended ones."""
-
     def __init__(self, jobs: Iterable[Job], on_progress: OnProgress, retry_seconds: float) -> None:
         self.errors: dict[Any, str] = {}
         self._waiting = deque(jobs)
@@ -68,7 +66,6 @@ class _Queue:
         return bool(self._waiting or self._busy)
 
     def clear(self) -> None:
-        """Drop all jobs."""
         self._waiting.clear()
         self._busy.clear()
 
@@ -81,7 +78,6 @@ class _Queue:
         return [self._waiting.popleft() for _ in range(count)]
 
     def take_result(self, job: Job, result: JobResult) -> None:
-        """Requeue a job, or record its end."""
         if result.useless:
             raise ConfigError(result.error)
         if result.busy:
@@ -101,8 +97,3 @@ class _Queue:
             self.errors[job] = error
             self._on_progress(job, f"{job.name} failed: {error}")
         self._on_progress(job, 1.0)
-
-
-def _stopped_by(number: int, text: str) -> StoppedError:
-    name = signal.Signals(number).name
-    return StoppedError(number, f"stopped by {name} {text}")

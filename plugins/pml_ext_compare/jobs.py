@@ -1,4 +1,4 @@
-"""The jobs of a comparison, and their outcome."""
+"""Jobs of a comparison, and their outcome."""
 
 from __future__ import annotations
 
@@ -39,18 +39,14 @@ class Job(Protocol):
         """The name in messages."""
 
     def do(self, on_progress: ReportProgress) -> None:
-        """Execute the job, with progress and warnings to ``on_progress``; BusyError if it runs elsewhere."""
+        """Execute the job and report its progress; BusyError if it runs elsewhere."""
 
 
 OnProgress = Callable[[Job, float | str], None]
 
 
-def _ignore_progress(said: float | str) -> None:
-    pass
-
-
 def run_job(
-    job: Job, on_progress: ReportProgress = _ignore_progress, passed_on: tuple[type[Exception], ...] = ()
+    job: Job, on_progress: ReportProgress = lambda said: None, passed_on: tuple[type[Exception], ...] = ()
 ) -> JobResult:
     """Execute a job and return its outcome; raise errors of the classes ``passed_on``."""
     try:

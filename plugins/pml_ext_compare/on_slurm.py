@@ -42,7 +42,7 @@ class _Submitted:
 class OnSlurm(Executor):
     """Jobs of SLURM; without SLURM, submitit runs them in local processes.
 
-    sbatch's own variables set partition, account, time and GPUs, such as ``SBATCH_PARTITION`` and ``SBATCH_TIMELIMIT``.
+    The variables of sbatch set partition, account, time and GPUs, such as ``SBATCH_PARTITION``.
     """
 
     retry_seconds = _RETRY_ON_SLURM
@@ -87,14 +87,12 @@ class OnSlurm(Executor):
 
 def minutes_of(time_limit: str) -> int:
     """Minutes of a time limit of sbatch, rounded up: ``"90"``, ``"90:00"``, ``"1:30:00"``, ``"1-12"``."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit.strip())
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", time_limit.strip())
     if match is None:
         raise ConfigError(f"SBATCH_TIMELIMIT={time_limit}: wanted minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS")
-    days, first, second, third = match.groups()
-    numbers = [int(number or 0) for number in (first, second, third)]
-    has_hours = days is not None or third is not None
-    if not has_hours:  # MINUTES, MINUTES:SECONDS
-        numbers = [0, *numbers[:2]]
-    hours, minutes, seconds = numbers
-    hours += 24 * int(days or 0)
-    return 60 * hours + minutes + math.ceil(seconds / 60)
+    days, clock = match.groups()
+    numbers = [int(number) for number in clock.split(":")]
+    if days is None and len(numbers) < 3:  # MINUTES, MINUTES:SECONDS
+        numbers.insert(0, 0)
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return 60 * (24 * int(days or 0) + hours) + minutes + math.ceil(seconds / 60)

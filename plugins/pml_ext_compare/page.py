@@ -32,7 +32,7 @@ def write_comparison(
     device: str = "auto",
     data: Path | None = None,
 ) -> Path:
-    """Write ``comparison.json``, ``.csv``, ``.md``, ``.html``, and ``.tex`` if asked; return the page."""
+    """Write the comparison as JSON, CSV, Markdown, HTML, and LaTeX if asked; return the page."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     tables = [rows_table(result)]
@@ -65,7 +65,6 @@ def write_comparison(
 
 
 def _csv_rows(result: Mapping[str, Any]) -> list[list[Any]]:
-    """The header, and a row per recipe and metric."""
     columns = [*_ROW_COLUMNS, "metric", "seeds", *_METRIC_COLUMNS, "values", "unequal_settings", "errors"]
     rows: list[list[Any]] = [columns]
     for row in result["recipes"]:
@@ -92,7 +91,6 @@ def _markdown(result: Mapping[str, Any], tables: Sequence[ReportTable]) -> str:
 
 
 def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[ReportFigure]:
-    """Recorded metrics over the epochs: a figure for validation and one for test images."""
     found = []
     for images in ("validation", "test"):
         by_title = {title_of(metric): curves_of(groups, metric, images) for metric in metrics}
@@ -104,7 +102,7 @@ def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[Repo
 
 
 def curves_of(groups: Sequence[Group], metric: str, images: str) -> Curves:
-    """Epochs and means over seeds and folds of a metric, by group, if it was recorded between epochs.
+    """Epochs and mean values of a metric by group, if it was recorded between epochs.
 
     ``images``: ``"validation"`` or ``"test"``.
     """

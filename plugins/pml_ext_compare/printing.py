@@ -6,13 +6,14 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from pml_ext.evaluation import title_of
 from pml_ext_train.cli import mean_and_std, print_table, stdout
+
+from .tables import best_first, remarks
 
 
 def print_comparison(result: dict[str, Any], page: Path | None) -> None:
-    """Print rows, differences, sentences and remarks."""
-    from .tables import remarks
-
+    """Print a comparison."""
     _print_rows(result)
     if result["differences"]:
         _print_differences(result)
@@ -26,10 +27,6 @@ def print_comparison(result: dict[str, Any], page: Path | None) -> None:
 
 
 def _print_rows(result: dict[str, Any]) -> None:
-    from pml_ext.evaluation import title_of
-
-    from .tables import best_first
-
     metrics = result["metrics"]
     was_tuned = any(row["trials"] for row in result["recipes"])
     columns = [f"{result['phase']}, %, mean ± std", "seeds", *map(title_of, metrics)]
@@ -50,8 +47,6 @@ def _print_rows(result: dict[str, Any]) -> None:
 
 
 def _print_differences(result: dict[str, Any]) -> None:
-    from pml_ext.evaluation import title_of
-
     metrics = result["metrics"]
     columns = [f"difference from {result['differences_from']}", "pairs"]
     for metric in metrics:
@@ -65,7 +60,7 @@ def _print_differences(result: dict[str, Any]) -> None:
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
-    """A difference in points, its interval and its p-value; "-" without a test."""
+    """Difference, interval and p-value; "-" without a test."""
     if not difference["pairs"]:
         return "", "", ""
     mean = f"{100 * difference['mean']:+.1f}"

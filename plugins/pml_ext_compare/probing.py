@@ -1,9 +1,8 @@
-"""Comparison of frozen trunks: features, whitened principal components, and trained heads."""
+"""Frozen trunks compared: features, principal components, and trained heads."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ METRICS = ("recall_at_1", "map_at_r", "nmi")
 TRUNK_COLUMNS = ["trunk", "parameters", "features", "images/s"]
 COLUMNS = [*TRUNK_COLUMNS, "%", *map(title_of, METRICS)]
 ROW_NAMES = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
-FROZEN_PHASES = ("frozen", "pca")  # phases of a run's metrics, which name their rows too
+FROZEN_PHASES = {"frozen": "frozen", "pca": "pca"}  # by row, the phase of a run's metrics
 HEAD_PHASE = "after"
 BASE_RECIPE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
@@ -67,7 +66,7 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeOptions:
-    """The data, the head and the place of a comparison of trunks."""
+    """Data, head and place of a comparison of trunks."""
 
     data_set: str  # folder:PATH, table:FILE.csv, or the name of a data set
     out: Path  # gets the runs, probe.json, .csv and .html
@@ -82,8 +81,7 @@ class ProbeOptions:
 def probe(trunks: Sequence[str], options: ProbeOptions) -> list[Probe]:
     """Test frozen trunks on the test classes of a data set, and heads trained on their features.
 
-    Finished runs and cached features are reused. :func:`pml_ext_train.networks.named_trunk` reads the names of trunks,
-    such as ``NAME=WEIGHTS``. Wrong settings raise ConfigError before any computation.
+    Finished runs and cached features are reused. Wrong settings raise ConfigError before any computation.
     """
     of_heads = [override for override in options.overrides if override.key.startswith(_OF_HEADS)]
     if of_heads and options.head is None:
@@ -101,8 +99,6 @@ def probe(trunks: Sequence[str], options: ProbeOptions) -> list[Probe]:
 
 
 class _Prober:
-    """The runs of one trunk."""
-
     def __init__(self, trunk: str, options: ProbeOptions) -> None:
         self.trunk = trunk
         self.options = options
@@ -112,12 +108,12 @@ class _Prober:
         self.settings_of_features = [each for each in self.settings if not each.key.startswith(_OF_HEADS)]
 
     def probe(self) -> Probe:
-        """Do the missing runs of the trunk and of its heads, and return the results."""
         trunk = _size_and_speed(self.settings_of_features, self.options.device, self.options.data)
         untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": trunk.features}
         settings = [*self.settings_of_features, *overrides_of(untrained)]
         runs = self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
         folders = [self.place / "frozen"]
+        phases = FROZEN_PHASES
         gain = {}
         head = self.options.head
         if head is not None:
@@ -125,10 +121,9 @@ class _Prober:
             for seed in range(self.options.seeds):
                 runs += self._train(head, self.place / f"head-{seed}", seed, self.settings)
             folders += [Path(run["folder"]) for run in runs]
+            phases = {**phases, "head": HEAD_PHASE}
             gain = {metric: _gain(runs, metric) for metric in METRICS}
-        metrics = {phase: _spreads(runs, phase) for phase in FROZEN_PHASES}
-        if head is not None:
-            metrics["head"] = _spreads(runs, HEAD_PHASE)
+        metrics = {row: _spreads(runs, phase) for row, phase in phases.items()}
         return Probe(
             trunk=self.trunk,
             parameters=trunk.parameters,
@@ -162,7 +157,6 @@ def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[st
 
 
 def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
-    """The lead of heads over the frozen trunk."""
     frozen = [run["frozen"][metric] for run in runs]
     trained = [run[HEAD_PHASE][metric] for run in runs]
     found = paired_difference(frozen, trained)
@@ -176,7 +170,6 @@ class _SizeAndSpeed(NamedTuple):
 
 
 def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None) -> _SizeAndSpeed:
-    """Count a trunk's parameters and features, and time its forward pass."""
     recipe = load_recipe(BASE_RECIPE, settings)
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
@@ -197,7 +190,6 @@ def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None
 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
-    """Write the probes so far as JSON, CSV and HTML."""
     trunks = list(map(dataclasses.asdict, probes))
     write_json(out / "probe.json", {"data": data_set, "trunks": trunks})
     write_csv(out / "probe.csv", _csv_rows(probes))
@@ -214,7 +206,6 @@ def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
 
 
 def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
-    """The header, and the rows of all trunks."""
     columns = [*TRUNK_COLUMNS, "row"]
     for metric in METRICS:
         columns += [f"{metric} mean", f"{metric} std"]
@@ -231,7 +222,6 @@ def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
 
 
 def _picture(out: Path, probe: Probe) -> ReportFigure:
-    """A trunk's queries and their nearest images, and links to its reports."""
     place = out / probe.folders[-1] / _GALLERY
     if not place.exists():
         return ReportFigure(probe.trunk, problem=f"no {place}")
@@ -245,29 +235,18 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
 
 def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
-    """The table's rows of all trunks."""
-    return list(itertools.chain.from_iterable(map(table_rows, probes)))
-
-
-def table_rows(probe: Probe) -> list[list[str]]:
-    """The table's rows of a trunk: features, components, head, and the head's gain."""
+    """The table's rows: features, their components, the head, and the head's gain."""
     rows = []
-    for row, metrics in probe.metrics.items():
-        cells = [_mean_std(metrics[metric]) for metric in METRICS]
-        rows.append([ROW_NAMES[row], *cells])
-    if probe.gain:
-        gains = [_gain_text(gain) for gain in probe.gain.values()]
-        rows.append(["head less frozen", *gains])
-
-    trunk_cells = [
-        probe.trunk,
-        f"{probe.parameters / 1e6:.1f} M",
-        str(probe.features),
-        f"{probe.images_per_second:.0f}",
-    ]
-    blank = [""] * len(trunk_cells)
-    first, *others = rows
-    return [[*trunk_cells, *first], *([*blank, *cells] for cells in others)]
+    for probe in probes:
+        speed = f"{probe.images_per_second:.0f}"
+        about = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), speed]
+        for row, metrics in probe.metrics.items():
+            cells = [_mean_std(metrics[metric]) for metric in METRICS]
+            rows.append([*about, ROW_NAMES[row], *cells])
+            about = [""] * len(about)  # only the first row names the trunk
+        if probe.gain:
+            rows.append([*about, "head less frozen", *map(_gain_text, probe.gain.values())])
+    return rows
 
 
 def _gain_text(gain: Mapping[str, float | None]) -> str:

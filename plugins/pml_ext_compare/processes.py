@@ -26,7 +26,7 @@ class Processes(Executor):
         self._gpus = _gpus()
 
     def start(self, job: Job) -> None:
-        """Start a job in an idle process, or in a new one."""
+        """Start a job in an idle process or a new one."""
         connection = self._idle_worker() or self._new_worker()
         self.running[connection] = job
         with contextlib.suppress(BrokenPipeError):  # the process has just died, as ended() will find
@@ -44,7 +44,6 @@ class Processes(Executor):
         return None
 
     def _new_worker(self) -> Connection:
-        """Start a process with the lowest free number, which selects its GPU."""
         used_numbers = {int(process.name) for process in self._workers.values()}
         number = min(set(range(self.jobs)) - used_numbers)
         environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
@@ -99,7 +98,6 @@ def _gpus() -> list[str]:
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
-    """The loop of a worker: execute the jobs from a pipe."""
     os.environ.update(environment)  # before torch is imported, which the first job does
     os.environ[PASSED_ON] = "1"
     if hasattr(os, "setpgrp"):

@@ -1,4 +1,4 @@
-"""Queries of several runs side by side: which run finds an image of the right class."""
+"""The same queries by several runs, side by side."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ def compare_queries(
             run = open_run(folder, seed, device, data)
             searched = nearest(run, run.queries)
             first_run = first_run or run
-            labels = run.images(run.queries).labels
             first_labels = first_run.images(first_run.queries).labels
-            if not np.array_equal(labels, first_labels):
+            if not np.array_equal(run.images(run.queries).labels, first_labels):
                 raise DataError("its test images differ")
             by_name[group.name] = NearestImages(
                 indices=searched.indices[:, 0].cpu(),
@@ -65,13 +64,10 @@ def compare_queries(
     baseline = result["differences_from"]
     if baseline not in by_name:
         baseline = next(iter(by_name))
-    table = _counts_table(by_name, baseline)
-    figure = _side_by_side(by_name, first_run)
-    return [table], [figure, *problems]
+    return [_counts_table(by_name, baseline)], [_side_by_side(by_name, first_run), *problems]
 
 
 def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> ReportTable:
-    """A row per run except the baseline: queries found by it alone, by the baseline alone, and by both."""
     base_right = by_name[baseline].is_right
     rows = []
     for name, images in by_name.items():
@@ -104,7 +100,6 @@ def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERI
 
 
 def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigure:
-    """Draw a row per query, with the nearest image by each run."""
     chosen = queries_that_differ(by_name)
 
     def drawing() -> Any:

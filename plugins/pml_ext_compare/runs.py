@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,16 @@ from pml_ext_train.recipe import (
 from pml_ext_train.records import is_finished
 
 from .executors import Executor
-from .groups import METRICS_FILE, Group, add_run, disambiguate_names, find_group, groups_below, settings_of
+from .groups import (
+    METRICS_FILE,
+    Group,
+    add_run,
+    disambiguate_names,
+    find_group,
+    find_or_add_group,
+    groups_below,
+    settings_of,
+)
 from .job_queue import do
 from .jobs import BusyError, Job, OnProgress, ReportProgress
 
@@ -43,18 +52,17 @@ PHASES_WITHOUT_CLUSTERS = ("training", "learned_metric", "shortlist")  # tests w
 
 
 def run_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a folder that may be deleted, by a folder beside it; BusyError if it is taken."""
-    lock_folder = folder.with_name(f".{folder.name}")
-    return locked_folder(lock_folder, BusyError())
+    """Lock a folder by a folder beside it, since it may be deleted; BusyError if it is taken."""
+    return locked_folder(folder.with_name(f".{folder.name}"), BusyError())
 
 
+@dataclass(frozen=True)
 class ProgressShares:
     """A listener that forwards a run's progress, from 0 to 1, and its warnings."""
 
-    def __init__(self, on_progress: ReportProgress, epochs: int, name: str) -> None:
-        self._on_progress = on_progress
-        self._epochs = epochs
-        self._name = name
+    on_progress: ReportProgress
+    epochs: int
+    name: str
 
     def step(self, text: str) -> None:
         """Ignore the line."""
@@ -62,11 +70,11 @@ class ProgressShares:
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Forward the progress."""
         epochs_done = epoch - 1 + done / iterations
-        self._on_progress(min(MOST_PROGRESS, epochs_done / self._epochs))
+        self.on_progress(min(MOST_PROGRESS, epochs_done / self.epochs))
 
     def warn(self, text: str) -> None:
         """Forward a warning."""
-        self._on_progress(f"{self._name}: warning: {text}")
+        self.on_progress(f"{self.name}: warning: {text}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,12 +104,12 @@ class RunJob:
 
 
 def fold_numbers(folds: int) -> Sequence[int]:
-    """The numbers of the folds, from 1; only 0 without folds."""
+    """Folds from 1 on; only 0 without folds."""
     return range(1, folds + 1) if folds else [0]
 
 
 def validation_settings(share: float, select: str | None, fold: int = 0) -> dict[str, Any]:
-    """Settings that hold out a share, or one fold, of the training classes to choose the epoch."""
+    """Settings that choose the epoch on a held-out share, or fold, of the training classes."""
     settings = {
         "evaluation.validation": share,
         "evaluation.select": select or "map_at_r",
@@ -113,7 +121,7 @@ def validation_settings(share: float, select: str | None, fold: int = 0) -> dict
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any], name: str) -> Recipe:
-    """A validated recipe with other values of dotted keys; errors quote ``name``."""
+    """A recipe with other values of dotted keys; errors quote ``name``."""
     return validate(overridden(recipe.as_dict(), settings.items()), name)
 
 
@@ -125,7 +133,7 @@ def plans_of(
     data: Path | None = None,
     trials: int = 0,
 ) -> list[Plan]:
-    """The runs of recipes for each seed and fold, in folders named by :func:`digest_of`.
+    """The runs of recipes for each seed and fold.
 
     ``trials``: the number of tuning trials that chose the recipes' values.
     """
@@ -143,7 +151,7 @@ def plans_of(
 
 
 def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
-    """A short checksum of everything that changes results: recipe, data, versions, and ``more``."""
+    """A short checksum of all that changes results: recipe, data, versions, and ``more``."""
     tables = recipe.as_dict()
     _, settings = settings_of(tables)
     data_folder = "" if data is None else str(data.resolve())
@@ -158,16 +166,15 @@ def slug(name: str) -> str:
 
 
 def recipes_of_table(name: str, full: bool) -> list[str]:
-    """The recipes that quote a table of a paper, on its own data (``full``) or on small data."""
+    """The recipes that quote a paper's table, on its own data (``full``) or on small data."""
     by_table = {table["name"]: table["recipes"] for table in tables_of_papers()}
     if name not in by_table:
         raise ConfigError(f"--table {name}: wanted one of {', '.join(by_table)}")
 
     recipes: list[str] = by_table[name]["full" if full else "small"]
-    if not recipes and full:
-        raise ConfigError(f"--table {name}: no recipe on its own data; leave out --data")
     if not recipes:
-        raise ConfigError(f"--table {name}: no recipe on small data; name the folder of the data with --data")
+        remedy = "its own data; leave out --data" if full else "small data; name the folder of its own data by --data"
+        raise ConfigError(f"--table {name}: no recipe on {remedy}")
     return recipes
 
 
@@ -215,59 +222,6 @@ def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
 # Rows: the planned runs that exist, and those that have to be done
 
 
-@dataclass
-class _Rows:
-    """The rows of planned runs, and their missing jobs."""
-
-    found: list[Group]  # groups of runs that exist elsewhere
-    groups: list[Group] = field(default_factory=list)
-    folders: dict[tuple[int, int, int], Path] = field(default_factory=dict)  # of runs, by id of the row, seed, fold
-    missing: dict[Job, Group] = field(default_factory=dict)  # jobs, and the rows that want them
-
-    def add(self, plan: Plan, device: str, data: Path | None) -> None:
-        """Add a run to the row of its settings: an existing one, or a job."""
-        fold, settings = settings_of(plan.recipe.as_dict())
-        group = self._group_of(plan, settings)
-        group.wanted_folds.add(fold)
-        existing = self._existing_run(plan, settings, fold)
-        if existing is not None:
-            group.runs.setdefault(plan.seed, {})[fold] = existing
-            return
-
-        key = (id(group), plan.seed, fold)
-        if key in self.folders:  # another recipe of the same settings
-            return
-        self.folders[key] = plan.folder
-        if not is_finished(plan.folder):
-            self.missing[RunJob(plan, device, data)] = group
-
-    def _group_of(self, plan: Plan, settings: dict[str, Any]) -> Group:
-        group = find_group(self.groups, settings, plan.trials)
-        if group is None:
-            paper = plan.recipe.paper
-            paper_table = None if paper is None else paper.model_dump()
-            group = Group(plan.name, settings, paper=paper_table, trials=plan.trials)
-            self.groups.append(group)
-        return group
-
-    def _existing_run(self, plan: Plan, settings: dict[str, Any], fold: int) -> Any:
-        """Metrics of the same run elsewhere, by this version, or None."""
-        group = find_group(self.found, settings, plan.trials)
-        if group is None:
-            return None
-        run = group.runs.get(plan.seed, {}).get(fold)
-        if run is None or run["versions"].get("pml-ext") != __version__:
-            return None
-        return run
-
-    def add_other_groups(self) -> None:
-        """Add the groups of existing runs without a plan."""
-        for group in self.found:
-            if find_group(self.groups, group.settings, group.trials) is None:
-                group.name = group.recipe_name
-                self.groups.append(group)
-
-
 def rows_of(
     plans: Iterable[Plan],
     folders: Sequence[Path],
@@ -277,23 +231,46 @@ def rows_of(
     data: Path | None = None,
     begin: Callable[[int], None] = lambda runs: None,
 ) -> list[Group]:
-    """Execute the missing runs; return the rows of all planned runs and of the runs in ``folders``.
+    """Execute the missing runs; return rows of all planned runs and of those in ``folders``.
 
-    A run also exists if ``folders`` have the same recipe, settings, seed and version. Recipes with equal settings share
-    runs. A failed run stays in its row with its error. ``begin`` receives the number of missing runs.
+    Runs in ``folders`` with the same recipe, settings, seed and version are not repeated. A failed run stays in its row
+    with its error. ``begin`` receives the number of missing runs.
     """
-    rows = _Rows(found=groups_below(folders) if folders else [])
+    found = groups_below(folders) if folders else []
+    groups: list[Group] = []
+    run_folders: dict[tuple[int, int, int], Path] = {}  # by id of the group, seed and fold
+    missing: dict[Job, Group] = {}
     for plan in plans:
-        rows.add(plan, device, data)
+        fold, settings = settings_of(plan.recipe.as_dict())
+        paper = None if plan.recipe.paper is None else plan.recipe.paper.model_dump()
+        group = find_or_add_group(groups, plan.name, settings, plan.trials, paper)
+        group.wanted_folds.add(fold)
+        key = (id(group), plan.seed, fold)
+        if key in run_folders:  # another recipe with the same settings
+            continue
+        existing = _existing_run(found, plan, settings, fold)
+        run_folders[key] = existing or plan.folder
+        if existing is None and not is_finished(plan.folder):
+            missing[RunJob(plan, device, data)] = group
 
-    begin(len(rows.missing))
-    errors = do(rows.missing, executor, on_progress)
-    for job, error in errors.items():
-        rows.missing[job].errors[job.name] = error
-
-    for folder in rows.folders.values():
+    begin(len(missing))
+    for job, error in do(missing, executor, on_progress).items():
+        missing[job].errors[job.name] = error
+    for folder in run_folders.values():
         if (folder / METRICS_FILE).exists():
-            add_run(rows.groups, folder)
-    rows.add_other_groups()
-    disambiguate_names(rows.groups)
-    return rows.groups
+            add_run(groups, folder)
+    for group in found:
+        if find_group(groups, group.settings, group.trials) is None:
+            group.name = group.recipe_name
+            groups.append(group)
+    disambiguate_names(groups)
+    return groups
+
+
+def _existing_run(found: Iterable[Group], plan: Plan, settings: dict[str, Any], fold: int) -> Path | None:
+    """The folder of the same run, by this version."""
+    group = find_group(found, settings, plan.trials)
+    run = group.runs.get(plan.seed, {}).get(fold) if group is not None else None
+    if run is None or run["versions"].get("pml-ext") != __version__:
+        return None
+    return Path(run["folder"])

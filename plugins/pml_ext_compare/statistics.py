@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +32,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """Paired difference from the baseline; None for values that too few or equal pairs leave undefined."""
+    """Paired difference from the baseline; values that the pairs leave undefined are None."""
 
     pairs: int
     p: float | None = None  # two-sided paired t-test
@@ -43,7 +44,7 @@ class Difference(Estimate):
 
 
 def estimate(values: ArrayLike) -> Estimate:
-    """Mean of values ``[N]`` with its 95 % interval by Student's t (``scipy.stats.t.interval``)."""
+    """Mean of values ``[N]`` with its 95 % interval by Student's t."""
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) == 0:
         return Estimate(None, None, None, None)
@@ -97,7 +98,7 @@ def paired_difference(
 
 
 def t_test(change: ArrayLike) -> float | None:
-    """Two-sided p of the paired t-test of differences ``[N]``; None for fewer than two, or equal ones."""
+    """Two-sided p of the t-test of paired differences ``[N]``; None for equal or fewer than two."""
     about = estimate(change)
     if about.std is None or about.std <= NO_SPREAD:
         return None
@@ -106,14 +107,10 @@ def t_test(change: ArrayLike) -> float | None:
 
 def _wins(change: NDArray[np.float64]) -> NDArray[np.float64]:
     """1 for each positive change, 0.5 for a tie, and 0 for a negative one."""
-    is_tie = np.abs(change) <= NO_SPREAD
-    signs = np.sign(np.where(is_tie, 0, change))
-    wins: NDArray[np.float64] = (signs + 1) / 2
-    return wins
+    return np.where(np.abs(change) <= NO_SPREAD, 0.5, change > 0)
 
 
 def _interval_of_wins(wins: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    """The 95 % interval of the probability of improvement."""
     if wins.min() < wins.max():
         resampled = stats.bootstrap(
             (wins,), np.mean, n_resamples=_RESAMPLES, confidence_level=1 - LEVEL, method="percentile", random_state=seed
@@ -130,7 +127,7 @@ def _interval_of_wins(wins: NDArray[np.float64], seed: int) -> tuple[float, floa
 def pairs_wanted(effect: float, alpha: float = LEVEL) -> int | None:
     """The fewest pairs that give the paired t-test a power of 80 %; None above 1,000.
 
-    ``effect`` is the mean of the differences over their standard deviation. The power uses scipy's noncentral t.
+    ``effect`` is the mean of the differences over their standard deviation.
     """
     pairs = np.arange(2, MOST + 1)
     critical = stats.t.ppf(1 - alpha / 2, pairs - 1)
@@ -141,23 +138,21 @@ def pairs_wanted(effect: float, alpha: float = LEVEL) -> int | None:
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
-    """P-values corrected by Holm's step-down procedure (1979); None stays."""
+    """P-values corrected by Holm's step-down procedure (1979); None stays None."""
     corrected: list[float | None] = [None] * len(p)
     known = sorted((value, place) for place, value in enumerate(p) if value is not None)
-    largest = 0.0
-    for rank, (value, place) in enumerate(known):
-        tests_left = len(known) - rank
-        largest = max(largest, min(1.0, tests_left * value))
-        corrected[place] = largest
+    scaled = [min(1.0, (len(known) - rank) * value) for rank, (value, _) in enumerate(known)]
+    for (_, place), value in zip(known, itertools.accumulate(scaled, max), strict=True):
+        corrected[place] = value
     return corrected
 
 
 def sentence(row: str, baseline: str, metric: str, found: Difference, p: float | None, rows: int = 1) -> str:
-    """Say what the test of one row shows; ``p`` is corrected for the number of rows."""
+    """The result of one row's test; ``p`` is corrected for the number of rows."""
     number = found.pairs
     if found.mean is None or found.low is None or found.high is None:
         pairs = counted(number, "pair") if number else "no pairs"
-        return f"{row}: {pairs} of runs with {baseline}; a test takes two or more."
+        return f"{row}: {pairs} of runs with {baseline}; a test needs two or more."
 
     mean = 100 * found.mean
     if p is None:
@@ -182,7 +177,7 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
 
 
 def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
-    """A sentence on pairs too few for the tests without normality, if any.
+    """A sentence on numbers of pairs too small for tests without normality, if any.
 
     The least two-sided p of the permutation test and of Wilcoxon's signed rank test is ``2 / 2**pairs``.
     """

@@ -1,8 +1,7 @@
-"""Studies of Optuna: what is tuned, and the state of the trials."""
+"""Studies of Optuna."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,13 +37,13 @@ class Study:
             import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        epochs_before_pruning = self.recipe.schedule.epochs // 3
+        pruner = optuna.pruners.MedianPruner(
+            n_startup_trials=TRIALS_BEFORE_PRUNING, n_warmup_steps=self.recipe.schedule.epochs // 3
+        )
         return optuna.create_study(
             storage=self._open_journal(),
             study_name="study",
-            pruner=optuna.pruners.MedianPruner(
-                n_startup_trials=TRIALS_BEFORE_PRUNING, n_warmup_steps=epochs_before_pruning
-            ),
+            pruner=pruner,
             direction="maximize",
             load_if_exists=True,
         )
@@ -61,13 +60,13 @@ class Study:
         try:
             return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
         except ValueError as error:
-            text = f"{path}: not Optuna's journal ({one_line(error)}); delete it, and the trials begin anew"
+            text = f"{path}: not Optuna's journal ({one_line(error)}); delete it to start the trials again"
             raise DataError(text) from None
 
     def begin(self, study: Any) -> Any:
         """Start a trial; the first has the recipe's own values that lie within the ranges.
 
-        The caller must hold the lock of the study's folder: the trial's number seeds the sampler.
+        The caller must hold the lock of the study's folder, because the trial's number seeds the sampler.
         """
         import optuna
 
@@ -81,7 +80,7 @@ class Study:
         return study.ask({key: _distribution(range_, own_values.get(key)) for key, range_ in self.ranges.items()})
 
     def fail_incomplete_trials(self, study: Any) -> None:
-        """Fail trials whose process was killed before all values were drawn; needs the lock, too."""
+        """Fail trials whose process was killed before all values were drawn; needs the same lock."""
         from optuna.trial import TrialState
 
         for trial in study.get_trials(deepcopy=False):
@@ -97,7 +96,6 @@ class Study:
         return sum(trial.state.is_finished() for trial in self.own_trials(self.optuna_study()))
 
     def _recipe_values(self) -> dict[str, Any]:
-        """The recipe's own values within the ranges."""
         settings = flat(self.recipe.as_dict())
         return {key: settings[key] for key, range_ in self.ranges.items() if _is_within(settings.get(key), range_)}
 
@@ -106,28 +104,23 @@ class Study:
         return self._recipe_values().keys() == self.ranges.keys()
 
     def best(self) -> dict[str, Any]:
-        """The values of the best trial; empty if no trial ended with a value."""
+        """The values of the best trial; empty if no trial has a value."""
         try:
             return dict(self._study_of_own_trials().best_params)
         except ValueError:
             return {}
 
     def _study_of_own_trials(self) -> Any:
-        """A study in memory with :meth:`own_trials`."""
         import optuna
 
-        own_trials = self.own_trials(self.optuna_study())
         study = optuna.create_study(direction="maximize")
-        study.add_trials(own_trials)
+        study.add_trials(self.own_trials(self.optuna_study()))
         return study
 
     def about(self) -> dict[str, Any]:
         """Ranges, trials, importance of the keys and best values, as plain values."""
         study = self._study_of_own_trials()
-        if self.folds:
-            chosen_on = f"{self.folds} folds of the training classes"
-        else:
-            chosen_on = "held-out training classes"
+        chosen_on = f"{self.folds} folds of the training classes" if self.folds else "held-out training classes"
         ranges = {key: range_.model_dump(exclude_defaults=True) for key, range_ in self.ranges.items()}
         return {
             "recipe": self.name,
@@ -155,7 +148,6 @@ class Study:
 
 
 def _importance(study: Any) -> dict[str, float]:
-    """Importance of each key; empty for too few trials, or equal values."""
     import optuna
 
     try:
@@ -183,21 +175,17 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
     lock.acquire()
     try:
         with journal.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            last_byte = file.read(1)
-            if last_byte in (b"", b"\n"):
-                return
-            file.seek(0)
-            end_of_last_line = file.read().rfind(b"\n") + 1
-            file.truncate(end_of_last_line)
+            content = file.read()
+            complete = content.rfind(b"\n") + 1
+            if complete < len(content):
+                file.truncate(complete)
+                warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=4)
     finally:
         lock.release()
-    warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=4)
 
 
 def _distribution(range_: TuneTable, own_value: Any) -> Any:
-    """Optuna's distribution of a range: integers if both ends are, unless the recipe's value is a float."""
+    """Optuna's distribution of a range: integers, unless an end or the recipe's value is not."""
     import optuna
 
     if range_.choices:
@@ -216,5 +204,4 @@ def _is_within(value: Any, range_: TuneTable) -> bool:
 
 def has_begun(trial: Any) -> bool:
     """Whether a trial has left Optuna's queue."""
-    waits: bool = trial.state.name == "WAITING"
-    return not waits
+    return bool(trial.state.name != "WAITING")

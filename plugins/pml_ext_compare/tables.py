@@ -63,7 +63,6 @@ def goodness(metric: str, mean: float | None) -> float:
 
 
 def _is_of_other_data(result: Mapping[str, Any], metric: str) -> bool:
-    """Whether a printed value belongs to another data set than its row."""
     values = itertools.chain.from_iterable(row[metric]["paper"] for row in result["recipes"])
     return any(not value["same_data"] for value in values)
 
@@ -74,7 +73,7 @@ def _paper_texts(values: list[dict[str, Any]]) -> str:
 
 
 def differences_table(result: Mapping[str, Any]) -> ReportTable:
-    """A row per recipe and metric: the paired difference from the baseline, and its tests."""
+    """The paired difference from the baseline, and its tests, per recipe and metric."""
     rows = [
         [row["recipe"], title_of(metric), *_difference_cells(row[metric])]
         for row, metric in itertools.product(result["differences"], result["metrics"])
@@ -121,7 +120,7 @@ def _pairs_wanted(difference: Mapping[str, Any]) -> str:
 
 
 def tuning_table(about: Mapping[str, Any]) -> ReportTable:
-    """A study's trials; ranges, importance and best values stand in the caption."""
+    """A study's trials; the caption has ranges, importance and best values."""
     tuned_keys = list(about["ranges"])
     rows = []
     for trial in about["trials"]:
@@ -152,13 +151,12 @@ def _value(value: Any) -> str:
 
 
 def _range(key: str, range_: Mapping[str, Any]) -> str:
-    """A range as text."""
     texts = [f"{name} {value}" for name, value in range_.items()]
     return f"{key} {', '.join(texts)}"
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """Unequal settings, seeds without a metric, and failed runs, a text each."""
+    """Unequal settings, seeds without a metric, and failed runs."""
     unequal = []
     lacking = []
     failed = []
@@ -192,7 +190,6 @@ def latex_table(table: ReportTable) -> str:
 
 
 def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
-    """A mean and its interval in percent, or the mean alone."""
     mean = percent(about["mean"], sign)
     if about["low"] is None:
         return mean

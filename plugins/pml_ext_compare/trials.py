@@ -1,11 +1,11 @@
-"""The trials of a study as jobs, shared by processes."""
+"""Trials of a study as jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,14 @@ class TrialJob:
                 self.study.fail_incomplete_trials(study)
                 trials = [trial for trial in self.study.own_trials(study) if has_begun(trial)]
                 unfinished = [trial for trial in trials if not trial.state.is_finished()]
-                left_behind = self._claim_one(unfinished, locks)
-                begun = None
-                if left_behind is None and len(trials) < self.study.trials:
-                    begun = self.study.begin(study)
-                    self._claim(begun.number, locks)
+                trial = next((each for each in unfinished if self._claim(each.number, locks)), None)
+                is_new = trial is None and len(trials) < self.study.trials
+                if is_new:
+                    trial = self.study.begin(study)
+                    self._claim(trial.number, locks)
 
-            if left_behind is not None:
-                _TrialTraining(self, study, left_behind, on_progress).do()
-            elif begun is not None:
-                _TrialTraining(self, study, begun, on_progress, live_trial=begun).do()
+            if trial is not None:
+                _TrialTraining(self, study, trial, is_new, on_progress).do()
             elif unfinished:
                 raise BusyError
 
@@ -62,15 +60,8 @@ class TrialJob:
         """The folder of a trial's runs."""
         return self.study.place / f"trial-{number}"
 
-    def _claim_one(self, trials: Sequence[Any], locks: contextlib.ExitStack) -> Any:
-        """The first trial that no other process does, or None."""
-        for trial in trials:
-            if self._claim(trial.number, locks):
-                return trial
-        return None
-
     def _claim(self, number: int, locks: contextlib.ExitStack) -> bool:
-        """Lock a trial's folder; False if another process has the lock."""
+        """Lock a trial's folder; False if another process holds it."""
         try:
             locks.enter_context(run_lock(self.folder(number)))
         except BusyError:
@@ -78,25 +69,21 @@ class TrialJob:
         return True
 
 
+@dataclass(frozen=True)
 class _TrialTraining:
-    """The training of one trial, by folds if the study has any.
+    job: TrialJob
+    study: Any  # Optuna's
+    trial: Any  # Optuna's
+    is_new: bool  # only new trials can be pruned, not resumed ones
+    on_progress: ReportProgress
+    values: list[float] = field(default_factory=list)  # by fold
 
-    ``live_trial`` is Optuna's handle of a new trial, which can be pruned; resumed trials have none.
-    """
-
-    def __init__(
-        self, job: TrialJob, study: Any, trial: Any, on_progress: ReportProgress, live_trial: Any = None
-    ) -> None:
-        self.job = job
-        self.study = study
-        self.number: int = trial.number
-        self.tuned = dict(trial.params)
-        self.on_progress = on_progress
-        self.live_trial = live_trial
-        self.values: list[float] = []  # by fold
+    @property
+    def folder(self) -> Path:
+        return self.job.folder(self.trial.number)
 
     def do(self) -> None:
-        """Train with the trial's values, report the result to the study, and delete the trial's runs.
+        """Train with the trial's values, tell the study the result, and delete the trial's runs.
 
         Values that fail count as a trial. After an error of the machine, such as a full disk, the trial can be resumed.
         """
@@ -107,29 +94,28 @@ class _TrialTraining:
             with self._counting_deaths():
                 for fold in fold_numbers(self.job.study.folds):
                     self.values.append(self._train(fold))
-            self.study.tell(self.number, sum(self.values) / len(self.values))
+            self.study.tell(self.trial.number, sum(self.values) / len(self.values))
         except TrialPruned:
-            self.study.tell(self.number, state=TrialState.PRUNED)
+            self.study.tell(self.trial.number, state=TrialState.PRUNED)
         except Exception as error:  # torch and components raise any
             of_machine = isinstance(error, (OSError, PmlExtError))
             if of_machine and not isinstance(error, (ConfigError, TrainingError)):
                 raise
-            first_is_own = self.number == 0 and self.job.study.begins_with_own_values()
-            if isinstance(error, ConfigError) and first_is_own:  # all trials would fail
+            has_own_values = self.trial.number == 0 and self.job.study.begins_with_own_values()
+            if isinstance(error, ConfigError) and has_own_values:  # all trials would fail
                 raise UselessError(f"{self.job.study.name}: {error}") from None
             self.on_progress(f"{self.job.name} failed: {one_line(error)}")
-            self.study.tell(self.number, state=TrialState.FAIL)
-        shutil.rmtree(self.job.folder(self.number), ignore_errors=True)
+            self.study.tell(self.trial.number, state=TrialState.FAIL)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def _counting_deaths(self) -> Iterator[None]:
         """Count killed processes of this trial in a file; TrainingError after too many."""
-        folder = self.job.folder(self.number)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "deaths"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "deaths"
         deaths = len(file.read_text()) if file.exists() else 0
         if deaths >= DEATHS:
-            raise TrainingError(f"its process was killed {deaths} times, as where memory runs out")
+            raise TrainingError(f"its process was killed {deaths} times, perhaps for lack of memory")
         file.write_text("x" * (deaths + 1))
         try:
             yield
@@ -137,16 +123,15 @@ class _TrialTraining:
             file.unlink(missing_ok=True)
 
     def _train(self, fold: int) -> float:
-        """The best value of a run on its validation classes."""
         name = self.job.study.name
-        settings = dict(self.tuned)
+        settings = dict(self.trial.params)
         if fold:
             settings["evaluation.fold"] = fold
         recipe = with_settings(self.job.study.recipe, settings, name)
         return train_and_validate(
             recipe=recipe,
             name=name,
-            folder=self.job.folder(self.number) / f"fold-{fold}",
+            folder=self.folder / f"fold-{fold}",
             seed=SEED,
             device=self.job.device,
             data=self.job.data,
@@ -158,8 +143,8 @@ class _TrialTraining:
         """Report a value of the first fold to Optuna; TrialPruned if the trial falls behind."""
         from optuna import TrialPruned
 
-        if self.live_trial is None or self.values:
+        if not self.is_new or self.values:
             return
-        self.live_trial.report(value, epoch)
-        if self.live_trial.should_prune():
+        self.trial.report(value, epoch)
+        if self.trial.should_prune():
             raise TrialPruned

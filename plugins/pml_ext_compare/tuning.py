@@ -1,4 +1,4 @@
-"""Tuning of recipes by Optuna: equally many trials for each, on validation classes."""
+"""Tuning by Optuna: equally many trials per recipe, on validation classes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRIAL_SETTINGS: dict[str, Any] = {
 def studies_of(
     name: str, out: Path, trials: int, folds: int = 0, data: Path | None = None, overrides: Sequence[Override] = ()
 ) -> list[Study]:
-    """The study of each of a recipe's variants, in a folder named by :func:`digest_of`."""
+    """The study of each of a recipe's variants."""
     recipes = load_recipes(name, overrides)
     studies = []
     for full_name, ranges in ranges_of(name, overrides).items():
@@ -60,7 +60,6 @@ def studies_of(
 
 
 def _settings_of_trials(recipe: Recipe, folds: int) -> dict[str, Any]:
-    """Settings that validate the trials, and test nothing else."""
     evaluation = recipe.evaluation
     if folds:
         share = 1 / folds
@@ -69,10 +68,8 @@ def _settings_of_trials(recipe: Recipe, folds: int) -> dict[str, Any]:
     else:
         share = VALIDATION_SHARE
 
-    first_fold = min(folds, 1)
-    epochs_between = math.ceil(recipe.schedule.epochs / VALIDATIONS)
-    held_out = validation_settings(share, evaluation.select, first_fold)
-    return {**held_out, **TRIAL_SETTINGS, "evaluation.every": epochs_between}
+    held_out = validation_settings(share, evaluation.select, fold=min(folds, 1))
+    return {**held_out, **TRIAL_SETTINGS, "evaluation.every": math.ceil(recipe.schedule.epochs / VALIDATIONS)}
 
 
 def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list[TrialJob]:
@@ -111,7 +108,7 @@ def tuned(
             continue
         error = errors.get(name, "no trial ended with a value")
         if finished < study.trials:
-            error = f"{finished} of {study.trials} trials have ended; the same command does the others ({error})"
+            error = f"{finished} of {study.trials} trials have ended; repeat the command to run the others ({error})"
         failed.append(Group(name, {}, trials=study.trials, errors={f"{name}, tuning": error}))
     return recipes, failed
 
@@ -126,7 +123,7 @@ def _do_trials(
 ) -> dict[str, str]:
     """Do the missing trials; return the last error of each recipe.
 
-    A trial whose process is killed needs another job. Jobs are made until no trial is missing, or two rounds end none.
+    A trial whose process is killed needs another job, until two rounds end no trial.
     """
     errors = {}
     rounds_in_vain = 0
@@ -137,9 +134,6 @@ def _do_trials(
             errors[job.study.name] = error
 
         missing = trial_jobs(studies, device, data)
-        if len(missing) == len(jobs):
-            rounds_in_vain += 1
-        else:
-            rounds_in_vain = 0
+        rounds_in_vain = rounds_in_vain + 1 if len(missing) == len(jobs) else 0
         jobs = missing
     return errors

@@ -29,7 +29,7 @@ def pml_ext_commands() -> dict[str, Command]:
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """The service that finds copies for other tools."""
+    """The service that finds copies."""
     return {"copies": _copies}
 
 

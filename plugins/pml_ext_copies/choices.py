@@ -1,4 +1,4 @@
-"""Groups of copies, with the images that somebody chose to keep."""
+"""Groups of copies with chosen images to keep."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _STAYS = (True, "")  # of an image without a row
 def keep_chosen(found: Duplicates, kept: Mapping[int, Collection[str]]) -> Duplicates:
     """Keep some paths of a group, one at least, by the group's place.
 
-    The first image stays first if it is kept; otherwise the first kept path replaces it, here and in other groups, and
-    distances are computed anew. Further kept images ``stay``. DataError if a needed image can no longer be read.
+    The first image stays first if it is kept; otherwise the first kept path replaces it, here and in other groups.
+    Further kept images ``stay``. DataError if such an image can no longer be read.
     """
     return _kept(found, lambda place, group: kept.get(place))
 
@@ -33,23 +33,27 @@ def keep_chosen(found: Duplicates, kept: Mapping[int, Collection[str]]) -> Dupli
 def keep_listed(found: Duplicates, table: Path) -> Duplicates:
     """Keep what a table of ``--csv`` or ``pml-ext browse`` says.
 
-    Images without a row stay. Rows without an image give a warning. DataError for another table, for a group without a
-    kept image, and for contradictory rows.
+    Images without a row stay; rows without an image give a warning. DataError for a group without a kept image, and for
+    contradictory rows.
     """
     answers = _answers_of(table)
+    exact = {(group.kind, image.path) for group in found.groups for image in group.images}
+    respelled = {(kind, composed(path)): (kind, path) for kind, path in answers if (kind, path) not in exact}
     matched: set[tuple[str, str]] = set()
 
     def kept_of(_: int, group: Group) -> list[str]:
         paths = []
         for image in group.images:
-            key = (group.kind, composed(image.path))
+            key = (group.kind, image.path)
+            if key not in answers:  # perhaps with composed or decomposed letters
+                key = respelled.get((group.kind, composed(image.path)), key)
             matched.add(key)
             if answers.get(key, _STAYS)[0]:
                 paths.append(image.path)
         if not paths:
             raise DataError(
-                f"{table}: it keeps no image of the {group.kind} group of {printable(group.keep.path)}; wanted "
-                "keep = yes in one row of each group"
+                f"{table}: no image of the {group.kind} group of {printable(group.keep.path)} is kept; "
+                "write keep = yes in one of its rows"
             )
         return paths
 
@@ -57,7 +61,7 @@ def keep_listed(found: Duplicates, table: Path) -> Duplicates:
     unmatched = [key for key in answers if key not in matched]
     if unmatched:
         first = f"{answers[unmatched[0]][1]}: {', '.join(map(printable, unmatched[0]))}"
-        text = f"{counted(len(unmatched), 'row')} without an image in a group of copies, the first in {first}"
+        text = f"{counted(len(unmatched), 'row')} without an image in a group of copies; the first is {first}"
         warnings.warn(f"{table}: {text}", stacklevel=2)
     return chosen
 
@@ -79,7 +83,7 @@ def _kept(found: Duplicates, kept_of: Callable[[int, Group], Collection[str] | N
 
 
 def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
-    """Whether a table keeps an image, and the place of its row, by kind of group and path."""
+    """Whether a table keeps an image, and the place of its row, by kind and path."""
     columns, rows = read_rows(table, f"--keep {table}")
     missing = [name for name in ("kind", "keep", "path") if name not in columns]
     if missing:
@@ -89,17 +93,16 @@ def _answers_of(table: Path) -> dict[tuple[str, str], tuple[bool, str]]:
         answer = str(row["keep"]).strip().lower()
         if answer not in _ANSWERS:
             raise DataError(f"{table}, {place}: keep = {printable(answer)!r}; {_WANTED}")
-        key = (str(row["kind"]).strip(), composed(str(row["path"])))
+        key = (str(row["kind"]).strip(), str(row["path"]))
         first, earlier = answers.setdefault(key, (_ANSWERS[answer], place))
         if first != _ANSWERS[answer]:
             raise DataError(
-                f"{table}: {printable(key[1])} is kept in {earlier} or {place}, and not in the other; delete one"
+                f"{table}: {earlier} and {place} disagree on whether to keep {printable(key[1])}; delete one of them"
             )
     return answers
 
 
 def _with_others(group: Group, instead: Mapping[str, Copy]) -> Group:
-    """Replace images of a group by others at the same distances."""
     images = []
     for image in group.images:
         other = instead.get(image.path, image)
@@ -113,10 +116,9 @@ def _path_of(path: str, instead: Mapping[str, Copy]) -> str:
 
 
 def _keeping(group: Group, paths: Collection[str]) -> Group:
-    """A group that keeps these paths."""
     kept = [image for image in group.images if image.path in paths]
     if not kept:
-        raise DataError(f"group of {group.keep.path}: no image is kept; wanted one or more")
+        raise DataError(f"group of {group.keep.path}: no image is kept; keep at least one")
     first = kept[0]
     others = [image for image in group.images if image is not first]
     if first is not group.keep:
@@ -129,11 +131,10 @@ def _keeping(group: Group, paths: Collection[str]) -> Group:
 
 
 def _distances(group: Group, images: Sequence[Copy]) -> list[float]:
-    """Distances of the first image to the others."""
     if group.kind != "near":
         return [0.0] * (len(images) - 1)
     thumbnails, problems = read_thumbnails([image.file for image in images])
     for reason in problems.values():
-        raise DataError(f"{reason}; look for copies anew")
+        raise DataError(f"{reason}; search for copies again")
     others = np.arange(1, len(images))
     return [*map(float, thumbnails.distances(np.zeros_like(others), others))]

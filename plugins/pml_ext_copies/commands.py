@@ -38,19 +38,19 @@ def duplicates(
     ] = None,
     radius: Annotated[
         float | None,
-        Option(help="Maximum distance of near copies, 0 to 2 (default: by made-up copies of some of the images)."),
+        Option(help="Maximum distance of near copies, 0 to 2 (default: chosen by altered copies of some images)."),
     ] = None,
     keep: Annotated[
         str,
         Option(
             metavar="RULE|FILE.csv",
-            help="Which image of a group to keep: most-pixels, least-compressed, oldest, those below a sub-folder, or "
-            "those that a table of --csv, or of pml-ext browse, keeps.",
+            help="Which image of a group to keep: most-pixels, least-compressed, oldest, those in a sub-folder, or "
+            "those of a table that --csv or pml-ext browse has written.",
         ),
     ] = "most-pixels",
     kind: Annotated[
         list[str] | None,
-        Option(help="Copies of this kind alone: exact (bytes), same (pixels) or near; repeatable (default: all)."),
+        Option(help="Only copies of this kind: exact (bytes), same (pixels) or near; repeatable (default: all)."),
     ] = None,
     csv: Annotated[Path | None, Option("--csv", metavar="FILE", help="Write a table, a row for each image.")] = None,
     sheet: Annotated[Path | None, Option(metavar="FILE", help="Draw a contact sheet, a PNG file.")] = None,
@@ -64,13 +64,13 @@ def duplicates(
     ] = None,
     undo: Annotated[
         Path | None,
-        Option(metavar="FOLDER", help="Put everything back that --move has moved from the images to this folder."),
+        Option(metavar="FOLDER", help="Move everything back that --move has moved to this folder."),
     ] = None,
     delete: Annotated[bool, Option("--delete", hidden=True)] = False,
     store: StoreFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find copies: of the same bytes, of the same pixels, and near ones. Nothing is deleted.
+    """Find copies: equal files, equal pixels, and near copies. Nothing is deleted.
 
     Examples:
         pml-ext duplicates photographs
@@ -83,7 +83,9 @@ def duplicates(
         )
     if undo is not None:
         if any((*of_files, radius, csv, store)):
-            raise ConfigError(f"--undo goes alone; type: pml-ext duplicates {data} --undo {undo}")
+            raise ConfigError(
+                f"--undo cannot be combined with other options; type: pml-ext duplicates {data} --undo {undo}"
+            )
         _undo(data, undo, as_json)
         return
     for option, file in (("--csv", csv), ("--sheet", sheet), ("--html", html)):
@@ -91,13 +93,13 @@ def duplicates(
             check_writable(option, file, file=True)
     if move is not None:
         if link:
-            raise ConfigError("--link and --move set the same copies aside; wanted one of them")
+            raise ConfigError("--link and --move exclude each other; use one of them")
         check_writable("--move", move)
     table = Path(keep) if keep.lower().endswith(".csv") else None
     if table is not None and against is not None:
         raise ConfigError(f"--keep {keep}: with --against, the images of {against} are kept; leave out one of them")
     if table is not None and not table.is_file():
-        raise ConfigError(f"--keep {keep}: no such file; wanted a table that --csv, or pml-ext browse, has written")
+        raise ConfigError(f"--keep {keep}: no such file; name a table that --csv or pml-ext browse has written")
     source = _source_of(data, store)
     if move is not None and source.names is not None and _finish_moves(move, source.folder):
         source = _source_of(data, store)
@@ -154,7 +156,6 @@ class _Source(NamedTuple):
 
 
 def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
-    """Read a folder of images, a run with an index, or a file of vectors."""
     run = _run_of(data, store)
     if run is not None:
         images = run.indexed_images()
@@ -173,12 +174,11 @@ def _source_of(data: Path, store: Path | None, option: str = "") -> _Source:
     if skipped:
         say(f"skipped {counted(len(skipped), 'folder')}, the first {printable(skipped[0])}")
     if not listing.names:
-        raise DataError(f"{option}{data}: no image by its name; wanted .jpg, .png, ... files")
+        raise DataError(f"{option}{data}: no images found; their names must end in .jpg, .png or the like")
     return _Source(data, listing.names)
 
 
 def _run_of(data: Path, store: Path | None = None) -> SearchedRun | None:
-    """Return the run whose folder this is."""
     if not data.is_dir() or not is_run(data, os.listdir(data)):
         return None
     search: SearchService = service("search", "pml-ext duplicates RUN")
@@ -201,7 +201,6 @@ def _of_vectors(source: _Source, radius: float | None) -> Duplicates:
 def _of_files(
     source: _Source, old: _Source | None, radius: float | None, keep: str, kinds: Sequence[str] | None
 ) -> Duplicates:
-    """Find copies among image files, with a progress bar."""
     from rich import progress
 
     from .duplicates import find_duplicates
@@ -218,36 +217,33 @@ def _of_files(
 
 
 def _keep_listed(found: Duplicates, table: Path) -> Duplicates:
-    """Keep what a table says, and report groups without a copy to move."""
     from .choices import keep_listed
 
     chosen = keep_listed(found, table)
     whole = sum(not group.others for group in chosen.groups)
     if whole:
-        say(f"{counted(whole, 'group')} left whole: {table} spares none of the images")
+        say(f"{counted(whole, 'group')} unchanged: {table} keeps all of their images")
     return chosen
 
 
 def _check_apart(folder: Path, other: Path) -> None:
-    """Raise ConfigError if one folder contains the other."""
     first, second = folder.resolve(), other.resolve()
     if first.is_relative_to(second) or second.is_relative_to(first):
-        raise ConfigError(f"--against {other}: it shares images with {folder}; wanted two folders apart")
+        raise ConfigError(f"--against {other}: it shares images with {folder}; name two separate folders")
 
 
 def _set_aside(found: Duplicates, move: Path | None, roots: Sequence[Path], run: Path | None) -> list[str]:
-    """Link or move copies; return lines about the result."""
     from .set_aside import link_copies, move_copies
 
     if move is None:
         done = link_copies(found, roots)
-        lines = [f"{counted(done.files, 'file')} replaced by hard links to equal ones: {done.space:,} bytes free"]
+        lines = [f"{counted(done.files, 'file')} replaced by hard links to equal files: {done.space:,} bytes freed"]
     else:
         done = move_copies(found, move, roots)
         lines = [f"{counted(done.files, 'image')} moved to {printable(str(move))}: {done.space:,} bytes"]
     lines += _left(done)
     if run is not None and move is not None and done.files:
-        lines.append(f"the index still lists them; type: pml-ext index {run}")
+        lines.append(f"the index still lists the moved images; type: pml-ext index {run}")
     return lines
 
 
@@ -257,7 +253,7 @@ def _finish_moves(move: Path, root: Path) -> bool:
 
     done = finish_moves(move, [root])
     if done.files or done.left:
-        say("; ".join([f"an interrupted --move went on: {counted(done.files, 'image')} moved", *_left(done)]))
+        say("; ".join([f"continued an interrupted --move: {counted(done.files, 'image')} moved", *_left(done)]))
     return done.files > 0
 
 
@@ -272,14 +268,12 @@ def _undo(data: Path, folder: Path, as_json: bool) -> None:
 
 
 def _left(done: SetAside) -> list[str]:
-    """A line about skipped files, if any."""
     if not done.left:
         return []
-    return [f"{counted(len(done.left), 'file')} left as before; the first: {printable(done.left[0])}"]
+    return [f"{counted(len(done.left), 'file')} skipped; the first: {printable(done.left[0])}"]
 
 
 def _table(found: Duplicates, noun: str) -> tuple[list[str], list[list[str]], list[int]]:
-    """Columns and rows of the printed table, and the numeric columns."""
     rows = []
     for number, group in enumerate(found.groups, start=1):
         for image in group.images:

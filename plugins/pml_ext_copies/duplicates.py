@@ -1,4 +1,4 @@
-"""The search for copies among images or vectors."""
+"""The search for copies."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ def find_duplicates(
 ) -> Duplicates:
     """Find the copies among image files; with two folders, only between them.
 
-    Near copies are images within a radius, and images connected by such pairs. The distance of two images is the
-    smallest one between a part of one thumbnail, with at least 78 % of each side, and the other whole thumbnail; see
-    :class:`pml_ext_copies.thumbnails.Thumbnails`. Images with the same pixels also agree in frames, depth, transparency
-    and color profile; otherwise they are near.
+    Near copies are images within a radius, and images connected by such pairs;
+    :class:`pml_ext_copies.thumbnails.Thumbnails` defines the distance. Images with the same pixels also agree in
+    frames, depth, transparency and color profile; otherwise they are near.
 
     Args:
         images: the files. Hard and symbolic links to one file are one image.
-        radius: maximum distance of near copies; the default is :func:`pml_ext_copies.radius.chosen_radius`.
+        radius: by default :func:`pml_ext_copies.radius.chosen_radius`.
         keep: which copy of a group is first; see :data:`pml_ext_copies.image_files.KEEPS`.
         kinds: the kinds to find. For exact copies alone, only the images to keep are decoded.
         listener: receives the number of images read so far.
@@ -100,12 +99,10 @@ def find_duplicates(
 def find_equal_vectors(ids: Sequence[str], embeddings: Tensor, radius: float | None = None) -> Duplicates:
     """Find equal vectors, and vectors within a radius.
 
-    By default, the radius is half the median distance to the nearest distinct vector, over a sample of 200.
-
     Args:
         ids: of the vectors; the smallest id of a group is kept.
         embeddings: of length 1, ``[N, D]``.
-        radius: maximum distance of near copies.
+        radius: by default half the median distance to the nearest distinct vector, over a sample of 200.
     """
     check_radius(radius)
     points = embeddings.cpu().float()
@@ -134,7 +131,7 @@ class _Grouping:
 
     Args:
         names: of the images.
-        rank: of an image in a group of a kind; the smallest is kept.
+        rank: of an image in a group; the smallest is kept.
         copy: an image at a distance from the one to keep.
     """
 
@@ -165,7 +162,6 @@ class _Grouping:
         return added
 
     def add_near(self, pairs: Pairs, radius: float, distances: Distances) -> None:
-        """Add the groups connected by pairs within a radius."""
         count = len(self._names)
         pairs = pairs.where(pairs.distances <= radius)
         pairs = forest(Pairs(self.stands_for[pairs.first], self.stands_for[pairs.second], pairs.distances), count)
@@ -178,7 +174,7 @@ class _Grouping:
 
 
 def _of_equal_bytes(images: ImageFiles) -> list[list[int]]:
-    """Groups of files with the same bytes; only files of equal size are read."""
+    """Groups of files with the same bytes; reads only files of equal size."""
     groups: list[list[int]] = []
     for numbers in _grouped_by(lambda number: images.stats[number].st_size, images.distinct.tolist()):
         if images.may_match(numbers):
@@ -187,7 +183,6 @@ def _of_equal_bytes(images: ImageFiles) -> list[list[int]]:
 
 
 def _of_equal_pixels(images: ImageFiles, pairs: Pairs) -> list[list[int]]:
-    """Groups of images with the same pixels, among the nearest."""
     groups: list[list[int]] = []
     for numbers in components(pairs.where(pairs.distances <= _SAME), len(images)):
         for alike in _grouped_by(images.traits, numbers):
@@ -196,7 +191,7 @@ def _of_equal_pixels(images: ImageFiles, pairs: Pairs) -> list[list[int]]:
 
 
 def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> list[list[int]]:
-    """Groups of two numbers or more with one key; None is no key."""
+    """Groups of two numbers or more with the same key other than None."""
     grouped: dict[Hashable, list[int]] = defaultdict(list)
     for number in numbers:
         grouped[key_of(number)].append(number)
@@ -204,7 +199,6 @@ def _grouped_by(key_of: Callable[[int], Hashable], numbers: Iterable[int]) -> li
 
 
 def _nearest_beyond(points: Tensor, radius: float) -> float | None:
-    """Median distance of sampled vectors to the nearest one beyond a radius."""
     drawn = points[sample_indices(len(points), _SAMPLE, seed=0)].double()  # so that equal vectors are at 0
     nearest = torch.full((len(drawn),), torch.inf, dtype=torch.float64)
     for start in range(0, len(points), _TILE):

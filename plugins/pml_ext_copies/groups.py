@@ -14,7 +14,8 @@ from pml_ext_train.retrieval import CopyKind
 
 KINDS: tuple[CopyKind, ...] = get_args(CopyKind)
 _NAMES = {"exact": "same bytes", "same": "same pixels", "near": "near"}
-_COLUMNS = ("group", "kind", "keep", "path", "distance", "bytes", "width", "height", "differs")
+_IMAGE_FIELDS = ("path", "distance", "bytes", "width", "height")
+_COLUMNS = ("group", "kind", "keep", *_IMAGE_FIELDS, "differs")
 
 
 class Traits(NamedTuple):
@@ -79,12 +80,12 @@ class Group:
 
     @property
     def others(self) -> list[Copy]:
-        """The copies that need not be kept; with two folders, only those of the new one."""
+        """The copies that need not be kept; with two folders, only the new ones."""
         return [image for image in self.images[1:] if not image.stays]
 
     @property
     def pairs(self) -> list[tuple[str, str, float]]:
-        """The shortest pairs that connect a near group, nearest first; otherwise each copy and the image to keep."""
+        """The shortest pairs that connect a near group; otherwise each copy and the image to keep."""
         return self.near_pairs or [(self.keep.path, image.path, image.distance) for image in self.images[1:]]
 
     def keeps(self, image: Copy) -> bool:
@@ -92,14 +93,14 @@ class Group:
         return image is self.keep or image.stays
 
     def differing(self, image: Copy) -> list[str]:
-        """What an image and the one to keep differ in besides pixels, such as frames."""
+        """How an image differs from the one to keep besides pixels, such as frames."""
         if self.keep.traits is None or image.traits is None:
             return []
         return self.keep.traits.differing(image.traits)
 
     def about(self, image: Copy) -> str:
-        """The kind, and what differs: ``"near, other frames"``."""
-        return ", other ".join([_NAMES[self.kind], *self.differing(image)])
+        """The kind, and what differs: ``"near, different frames"``."""
+        return ", different ".join([_NAMES[self.kind], *self.differing(image)])
 
     @property
     def space(self) -> int:
@@ -111,7 +112,7 @@ class Group:
 class Duplicates:
     """The groups of a collection: exact ones first, large groups first.
 
-    An image is a copy in one group only, because the later kinds compare only the images to keep.
+    An image is a copy in one group only.
     """
 
     groups: list[Group]
@@ -135,10 +136,10 @@ class Duplicates:
         """A line about the groups and the choice of the radius."""
         near = f"within {self.radius:.3g}" if self.radius else ""
         if self.made_up:
-            near += f", chosen by {self.made_up} made-up copies"
+            near += f", chosen by {self.made_up} altered copies"
         if self.nearest_other is not None:
             nearest = "" if self.nearest is None else f"at {self.nearest:.3g}, "
-            near += f"; the nearest other is {nearest}typically at {self.nearest_other:.3g}"
+            near += f"; the nearest other {noun} is {nearest}typically at {self.nearest_other:.3g}"
         if not self.groups:
             return f"No copies among {counted(self.images, noun)}" + (near and f"; near is {near}")
         counts = {kind: len(self.of_kind(kind)) for kind in KINDS}
@@ -169,7 +170,7 @@ class Duplicates:
         for group in self.groups:
             images = []
             for image in group.images:
-                about = {name: getattr(image, name) for name in ("path", "distance", "bytes", "width", "height")}
+                about = {name: getattr(image, name) for name in _IMAGE_FIELDS}
                 images.append(about | {"differs": group.differing(image)})
             groups.append({"kind": group.kind, "keep": group.keep.path, "images": images})
             pairs += [list(pair) for pair in group.pairs]

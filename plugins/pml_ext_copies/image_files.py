@@ -1,4 +1,4 @@
-"""Image files of one folder or two, with the properties that copies share."""
+"""Image files of one folder or two, with what copies share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ImageFiles:
             try:
                 stat = os.stat(file)
             except OSError as error:
-                self.skipped[self.names[number]] = f"{file}: cannot be looked at ({error.strerror})"
+                self.skipped[self.names[number]] = f"{file}: cannot be read ({error.strerror})"
                 continue
             self.stats[number] = stat
             by_file[stat.st_dev, stat.st_ino, number >= self.first_old].append(number)
@@ -56,7 +56,7 @@ class ImageFiles:
         return len(self.files)
 
     def may_match(self, numbers: Sequence[int]) -> bool:
-        """Whether images can be a group: two or more, with two folders some of each."""
+        """Whether images can be a group: two or more, and some of each folder."""
         if self.compares_two:
             return min(numbers) < self.first_old <= max(numbers)
         return len(numbers) > 1
@@ -103,7 +103,7 @@ class ImageFiles:
             return None
 
     def rank(self, number: int, keep: str, same_pixels: bool = False) -> tuple[Any, ...]:
-        """The sort key that decides which copy is kept, the smallest; see :data:`KEEPS`."""
+        """A sort key: the image with the smallest is kept; see :data:`KEEPS`."""
         stat = self.stats[number]
         name = self.names[number]
         traits = self.traits(number) or Traits(0, 0, 0, "", 0, "", b"", False)
@@ -140,7 +140,7 @@ fewer bytes; then by time, the older first, by more bytes, and by the path. File
 
 
 def check_keep(images: ImageFiles, keep: str) -> None:
-    """Raise ConfigError for a rule that is none, nor the path of a sub-folder with images."""
+    """Raise ConfigError unless a text is a rule or a sub-folder with images."""
     if keep not in KEEPS and not any(images.is_below(number, keep) for number in range(len(images))):
         raise ConfigError(f"--keep {keep}: no image is below {keep!r}; wanted {', '.join(KEEPS)} or a sub-folder")
 
@@ -187,7 +187,7 @@ def _add_frame(digest: Any, shown: Any, is_animated: bool) -> None:
 
 
 def _is_lossy(file: Path) -> bool:
-    """Whether an image's format is lossy, so that a lossless file with the same pixels was made from it."""
+    """Whether the format is lossy; lossless files with its pixels were made from it."""
     try:
         with open_image(file) as image:
             if image.format == "WEBP":

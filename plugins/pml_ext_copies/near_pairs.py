@@ -32,10 +32,9 @@ class Pairs(NamedTuple):
 
 
 def shortest_pairs(points: Tensor, radius: float) -> Pairs:
-    """Find the minimum spanning forest of all pairs within a radius.
+    """The minimum spanning forest of all pairs within a radius.
 
-    All pairs are compared for up to 20,000 vectors, and without faiss. Otherwise each vector is compared with those of
-    16 lists of a faiss index, which has as many lists as the square root of the number of vectors.
+    With faiss and more than 20,000 vectors, each one is compared with 16 lists of an index only.
     """
     waiting = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
     for candidates in _candidates(points, radius):
@@ -49,7 +48,6 @@ def shortest_pairs(points: Tensor, radius: float) -> Pairs:
 
 
 def _forest_of(blocks: list[Pairs], count: int) -> Pairs:
-    """The minimum spanning forest of several blocks of pairs."""
     return forest(Pairs(*map(np.concatenate, zip(*blocks, strict=True))), count)
 
 

@@ -1,4 +1,4 @@
-"""A page with pairs of copies side by side, and a contact sheet."""
+"""A page and a contact sheet of copies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_sheet(found: Duplicates, file: Path) -> None:
 
 
 def write_page(found: Duplicates, file: Path, title: str, summary: str) -> None:
-    """Write a page of the first 200 pairs: an image to keep and a copy. It loads nothing from a network."""
+    """Write a page of the first 200 pairs: an image to keep and a copy."""
     with needs_extra("train", "a page of copies"):
         import jinja2
     reader = PictureReader(channels=3)

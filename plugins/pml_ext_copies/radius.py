@@ -1,4 +1,4 @@
-"""The radius of near copies, from made-up copies of a sample of photographs."""
+"""The radius of near copies, from altered copies of a sample of photographs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ _LONGEST = 4096  # longer side of an image of which copies are made: WebP has at
 
 
 def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
-    """An image after being saved as JPEG or WebP."""
     file = io.BytesIO()
     image.save(file, kind, quality=quality)
     return Image.open(file)
 
 
 def _cropped(image: Image.Image, lost: float, left: float, top: float) -> Image.Image:
-    """An image without a fraction of each side, shared out by ``left`` and ``top``."""
     width = max(1, round(image.width * (1 - lost)))
     height = max(1, round(image.height * (1 - lost)))
     x = round((image.width - width) * left)
@@ -58,14 +56,14 @@ CHANGES: tuple[Callable[[Image.Image], Image.Image], ...] = (
 
 
 def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> tuple[float, int]:
-    r"""Choose the radius of a collection; also returns the number of made-up copies.
+    r"""The radius of near copies, and the number of altered copies that it comes from.
 
     .. math:: r = \sqrt{c \cdot \max(c, \tfrac{1}{3} o)}
 
-    c is the 99th percentile of the made-up copies' distances, and o the median distance of an image to the nearest one
+    c is the 99th percentile of the altered copies' distances, and o the median distance of an image to the nearest one
     beyond 2 c, or 0 without any.
 
-    *Cost:* reads 32 images, whatever the size of the collection.
+    *Cost:* reads 32 images of any collection.
 
     Args:
         files: of the collection; unreadable ones are left out.
@@ -84,7 +82,7 @@ def chosen_radius(files: Sequence[Path], pairs: Pairs, count: int) -> tuple[floa
 
 
 def distances_of_copies(files: Sequence[Path]) -> Vectors:
-    """The distance of each made-up copy from its photograph, without unreadable ones."""
+    """The distance of each altered copy from its photograph, without unreadable ones."""
     images = []
     for file in files:
         try:

@@ -54,8 +54,8 @@ class _Move:
 def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
     """Replace exact copies by hard links to the image to keep.
 
-    Both files are compared byte by byte first. The link gets a hidden name, which is then renamed over the copy, so a
-    kill leaves a whole file or a link. If a copy is on another device, ConfigError is raised before anything changes.
+    Both files are compared byte by byte first. A kill leaves the file or the link. If a copy is on another device,
+    ConfigError is raised before anything changes.
     """
     pairs = []
     for group in found.of_kind("exact"):
@@ -66,8 +66,8 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
         for name, _, kept, _ in pairs:
             if name.exists() and kept.exists() and os.lstat(name).st_dev != os.stat(kept).st_dev:
                 raise ConfigError(
-                    f"--link: {name} is on another device than {kept}, where no hard link reaches; "
-                    "wanted copies of one device (or --move DIR)"
+                    f"--link: {name} and {kept} are on different devices, which hard links cannot connect; "
+                    "use --move FOLDER"
                 )
         for name, stat, kept, kept_stat in pairs:
             if reason := _why_left(name, stat, kept, kept_stat):
@@ -81,7 +81,6 @@ def link_copies(found: Duplicates, roots: Sequence[Path]) -> SetAside:
 
 
 def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
-    """Replace a file by a hard link if both have the same bytes."""
     digest = hashlib.sha256(os.fsencode(copy.name)).hexdigest()[:16]
     temporary = copy.with_name(f".pml-ext-link-{digest}")
     try:
@@ -103,8 +102,8 @@ def _is_linked(copy: Path, kept: Path, done: SetAside) -> bool:
 def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAside:
     """Move the copies of all groups to a folder, with their paths below it.
 
-    Skips a pair if either file has changed since the comparison. The plan is written into the folder first:
-    :func:`finish_moves` completes it after a kill, and :func:`move_back` reverts it. Existing files are never replaced.
+    Skips a pair if either file has changed since the comparison. The plan is written first, so that
+    :func:`finish_moves` can complete it after a kill. Existing files are never replaced.
 
     Args:
         found: the groups.
@@ -135,11 +134,13 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
             for image in images:
                 if (root / image.copy).exists() and os.lstat(root / image.copy).st_dev != target.stat().st_dev:
                     raise ConfigError(
-                        f"--move {folder}: {root / image.copy} is on another device; wanted a folder on its own"
+                        f"--move {folder}: {root / image.copy} is on another device; choose a folder on the same device"
                     )
             for parent in {(target / image.target).parent for image in images}:
                 if target not in (parent.resolve(), *parent.resolve().parents):
-                    raise ConfigError(f"--move {folder}: {parent} is a link out of it; wanted another folder")
+                    raise ConfigError(
+                        f"--move {folder}: {parent} is a link that leads out of it; choose another folder"
+                    )
             moves = [*_read(target), _Move(str(root), False, images)]
             _carry_out(moves, moves[-1], target, done)
     for link, is_copy in links.items():
@@ -151,7 +152,7 @@ def move_copies(found: Duplicates, folder: Path, roots: Sequence[Path]) -> SetAs
 
 
 def finish_moves(folder: Path, roots: Sequence[Path]) -> SetAside:
-    """Complete interrupted moves from the first root, as they were planned."""
+    """Complete interrupted moves from the first root, as planned."""
     target = Path(os.path.realpath(folder))
     done = SetAside()
     if _unfinished(_read(target), roots[0]):
@@ -191,7 +192,7 @@ def _carry_out(moves: Sequence[_Move], move: _Move, target: Path, done: SetAside
 
 
 def move_back(folder: Path, root: Path) -> SetAside:
-    """Move copies back to their places below ``root``; a copy stays in ``folder`` if its place is taken.
+    """Move copies back below ``root``; a copy stays in ``folder`` if its place is taken.
 
     The next call completes an interrupted one. DataError if nothing was moved from ``root``.
     """
@@ -199,10 +200,10 @@ def move_back(folder: Path, root: Path) -> SetAside:
     known = {move.root for move in _read(target)}
     if os.path.realpath(root) not in known:
         if not known:
-            why = f"it has no list of moved images, {MOVES}, which older versions did not write"
+            why = f"it has no list of moved images, {MOVES} (older versions wrote none)"
             raise DataError(f"--undo {folder}: {why}; to put copies back by hand: cp -an {folder}/. {root}")
         raise DataError(
-            f"--undo {folder}: it has images of {min(known)}; wanted the folder that --move moved images of {root} to"
+            f"--undo {folder}: its images come from {min(known)}; type: pml-ext duplicates {min(known)} --undo {folder}"
         )
     done = SetAside()
     with _locked([root, folder]):
@@ -233,7 +234,7 @@ def _is_back(image: _Planned, move: _Move, target: Path, done: SetAside) -> bool
 
 
 def _moved(source: Path, target: Path) -> bool:
-    """Move a file on its device; False, without a change, if the name is taken or the file is gone.
+    """Move a file on its device; False, without a change, if the name is taken or the file gone.
 
     A kill may leave both names; the next call removes the first.
     """
@@ -259,7 +260,6 @@ def _moved(source: Path, target: Path) -> bool:
 
 
 def _is_second_name(source: Path, target: Path) -> bool:
-    """Whether two paths are two hard links of one file."""
     if source.stat().st_nlink == 1 or source.parent.samefile(target.parent):
         return False
     return target.exists() and source.samefile(target)
@@ -280,14 +280,16 @@ def _renamed(source: Path, target: Path) -> bool:
 
 
 def _check_apart(folder: Path, roots: Iterable[Path]) -> None:
-    """Raise ConfigError if the folder contains a root, or is inside one, by whatever link."""
+    """Raise ConfigError if the folder contains a root, or is inside one, also by a link."""
     real = Path(os.path.realpath(folder))
     for root in roots:
         is_inside = Path(os.path.abspath(root)) in Path(os.path.abspath(folder)).parents
         if is_inside or any(place.exists() and place.samefile(root) for place in (real, *real.parents)):
-            raise ConfigError(f"--move {folder}: it is inside of {root}, whose images are compared; wanted another")
+            raise ConfigError(
+                f"--move {folder}: it is inside {root}, whose images are compared; choose a folder outside"
+            )
         if real in Path(os.path.realpath(root)).parents:
-            raise ConfigError(f"--move {folder}: {root}, whose images are compared, is inside of it; wanted another")
+            raise ConfigError(f"--move {folder}: it contains {root}, whose images are compared; choose another folder")
 
 
 @contextlib.contextmanager
@@ -301,7 +303,6 @@ def _locked(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def _read(target: Path) -> list[_Move]:
-    """The moves into a folder, oldest first."""
     file = target / MOVES
     try:
         moves = read_json(file)["moves"]
@@ -310,7 +311,7 @@ def _read(target: Path) -> list[_Move]:
         return []
     except (DamagedError, KeyError, TypeError) as error:
         raise DataError(
-            f"{file}: damaged ({error}), so that moves to {target} cannot be undone; rename it to move more"
+            f"{file}: damaged ({error}), so moves to {target} cannot be undone; rename it to move more images"
         ) from None
 
 
@@ -323,7 +324,7 @@ def _why_left(name: Path, stat: FileStat, kept: Path, kept_stat: FileStat) -> st
     if name.is_symlink():
         return f"{name} is a symbolic link"
     if kept.is_symlink():
-        return f"{name} is a file, and its copy {kept} a symbolic link"
+        return f"{name} is a file, but the image to keep, {kept}, is a symbolic link"
     for file, before in ((name, stat), (kept, kept_stat)):
         now = file_stat(file)
         if now is None:

@@ -39,7 +39,7 @@ WHOLE: Part = (1.0, 1.0, 0.0, 0.0)
 
 
 def _parts() -> list[Part]:
-    """The whole image, and parts that keep 78 to 97 % of one side or both."""
+    """The whole image, and parts with 78 to 97 % of one side or both."""
     parts = [WHOLE]
     for kept in (0.97, 0.94, 0.9, 0.86, 0.82, 0.78):
         places = (-1.0, 0.0, 1.0) if kept > 0.92 else (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -85,9 +85,9 @@ def thumbnail_of(image: Image.Image) -> Tensor:
 class Thumbnails:
     """Gray thumbnails and mean colors of images, and the vectors made from them.
 
-    A vector has the structure of a thumbnail, or of a part, at 16 x 16 pixels: luminance without its mean, divided by
-    its length, so brightness and contrast do not matter. For an image without structure, the mean color counts. The
-    detail at 48 x 48 pixels is what remains after subtracting the mean of 9 x 9 pixels around each.
+    A vector has the luminance of a thumbnail, or of a part, at 16 x 16 pixels, without its mean and divided by its
+    length. For an image without structure, the mean color counts. Details are 48 x 48 pixels less the mean of 9 x 9
+    around each.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -99,12 +99,12 @@ class Thumbnails:
         return len(self.gray)
 
     def vectors(self, rows: Numbers | slice, parts: Sequence[Part] = (WHOLE,)) -> Tensor:
-        """Vectors of length 1 of parts of some thumbnails, ``[B, parts, D]``."""
+        """Vectors of length 1 of parts of thumbnails, ``[B, parts, D]``."""
         smooth, flat = self._smooth(rows)
         return _vectors_of(smooth, flat, torch.tensor(parts).expand(len(smooth), -1, 4))
 
     def _smooth(self, rows: Numbers | slice) -> tuple[Tensor, Tensor]:
-        """Smoothed thumbnails ``[B, 1, 64, 64]``, and color entries for images without structure, ``[B, 4]``."""
+        """Smoothed thumbnails ``[B, 1, 64, 64]``, and color entries, ``[B, 4]``."""
         gray = self.gray[rows].float().unsqueeze(1)
         smooth = nn.functional.avg_pool2d(nn.functional.pad(gray, (1, 1, 1, 1), mode="replicate"), 3, 1)
         colors = self.colors[rows] - 128
@@ -121,12 +121,12 @@ class Thumbnails:
         return torch.cat(blocks)
 
     def distances(self, first: Numbers, second: Numbers) -> Vectors:
-        r"""The distance of each pair: the smallest from a part of one image to the whole other image.
+        r"""The distance of each pair: the smallest from a part of one image to the other image.
 
         .. math:: d = \max(\lVert s - s' \rVert, \tfrac{1}{2} \lVert t - t' \rVert)
 
-        s are the vectors of structure of the best part and of the whole image, t their normalized details. Details are
-        only computed if the structures are within 0.77.
+        s are the vectors of the best part and the whole image, t their normalized details, which are only computed if
+        the first are within 0.77.
 
         Args:
             first: numbers of images, ``[P]``.
@@ -149,7 +149,7 @@ class Thumbnails:
         return distances
 
     def _best_parts(self, rows: Numbers, others: Numbers) -> tuple[Vectors, Numbers]:
-        """The largest product of a part of each image with another whole one, and the part's number."""
+        """The largest product of a part of each image with another whole one, and the part."""
         products = np.zeros(rows.shape, dtype=np.float32)
         best = np.zeros(rows.shape, dtype=np.int64)
         order = np.argsort(rows.ravel(), kind="stable")
@@ -164,14 +164,14 @@ class Thumbnails:
         return products, best
 
     def _products_of_details(self, rows: Numbers, parts: Tensor, wholes: Numbers) -> Tensor:
-        """Products of the details of parts ``[B, 4]`` and of other whole images, ``[B]``."""
+        """Products ``[B]`` of details of parts ``[B, 4]`` and whole images."""
         whole = torch.tensor([WHOLE]).expand(len(rows), 1, 4)
         one = _details_of(_sampled(self.gray[rows].float()[:, None], parts[:, None], DETAILED))
         other = _details_of(_sampled(self.gray[wholes].float()[:, None], whole, DETAILED))
         return (one * other).sum(1)
 
     def _fitted(self, rows: Numbers, others: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """Products ``[B]`` of whole images with the parts of others that fit best, and these parts.
+        """Products ``[B]`` of whole images with the best parts of others, and these parts.
 
         Each step applies the best of ten small changes to the parts ``[B, 4]``, or halves the changes.
         """
@@ -191,7 +191,6 @@ class Thumbnails:
 
 
 def _inside(parts: Tensor) -> Tensor:
-    """Parts moved inside their images, with at least 75 % of each side."""
     sides = parts[..., :2].clamp(0.75, 1)
     room = 1 - sides
     return torch.cat([sides, parts[..., 2:].clamp(-room, room)], -1)
@@ -206,7 +205,7 @@ def _vectors_of(smooth: Tensor, flat: Tensor, parts: Tensor) -> Tensor:
 
 
 def _sampled(gray: Tensor, parts: Tensor, side: int) -> Tensor:
-    """Parts ``[B, P, 4]`` of thumbnails ``[B, 1, 64, 64]`` at another size, ``[B, 1, P * side, side]``."""
+    """Parts ``[B, P, 4]`` of thumbnails at another size, ``[B, 1, P * side, side]``."""
     count = parts.shape[1]
     width, height, x, y = parts.unsqueeze(-1).unbind(2)
     centers = (2 * torch.arange(side) + 1) / side - 1
@@ -226,13 +225,10 @@ def _details_of(shown: Tensor) -> Tensor:
 
 
 def candidates(thumbnails: Thumbnails, groups: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
-    """Pairs of images that may be copies: for some parts of each, the eight nearest whole images.
+    """Pairs of images that may be copies: for parts of each, the eight nearest whole images.
 
-    With faiss and more than 20,000 images, a part is compared with 16 lists of an index.
-
-    Args:
-        thumbnails: of all images.
-        groups: numbers of all images; or of two sets, which are searched for each other.
+    With faiss and more than 20,000 images, a part is compared with 16 lists of an index. ``groups`` has all numbers, or
+    two sets that are searched for each other.
     """
     total = len(thumbnails)
     pairs = [np.empty(0, dtype=np.int64)]

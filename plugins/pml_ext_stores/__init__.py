@@ -1,4 +1,4 @@
-"""Vector databases that hold and search the images of an index: ``pml-ext index RUN --to SCHEME:ADDRESS``."""
+"""Vector databases that hold and search an index."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _qdrant(address: str, table: str, size: int) -> Store:
 
 @hookimpl
 def pml_ext_checks() -> dict[str, Callable[..., Any]]:
-    """The check of the stores of all plugins."""
+    """The check of stores."""
     return {"store": check_store}
 
 
 def check_store(named: Named) -> str:
-    """A store keeps and finds what is written, in a temporary folder; one that needs a server is not tried."""
+    """A store keeps and finds what is written; one that needs a server is not tried."""
     from .contract import check_in_folder
 
     return check_in_folder(named)
@@ -54,7 +54,7 @@ def check_store(named: Named) -> str:
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """What copies an index into a store of any plugin."""
+    """The service that fills and searches a store."""
     return {"stores": _stores}
 
 

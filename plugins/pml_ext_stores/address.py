@@ -1,4 +1,4 @@
-"""Addresses of stores as errors show them, without passwords."""
+"""Addresses of stores as errors show them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def masked(address: str) -> str:
 
 @contextlib.contextmanager
 def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert a database's errors into a one-line DataError without passwords."""
+    """Convert a database's errors into a DataError without passwords."""
     try:
         yield
     except errors as error:
-        why = shortened(one_line(error), 300)
-        text = f"{masked(name)} failed ({why}); what was written before stays, type the command again to go on"
+        why = shortened(one_line(error), 100)
+        text = f"{masked(name)} failed ({why}); type the command again to continue, what was written is kept"
         raise DataError(text) from error

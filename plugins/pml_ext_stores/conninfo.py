@@ -22,11 +22,8 @@ def _conninfo(address: str) -> dict[str, Any] | None:
     url = re.match(r"postgres(?:ql)?://([^?]*)", address)
     user = url[1].rpartition("@")[0] if url is not None else ""
     ports = str(parts.get("port", "")).split(",")
-    if "/" in user or "@" in user:
+    if "/" in user or "@" in user or not all(port.isdecimal() for port in ports if port):
         return None
-    for port in ports:
-        if port and not port.isdecimal():
-            return None
     return parts
 
 
@@ -41,10 +38,8 @@ def public_part(address: str) -> str:
     if parts is None:
         return "***"
     host = str(parts.get("host", ""))
-    port = str(parts.get("port", ""))
-    database = str(parts.get("dbname", ""))
     if ":" in host:
         host = f"[{host}]"
-    if port:
-        host += f":{port}"
-    return f"postgresql://{quote(host, safe=',:[]')}/{quote(database, safe='')}"
+    if parts.get("port"):
+        host += f":{parts['port']}"
+    return f"postgresql://{quote(host, safe=',:[]')}/{quote(str(parts.get('dbname', '')), safe='')}"

@@ -1,4 +1,4 @@
-"""The contract of stores, tried with made-up images in a temporary folder by ``pml-ext check``."""
+"""The contract of stores, which ``pml-ext check`` tries with made-up images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AddressError(DataError):
 
 
 def check_in_folder(named: Named) -> str:
-    """Run :func:`check_contract` in a temporary folder; SkipCheck for a store that needs a server."""
+    """Check a store in a temporary folder; SkipCheck for a store that needs a server."""
     takes_arguments(named.value, "address", "table", "size")
     requires_no_options(named.value, positions=3)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -46,7 +46,7 @@ def check_in_folder(named: Named) -> str:
 
 
 def check_contract(factory: Callable[..., Any], address: str) -> str:
-    """Write, search, replace, delete and reopen made-up images in a store; return what was tried.
+    """Write, search, replace, delete and reopen made-up images; return what was tried.
 
     The tables ``pml_ext_check`` and ``pml_ext_check_other`` of ``address`` must be new. PluginError for a breach of the
     interface, AddressError if nothing can be opened; other errors are the store's own.
@@ -97,7 +97,6 @@ def _opened(factory: Callable[..., Any], address: str, table: str) -> CheckedSto
 
 
 def _made_up(count: int, first: int, seed: int) -> Rows:
-    """Rows of random unit vectors with ids from ``first`` on."""
     points = np.random.default_rng(seed).standard_normal((count, _SIZE)).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     ids = np.arange(first, first + count)
@@ -117,13 +116,11 @@ def _part(rows: Rows, start: int, end: int) -> Rows:
 
 
 def _by_id(rows: Rows) -> dict[int, tuple[int, str, str, Any]]:
-    """Checksum, path, class and vector of each image by its id."""
     columns = (rows.checksums.tolist(), rows.paths, rows.classes, rows.vectors)
     return dict(zip(rows.ids.tolist(), zip(*columns, strict=True), strict=True))
 
 
 def _write(store: CheckedStore, batches: list[Rows]) -> None:
-    """Write batches from an iterator; PluginError if the store does not read all."""
     read: list[Rows] = []
 
     def each() -> Iterator[Rows]:
@@ -150,7 +147,6 @@ def _check_held(store: CheckedStore, held: dict[int, Any], when: str) -> None:
 
 
 def _check_searches(store: CheckedStore, held: dict[int, Any]) -> None:
-    """Compare searches with a loop over all images, with each filter."""
     queries = _made_up(3, first=0, seed=2).vectors
     for where in _FILTERS:
         for query, found in zip(queries, store.search(queries.copy(), _K, where), strict=True):

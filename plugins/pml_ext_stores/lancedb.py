@@ -40,7 +40,7 @@ class LanceDB:
                     raise
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Merge each batch as a version of the table; create or extend the inverted lists of a large table."""
+        """Merge each batch as a version of the table; create or extend a large table's lists."""
         with self._errors():
             for batch in rows:
                 vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
@@ -82,11 +82,7 @@ class LanceDB:
                     query = query.where(f"class = '{quoted}'", prefilter=True).bypass_vector_index()
                 if where.radius is not None:
                     query = query.distance_range(upper_bound=math.nextafter(where.radius**2, math.inf))
-                results = []
-                for row in query.to_arrow().to_pylist():
-                    distance = math.sqrt(max(row["_distance"], 0.0))
-                    results.append(SearchResult(row["id"], row["path"], row["class"], distance))
-                found.append(results)
+                found.append([_result(row) for row in query.to_arrow().to_pylist()])
         return found
 
     def delete(self, ids: Sequence[int]) -> None:
@@ -109,3 +105,7 @@ class LanceDB:
         with self._errors():
             table = self._table.search().select(["id", "checksum"]).limit(max(1, self.count())).to_arrow()
         return dict(zip(table["id"].to_pylist(), table["checksum"].to_pylist(), strict=True))
+
+
+def _result(row: Mapping[str, Any]) -> SearchResult:
+    return SearchResult(row["id"], row["path"], row["class"], math.sqrt(max(row["_distance"], 0.0)))

@@ -22,7 +22,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # scheme and address
 
 
 class MirroredStore(CheckedStore):
-    """A store that holds a copy of an index; ``shown`` is its address without secrets."""
+    """A store with a copy of an index; ``shown`` is its address without secrets."""
 
     def __init__(self, store: CheckedStore, shown: str) -> None:
         super().__init__(store._store, store._owner)
@@ -80,10 +80,7 @@ class MirroredStore(CheckedStore):
 
 
 def open(address: str, identity: str, size: int) -> MirroredStore:
-    """Open the table of a network's embeddings at an address such as ``lancedb:DIR``.
-
-    ConfigError for an address without a known scheme.
-    """
+    """Open the table of a network's embeddings at an address such as ``lancedb:DIR``."""
     schemes = registry.values("store")
     # A scheme of two plugins is "entry-point:scheme".
     scheme = next((each for each in schemes if ":" in each and address.startswith(f"{each}:")), "")

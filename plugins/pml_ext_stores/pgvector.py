@@ -57,7 +57,7 @@ class PgVector:
         return self._connection.execute(sql.SQL(query).format(**self._names), values or None)  # type: ignore[arg-type]
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Copy each batch in a transaction; the first call builds the graph, later ones extend it."""
+        """Copy each batch in a transaction; the first call builds the graph."""
         with self._errors():
             columns = f"id bigint PRIMARY KEY, checksum bigint, path text, class text, embedding vector({self._size})"
             self._execute(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})")
@@ -83,10 +83,7 @@ class PgVector:
             self._execute("ANALYZE {table}")
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Search the graph, or exactly: with a class, for many answers, or for long vectors.
-
-        A filtered graph search would stop after ``hnsw.max_scan_tuples`` images, even with too few answers.
-        """
+        """Search the graph, or exactly: with a class, for many answers, or for long vectors."""
         if not self._there:
             return [[] for _ in vectors]
         exact = where.within is not None or k > MOST_CANDIDATES or self._size > MOST_INDEXED

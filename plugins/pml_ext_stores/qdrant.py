@@ -1,4 +1,4 @@
-"""Qdrant: a server, or a folder that the client searches itself."""
+"""Qdrant: a server, or a folder."""
 
 from __future__ import annotations
 

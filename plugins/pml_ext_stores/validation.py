@@ -1,4 +1,4 @@
-"""Checked stores: a wrong answer or a failure is an error that names store, plugin and method."""
+"""Checked stores: errors name the store, its plugin and the method."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class CheckedStore:
         return [self._checked_results(results, k, where) for results in answer]
 
     def _checked_results(self, results: Any, k: int, where: SearchFilter) -> list[SearchResult]:
-        """The results of one vector; PluginError if order, filter or number is wrong."""
         if not _is_list(results):
             raise self._error("search", f"{shortened(repr(results), 100)} for a vector", "a list of SearchResult")
         if len(results) > k:

@@ -67,9 +67,9 @@ def test_of_an_error_less_is_better():
     assert (difference.better, difference.mean) == (1.0, pytest.approx(-0.125))
 
 
-def test_the_best_row_and_those_not_told_from_it_are_named():
+def test_the_best_row_and_similar_rows_are_named():
     text = best_rows(rows_with([0.3, 0.5, 0.4999, 0.2]), "after", "map_at_r")
-    assert text.startswith("Best by MAP@R: row 1, 50.0 %. Not told from it (paired t-tests, p < 0.05")
+    assert text.startswith("Best by MAP@R: row 1, 50.0 %. Not significantly worse (paired t-tests, p < 0.05")
     assert text.endswith(": row 2.")
     text = best_rows(rows_with([0.3, 0.5, 0.4]), "after", "map_at_r")
     assert text == (
@@ -77,7 +77,7 @@ def test_the_best_row_and_those_not_told_from_it_are_named():
         "(paired t-tests, p < 0.05 after Holm's correction for all pairs of rows)."
     )
     one_seed = best_rows(rows_with([0.3, 0.5], seeds=1), "after", "map_at_r")
-    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested, for lack of values of two common seeds: row 0."
+    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested (fewer than two common seeds): row 0."
     assert best_rows(rows_with([0.3]), "after", "map_at_r") == ""
 
 
@@ -88,14 +88,14 @@ def test_rows_without_values_or_spread_are_not_tested():
     text = best_rows(groups, "after", "map_at_r")
     assert text == (
         "Best by MAP@R: row 1, 50.0 %. Worse by the same difference in each pair, without a test: row 0. "
-        "Not tested, for lack of values of two common seeds: other."
+        "Not tested (fewer than two common seeds): other."
     )
     groups = [*rows_with([0.3, 0.5, 0.4]), groups[-1]]
     assert "all other rows" not in best_rows(groups, "after", "map_at_r")
     assert best_rows(rows_with([0.5, 0.5], spread=0), "after", "map_at_r").endswith(": row 1.")
 
 
-def test_the_best_row_is_tested_for_all_pairs_of_rows():
+def test_tests_of_the_best_row_cover_all_pairs():
     """The values that are tested have chosen it."""
     groups = []
     for number in range(6):
@@ -115,7 +115,7 @@ def test_another_baseline_stands_in_for_one_that_failed(folder):
     assert result["sentences"][0] == f"failed has no finished run; the differences are from {one.name}."
 
 
-def test_purity_is_a_share_and_a_metric_of_a_plugin_is_not():
+def test_only_known_metrics_are_cut_to_shares():
     runs = {}
     for seed, value in enumerate((0.01, 0.3)):
         metrics = {"recall_at_1": 0.5, "purity": value, "theirs": value}
@@ -125,7 +125,7 @@ def test_purity_is_a_share_and_a_metric_of_a_plugin_is_not():
     assert row["theirs"]["low"] < 0
 
 
-def test_a_row_that_is_higher_on_common_seeds_is_not_lower():
+def test_common_seeds_decide_which_row_is_worse():
     best, other = rows_with([0.5, 0.4])
     best.runs[5] = {None: {"after": {"map_at_r": 0.9}}}
     other.runs.clear()
@@ -133,11 +133,11 @@ def test_a_row_that_is_higher_on_common_seeds_is_not_lower():
         deviation = 0.001 * (seed % 2)
         other.runs[seed] = {None: {"after": {"map_at_r": 0.52 + deviation}}}
     text = best_rows([best, other], "after", "map_at_r")
-    assert text.startswith("Best by MAP@R: row 0, 56.7 %. Not told from it")
+    assert text.startswith("Best by MAP@R: row 0, 56.7 %. Not significantly worse")
     assert text.endswith(": row 1.")
 
 
-def test_the_baseline_is_named_or_the_first_with_runs(folder):
+def test_the_baseline_is_named_or_first(folder):
     one, other = groups_below([folder / "runs"])
     failed = Group("failed", {}, errors={"seed 0": "no such file"})
     assert chosen_baseline([failed, one, other], None) is one
@@ -151,7 +151,7 @@ def test_the_baseline_is_named_or_the_first_with_runs(folder):
         compare([failed], ["nmi"])
 
 
-def test_intervals_of_shares_are_cut_at_0_and_1(tmp_path):
+def test_intervals_of_shares_are_cut(tmp_path):
     for seed, recall in enumerate((0.91, 0.97, 0.9)):
         finished_run(tmp_path / f"high/{seed}", "cbml/a", seed, recall, mvc_weight=1.0)
         finished_run(tmp_path / f"low/{seed}", "cbml/b", seed, 1 - recall, mvc_weight=0.0)

@@ -44,7 +44,7 @@ def test_values_are_means_over_all_folds():
     assert group.seconds() is None
 
 
-def test_the_selection_is_told():
+def test_selection_of_epochs_is_described():
     assert Group("a", {}).selection() == "last epoch"
     validated = {"evaluation.validation": 0.2, "evaluation.select_on": "validation"}
     assert Group("a", validated).selection() == "20 % of training classes"
@@ -67,7 +67,7 @@ def test_what_cannot_be_grouped_is_refused(folder):
     with pytest.raises(ConfigError, match=r"no finished run in it; type: pml-ext train"):
         groups_below([folder / "empty"])
     finished_run(folder / "again/0", "cbml/a", 0, 0.1, mvc_weight=1.0)
-    with pytest.raises(ConfigError, match="another run has the same recipe, settings and seed, but other results"):
+    with pytest.raises(ConfigError, match="another run has the same recipe, settings and seed, but different results"):
         groups_below([folder / "runs", folder / "again"])
     for text in ("[run", "[run]\nrecipe = 'cbml/a'\n"):
         (folder / "again/0/recipe.toml").write_text(text)
@@ -86,7 +86,7 @@ def test_metrics_of_another_run_are_refused(folder):
         groups_below([folder / "runs"])
 
 
-def test_unequal_settings_are_named():
+def test_unequal_settings_are_named_by_kind():
     base = Group("base", {"loss.name": "cbml", "model.trunk.name": "convnet", "sampler.batch_size": 80})
     changes = {
         "trunk": {"model.trunk.name": "resnet"},
@@ -118,7 +118,7 @@ def test_values_of_the_paper_are_quoted():
     assert Group("x", {"data.name": "omniglot-small"}).paper_values("after", "nmi") == []
 
 
-def test_a_metric_that_is_not_finite_is_no_value(tmp_path):
+def test_metrics_that_are_not_finite_are_missing(tmp_path):
     finished_run(tmp_path / "0", "cbml/a", 0, 0.5)
     finished_run(tmp_path / "1", "cbml/a", 1, float("nan"))
     finished_run(tmp_path / "again/1", "cbml/a", 1, float("nan"))  # the same run: NaN differs from itself
@@ -127,7 +127,7 @@ def test_a_metric_that_is_not_finite_is_no_value(tmp_path):
     assert group.values("after", "nmi") == {0: 0.5, 1: 0.5}
 
 
-def test_rows_that_differ_in_trials_alone_have_names_of_their_own():
+def test_rows_with_unequal_trials_have_different_names():
     groups = [Group("a", {"x": 1}), Group("a", {"x": 1}, trials=20), Group("b", {"x": 1})]
     disambiguate_names(groups)
     assert [group.name for group in groups] == ["a trials=0", "a trials=20", "b"]

@@ -44,6 +44,7 @@ class LateAnswers(Executor):
         super().__init__(jobs=2)
         self.answers = [JobResult(stopped=signal.SIGTERM), answer]
         self.started = 0
+        self.is_asked_to_stop = False
 
     def start(self, job):
         self.started += 1
@@ -52,6 +53,9 @@ class LateAnswers(Executor):
     def ended(self, on_progress):
         first_job = next(iter(self.running))
         yield self.running.pop(first_job), self.answers.pop(0)
+
+    def stop(self):
+        self.is_asked_to_stop = True
 
 
 class Busy(Executor):
@@ -73,21 +77,23 @@ class Busy(Executor):
 def test_workers_that_the_signal_ends_are_not_replaced(tmp_path, in_the_same_poll):
     said = []
     executor = DyingWorkers(in_the_same_poll)
-    with pytest.raises(StoppedError, match="go on with the same command"):
+    with pytest.raises(StoppedError, match="type the same command again to continue"):
         do(jobs(tmp_path), executor, lambda job, text: said.append(text))
     assert (said, executor.started) == ([], 1)
 
 
-@pytest.mark.parametrize("answer", [JobResult(died=True), JobResult(busy=True)])
-def test_no_job_starts_again_once_a_signal_has_ended_one(tmp_path, answer):
+@pytest.mark.parametrize("answer", [JobResult(died=True), JobResult(busy=True), JobResult(stopped=signal.SIGTERM)])
+def test_no_job_starts_after_a_signal(tmp_path, answer):
     said = []
     executor = LateAnswers(answer)
     with pytest.raises(StoppedError, match="SIGTERM with checkpoints"):
         do(jobs(tmp_path, seeds=2), executor, lambda job, text: said.append(text))
     assert (said, executor.started) == ([], 2)
+    assert executor.is_asked_to_stop
+    assert not executor.running  # the second job ended by itself
 
 
-def test_a_busy_job_is_tried_again_after_a_while(tmp_path):
+def test_a_busy_job_is_tried_again_later(tmp_path):
     executor = Busy()
     assert do(jobs(tmp_path), executor, silent) == {}
     assert executor.tries == 3

@@ -13,7 +13,7 @@ from .examples import Killed, Quick, jobs, metrics, silent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_two_workers_of_ray_one_killed_give_the_same_numbers(tmp_path, here):
+def test_workers_of_ray_reproduce_the_same_numbers(tmp_path, here):
     try:
         executor = OnRay(2)
     except Exception as error:

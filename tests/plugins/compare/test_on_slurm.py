@@ -24,7 +24,7 @@ class TimedOut:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
-def test_jobs_of_submitit_are_cancelled_when_they_are_to_stop(tmp_path):
+def test_stopping_cancels_jobs_of_submitit(tmp_path):
     executor = OnSlurm(1, tmp_path / "slurm")
     executor.start(Sleeper())
     executor.stop()
@@ -50,7 +50,7 @@ def test_submitit_without_slurm_gives_jobs_their_time(tmp_path):
         DelayedSubmission(on_slurm._Submitted(TimedOut())).result()
 
 
-def test_time_limits_of_sbatch():
+def test_time_limits_of_sbatch_in_minutes():
     limits = {"90": 90, "90:30": 91, "1:30:00": 90, "1-12": 36 * 60, "1-12:30": 36 * 60 + 30, "0-0:0:1": 1}
     assert {text: minutes_of(text) for text in limits} == limits
     with pytest.raises(ConfigError, match="SBATCH_TIMELIMIT=a day: wanted minutes"):
@@ -59,7 +59,7 @@ def test_time_limits_of_sbatch():
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 @pytest.mark.parametrize(("limit", "minutes"), [("1:30:00", 90), ("UNLIMITED", 525_600), ("0", 525_600)])
-def test_jobs_of_slurm_have_the_time_limit_of_sbatch(tmp_path, monkeypatch, limit, minutes):
+def test_jobs_have_the_time_limit_of_sbatch(tmp_path, monkeypatch, limit, minutes):
     import submitit
 
     given = {}

@@ -38,7 +38,7 @@ def test_probability_of_improvement_and_its_interval():
     assert below.better_high == pytest.approx(1 - 0.025 ** (1 / 5))
 
 
-def test_pairs_wanted_have_the_power_and_one_less_has_not():
+def test_fewest_pairs_that_reach_a_power():
     def power(pairs, effect):
         critical = stats.t.ppf(0.975, pairs - 1)
         return stats.nct.sf(critical, pairs - 1, effect * math.sqrt(pairs))
@@ -60,7 +60,7 @@ def test_holm_corrects_step_by_step():
     assert holm([]) == []
 
 
-def test_equal_rows_are_called_different_in_one_of_twenty():
+def test_equal_rows_rarely_differ_significantly_by_chance():
     generator = np.random.default_rng(1)
     called = 0
     rows = 200

@@ -14,7 +14,7 @@ from .examples import TUNABLE, constant, silent, states
 pytest.importorskip("optuna")
 
 
-def test_a_journal_cut_in_its_last_line_keeps_the_others(tunable, tmp_path):
+def test_a_cut_journal_keeps_its_complete_lines(tunable, tmp_path):
     (study,) = studies_of(tunable, tmp_path, trials=2)
     assert do(trial_jobs([study], "cpu", None)[:1], Executor(), silent) == {}
     assert states(study) == ["COMPLETE"]
@@ -27,11 +27,11 @@ def test_a_journal_cut_in_its_last_line_keeps_the_others(tunable, tmp_path):
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert len(states(study)) == 2
     journal.write_bytes(b"no journal\n" + whole)
-    with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it, and the trials begin anew"):
+    with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it to start the trials again"):
         study.optuna_study()
 
 
-def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):
+def test_ranges_of_whole_ends_may_be_floats(tmp_path, monkeypatch):
     text = TUNABLE.replace("low = 0.2, high = 2.0", "low = 0, high = 2").replace("choices = [2]", "low = 2, high = 4")
     (tmp_path / "one.toml").write_text(text + "[loss]\nneg_margin = 0.5\n")
     monkeypatch.setattr(trials, "train_and_validate", constant())
@@ -43,7 +43,7 @@ def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):
     assert type(second.params["sampler.m"]) is int
 
 
-def test_a_kill_while_a_trial_begins_does_not_block_the_study(tunable, tmp_path, monkeypatch):
+def test_a_killed_start_does_not_block_studies(tunable, tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "train_and_validate", constant())
     (study,) = studies_of(tunable, tmp_path, trials=1)
     study.optuna_study().enqueue_trial({"loss.neg_margin": 1})  # then killed, before study.ask
@@ -56,7 +56,7 @@ def test_a_kill_while_a_trial_begins_does_not_block_the_study(tunable, tmp_path,
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
-def test_a_saved_recipe_keeps_settings_of_a_tuned_component(tmp_path, monkeypatch):
+def test_a_saved_recipe_keeps_a_components_settings(tmp_path, monkeypatch):
     ranges = '"optimizer.name" = { choices = ["sgd"] }\n'
     (tmp_path / "one.toml").write_text(TUNABLE + ranges)
     monkeypatch.setattr(trials, "train_and_validate", constant())

@@ -33,7 +33,7 @@ def test_rows_have_intervals_and_printed_values():
     assert table.caption.endswith("The papers' values are of their own data and networks.")
 
 
-def test_differences_have_their_tests():
+def test_differences_have_their_tests_and_intervals():
     tested = difference(p=0.0123, p_holm=0.0246, p_permutation=0.0625, better=0.9, better_low=0.5, better_high=1.0)
     assert tested == [
         "c",
@@ -87,7 +87,7 @@ def test_a_bar_in_a_name_divides_no_cell():
     assert markdown_table(table)[-1] == r"| a\|b | 1 |"
 
 
-def test_markdown_and_latex():
+def test_a_table_in_markdown_and_latex():
     table = rows_table(RESULT)
     assert markdown_table(table)[:2] == [
         "| recipe | seeds | NMI | NMI in the paper | trials | seconds | selection |",

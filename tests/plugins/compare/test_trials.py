@@ -43,7 +43,7 @@ def test_a_trial_that_was_ended_goes_on(tunable, tmp_path):
     assert states(study) == ["COMPLETE", "COMPLETE"]
 
 
-def test_values_wrong_for_one_trial_count_as_a_trial(tunable, tmp_path):
+def test_wrong_values_fail_a_single_trial(tunable, tmp_path):
     ranges = '"sampler.m" = { choices = [2, 3] }'  # three do not divide a batch of four
     text = TUNABLE.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
     (tmp_path / "one.toml").write_text(text.replace("low = 0.2, high = 2.0", "low = 0.0, high = 0.2"))
@@ -76,7 +76,7 @@ def test_values_that_raise_anything_count_as_a_trial(tunable, tmp_path, monkeypa
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
-def test_a_trial_whose_processes_are_killed_is_given_up(tunable, tmp_path, monkeypatch):
+def test_a_trial_that_is_killed_repeatedly_fails(tunable, tmp_path, monkeypatch):
     (study,) = studies_of(tunable, tmp_path, trials=2)
 
     class Died(BaseException):
@@ -98,12 +98,12 @@ def test_a_trial_whose_processes_are_killed_is_given_up(tunable, tmp_path, monke
     said = []
     job.do(said.append)
     assert states(study) == ["FAIL"]
-    assert "its process was killed 3 times, as where memory runs out" in said[-1]
+    assert "its process was killed 3 times, perhaps for lack of memory" in said[-1]
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
-def test_a_first_trial_with_a_drawn_value_may_fail_alone(tunable, tmp_path, monkeypatch):
+def test_a_drawn_first_trial_may_fail_alone(tunable, tmp_path, monkeypatch):
     """The recipe's own value is not in the range, so that the first trial does not tell that all would fail."""
     text = TUNABLE.replace('"sampler.m" = { choices = [2] }', '"sampler.m" = { choices = [3, 4] }')
     (tmp_path / "one.toml").write_text(text)

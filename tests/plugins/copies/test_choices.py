@@ -2,6 +2,7 @@
 
 import csv
 import io
+import unicodedata
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext_copies.choices import keep_chosen, keep_listed
 from pml_ext_copies.duplicates import find_duplicates, find_equal_vectors
 
-from ..search.photographs import stacked, write_copies
+from ..search.photographs import photograph, stacked, write_copies
 from .test_duplicates import files_of, write_kinds
 
 
@@ -38,7 +39,7 @@ def test_distances_are_from_the_image_that_is_kept(folder):
     others = [place for place in range(3) if found.groups[place].keep.path != "01-doubled.png"]
     assert [chosen.groups[other] for other in others] == [found.groups[other] for other in others]
     (folder / "01-half.png").unlink()
-    with pytest.raises(DataError, match="01-half.png.*; look for copies anew"):
+    with pytest.raises(DataError, match="01-half.png.*; search for copies again"):
         keep_chosen(found, {place: ["01-crop.png"]})
 
 
@@ -93,7 +94,7 @@ def test_a_saved_table_keeps_the_same_again(tmp_path, recwarn):
     assert not [one for one in recwarn if "without an image" in str(one.message)]
 
 
-def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
+def test_images_without_a_row_are_kept(folder, tmp_path):
     found = find_duplicates(files_of(folder))
     table = tmp_path / "copies.csv"
     rows = "near;FALSE;01-doubled.png\nnear; yes ;01-crop.png\nexact;no;02-half.png\n;;\n"  # as spreadsheets write it
@@ -107,15 +108,47 @@ def test_an_image_that_a_table_does_not_have_stays(folder, tmp_path):
     assert [group.others for group in others] == [[], []]
 
 
+@pytest.mark.parametrize(("in_folder", "in_table"), [("NFD", "NFC"), ("NFC", "NFD"), ("NFD", "NFD")])
+def test_composed_and_decomposed_names_are_equal(tmp_path, recwarn, in_folder, in_table):
+    folder = tmp_path / unicodedata.normalize(in_folder, "Zo\u00eb")
+    folder.mkdir()
+    names = [unicodedata.normalize(in_folder, f"caf\u00e9 {number}.png") for number in range(2)]
+    for name in names:
+        photograph(0).save(folder / name)
+    found = find_duplicates(files_of(tmp_path))
+    kept = found.groups[0].images[1].path
+    chosen = keep_chosen(found, {0: [kept]})
+    table = tmp_path / "copies.csv"
+    table.write_text(unicodedata.normalize(in_table, chosen.as_csv()), "utf-8")
+    assert keep_listed(found, table) == chosen
+    assert not recwarn.list
+
+
+def test_names_that_differ_by_composition_have_rows(tmp_path):
+    """Two files on a system that does not compare names as people read them: their own table keeps one of them."""
+    for form in ("NFC", "NFD"):
+        photograph(0).save(tmp_path / unicodedata.normalize(form, "caf\u00e9.png"))
+    found = find_duplicates(files_of(tmp_path))
+    if not found.groups:
+        pytest.skip("one file on this system")
+    table = tmp_path / "copies.csv"
+    table.write_text(found.as_csv(), "utf-8")
+    assert keep_listed(found, table) == found
+    kept, spare = (image.path for image in found.groups[0].images)
+    table.write_text(f"kind,keep,path\nexact,no,{kept}\n", "utf-8")
+    assert [image.path for image in keep_listed(found, table).groups[0].others] == [kept]
+    assert keep_listed(found, table).groups[0].keep.path == spare
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
         ("keep,path\nyes,a.png\n", "no column kind; wanted a table as --csv writes it"),
         ("kind,keep,path\nnear,maybe,a.png\n", "line 2: keep = 'maybe'; wanted"),
-        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "a.png is kept in line 2 or line 3, and not"),
+        ("kind,keep,path\nnear,no,a.png\nnear,yes,a.png\n", "line 2 and line 3 disagree on whether to keep a.png"),
     ],
 )
-def test_another_table_is_refused(tmp_path, rows, told):
+def test_a_wrong_or_contradictory_table_is_refused(tmp_path, rows, told):
     (tmp_path / "copies.csv").write_text(rows)
     with pytest.raises(DataError, match=told):
         keep_listed(find_duplicates(files_of(tmp_path)), tmp_path / "copies.csv")
@@ -125,7 +158,7 @@ def test_a_table_keeps_an_image_of_each_group(folder, tmp_path):
     found = find_duplicates(files_of(folder))
     table = tmp_path / "copies.csv"
     table.write_text(found.as_csv().replace(",yes,", ",no,", 1))
-    with pytest.raises(DataError, match="it keeps no image of the near group of .*; wanted keep = yes in one row"):
+    with pytest.raises(DataError, match="no image of the near group of .* is kept; write keep = yes in one"):
         keep_listed(found, table)
 
 

@@ -53,6 +53,12 @@ def test_three_kinds_of_copies_are_told_apart(tmp_path):
     sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*.*")}
     spare = ("exact $1_3.png", "sub/exact.png", "0.png", "same.tif", "small.jpg", "same.bmp")
     assert found.space == sum(sizes[path] for path in spare)
+    shown = found.as_json()
+    assert {*shown} == {"groups", "pairs", "radius", "nearest", "nearest_other", "made_up_copies", "images", "space"}
+    assert {*shown["groups"][0]} == {"kind", "keep", "images"}
+    assert shown["groups"][0]["keep"] == shown["groups"][0]["images"][0]["path"] == "0.png"
+    assert {*shown["groups"][0]["images"][0]} == {"path", "distance", "bytes", "width", "height", "differs"}
+    assert len(shown["pairs"]) == sum(len(group.images) - 1 for group in found.groups)
 
 
 def test_changes_of_photographs_are_found_by_the_default(tmp_path):
@@ -83,7 +89,7 @@ def test_a_radius_that_is_given_is_taken(tmp_path):
             find_duplicates(images, radius=radius)
 
 
-def test_only_the_kinds_that_are_wanted_are_looked_for(tmp_path):
+def test_only_the_requested_kinds_are_found(tmp_path):
     images = files_of(write_kinds(tmp_path / "images"))
     read = []
     found = find_duplicates(images, kinds=["exact"], listener=read.append)
@@ -184,17 +190,6 @@ def test_vectors_are_compared_with_their_nearest_others():
     assert (found.groups[0].images[0].bytes, found.space) == (None, 0)
 
 
-def test_collections_of_one_vector_or_of_equal_ones_have_a_radius():
+def test_tiny_collections_of_vectors_have_a_radius():
     assert find_equal_vectors(["a"], torch.eye(4)[:1]).groups == []
     assert paths_of(find_equal_vectors(["a", "b"], torch.eye(4)[[0, 0]]).groups) == [["a", "b"]]
-
-
-def test_json_has_every_group(tmp_path):
-    found = find_duplicates(files_of(write_kinds(tmp_path / "images")))
-    told = found.as_json()
-    assert {*told} == {"groups", "pairs", "radius", "nearest", "nearest_other", "made_up_copies", "images", "space"}
-    exact = told["groups"][0]
-    assert {*exact} == {"kind", "keep", "images"}
-    assert exact["keep"] == exact["images"][0]["path"]
-    assert {*exact["images"][0]} == {"path", "distance", "bytes", "width", "height", "differs"}
-    assert len(told["pairs"]) == sum(len(group.images) - 1 for group in found.groups)

@@ -60,7 +60,7 @@ def test_what_reading_drops_makes_images_near_at_most(tmp_path, what):
     for number, (image, options) in enumerate(images):
         image.save(tmp_path / f"{number}.{ending}", **options)
     (group,) = found_in(tmp_path).groups
-    assert group.about(group.images[1]) == ("near, other " + differs if differs else "near")
+    assert group.about(group.images[1]) == ("near, different " + differs if differs else "near")
 
 
 def test_colors_that_pillow_cuts_are_near_at_most(tmp_path):
@@ -133,6 +133,6 @@ def test_the_original_is_kept_by_default(tmp_path, what):
 
 
 @pytest.mark.parametrize("keep", ["least-compressed", "oldest", "#recycle"])
-def test_a_file_in_a_bin_is_kept_by_no_rule(tmp_path, keep):
+def test_no_rule_keeps_files_of_a_bin(tmp_path, keep):
     kept = write_original(tmp_path, "none of a bin")
     assert found_in(tmp_path, keep=keep).groups[0].keep.path == kept

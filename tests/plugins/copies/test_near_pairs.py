@@ -70,7 +70,7 @@ def test_equal_vectors_are_one_group(blocks):
     assert components(found, 1000) == [list(range(1000))]
 
 
-def test_the_forest_keeps_the_shortest_of_pairs_that_come_twice():
+def test_the_forest_keeps_the_shortest_repeated_pairs():
     pairs = Pairs(
         np.array([0, 1, 2, 2, 4]), np.array([1, 0, 0, 1, 4]), np.array([0.5, 0.2, 0.3, 0.4, 0.0], dtype=np.float32)
     )

@@ -37,7 +37,7 @@ def test_distances_are_those_of_each_change(files):
     assert 0 < max(wanted) < 0.3
 
 
-def test_the_radius_is_between_copies_and_a_third_of_the_way_to_others(files):
+def test_the_radius_lies_between_copies_and_others(files):
     pairs = pairs_of((0, 1, 0.9), (1, 2, 1.1), (3, 4, 1.0), (5, 6, 0.01))
     held = np.quantile(distances_of_copies(files), HELD)
     radius, made_up = chosen_radius(files, pairs, 7)
@@ -60,7 +60,7 @@ def test_unreadable_files_are_left_out(files, tmp_path):
     assert chosen_radius([broken], pairs_of((0, 1, 0.9)), 2) == (0, 0)
 
 
-def test_nearest_distances_are_of_images_with_a_pair_beyond():
+def test_nearest_distances_skip_pairs_within_the_radius():
     pairs = pairs_of((0, 1, 0.2), (0, 2, 0.5), (1, 2, 0.7), (3, 4, 0.1))
     for distance, wanted in ((0.15, [0.2, 0.2, 0.5]), (0.3, [0.5, 0.7, 0.5]), (0.8, [])):
         assert nearest_beyond(pairs, 6, distance).tolist() == pytest.approx(wanted)

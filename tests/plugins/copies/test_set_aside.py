@@ -118,9 +118,9 @@ def test_other_devices_are_refused_before_anything_is_done(folder, aside, monkey
         return os.stat_result(values)
 
     monkeypatch.setattr(set_aside.os, "lstat", on_another)
-    with pytest.raises(ConfigError, match="is on another device than .*0.png, where no hard link reaches"):
+    with pytest.raises(ConfigError, match="0.png are on different devices, .*; use --move FOLDER"):
         link_copies(found, [folder])
-    with pytest.raises(ConfigError, match="is on another device; wanted a folder on its own"):
+    with pytest.raises(ConfigError, match="is on another device; choose a folder on the same"):
         move_copies(found, aside, [folder])
     monkeypatch.undo()
     assert {file.stat().st_nlink for file in folder.rglob("*.png")} == {1}
@@ -200,7 +200,7 @@ def test_a_folder_with_the_images_is_refused(folder, tmp_path, place):
     (folder / "link out").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "link in").mkdir()
     (tmp_path / "link in" / "sub").symlink_to(folder / "sub")
-    with pytest.raises(ConfigError, match="(inside of|sub is a link out of it).*wanted another"):
+    with pytest.raises(ConfigError, match="(inside|contains|sub is a link that leads out of it).*; choose"):
         move_copies(find_duplicates(files_of(folder)), tmp_path / place, [folder])
     assert not (tmp_path / place / MOVES).exists()
 
@@ -227,7 +227,7 @@ def test_undo_reports_only_images_that_it_moved(folder, tmp_path, aside):
     assert not move_back(aside, folder).left
 
 
-def test_old_images_stay(folder, tmp_path, aside):
+def test_images_of_the_old_folder_stay(folder, tmp_path, aside):
     new = tmp_path / "new"
     new.mkdir()
     photograph(0, 640).save(new / "larger.png")
@@ -237,7 +237,7 @@ def test_old_images_stay(folder, tmp_path, aside):
     before = tree(folder)
     done = move_copies(find_duplicates(files_of(new, folder)), aside, [new, folder])
     assert (done.files, {*tree(aside)}) == (1, {"larger.png"})
-    assert "linked.png is a file, and its copy" in done.left[0]
+    assert "linked.png is a file, but the image to keep" in done.left[0]
     assert tree(folder) == before
 
 

@@ -79,7 +79,7 @@ def test_brightness_and_contrast_do_not_count():
     assert distance(image, photograph(5)) > 0.5
 
 
-def test_images_of_one_color_are_told_apart_by_it():
+def test_plain_images_are_compared_by_their_color():
     red, green, gray, other_gray = (
         Image.new("RGB", (90, 60), color) for color in ((200, 30, 30), (30, 120, 30), (90, 90, 90), (94, 94, 94))
     )
@@ -109,7 +109,7 @@ def details_by_loops(image):
     return vector / np.linalg.norm(vector)
 
 
-def test_photographs_of_one_structure_are_told_apart_by_details():
+def test_details_distinguish_photographs_of_similar_structure():
     rng = np.random.default_rng(3)
     slow = np.asarray(photograph(6).resize((6, 6)).resize((256, 256)), dtype=np.float64) * 0.6 + 50
     images = []
@@ -164,7 +164,7 @@ def test_lists_of_faiss_find_copies(monkeypatch):
     assert {(number, number + 60) for number in range(60)} <= set(zip(first.tolist(), second.tolist(), strict=True))
 
 
-def test_files_are_read_in_order_and_unreadable_ones_are_named(tmp_path):
+def test_unreadable_files_are_named_in_order(tmp_path):
     for number in range(5):
         photograph(number).save(tmp_path / f"{number}.png")
     (tmp_path / "2.png").write_bytes(b"no image")

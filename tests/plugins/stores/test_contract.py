@@ -45,11 +45,6 @@ def result_of(factory):
     return result
 
 
-def test_every_careless_store_has_a_text():
-    classes = {name for name, value in vars(careless).items() if isinstance(value, type)}
-    assert classes - {"Path", "SearchResult", "Lines", "Prints"} == BUGS.keys()
-
-
 @pytest.mark.parametrize(("name", "text"), BUGS.items())
 def test_a_fault_of_a_store_is_found(name, text):
     result = result_of(getattr(careless, name))
@@ -58,20 +53,13 @@ def test_a_fault_of_a_store_is_found(name, text):
 
 
 @pytest.mark.parametrize("factory", [careless.Lines, careless.Prints])
-def test_a_right_store_passes(factory, capsys):
+def test_a_store_without_faults_passes(factory, capsys):
     result = result_of(factory)
     assert (result.status, result.text) == (
         "passed",
         "40 made-up images written, searched, replaced, deleted and reopened",
     )
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(("scheme", "package"), [("lancedb", "lancedb"), ("qdrant", "qdrant_client")])
-def test_our_stores_in_a_folder_pass(scheme, package):
-    pytest.importorskip(package, reason=f"needs the extra {scheme}")
-    result = result_of(registry.factory("store", scheme))
-    assert (result.status, result.text[:2]) == ("passed", "40")
 
 
 def test_a_store_that_needs_a_server_is_skipped():
@@ -91,10 +79,6 @@ def test_a_refused_address_is_a_reason_to_skip(error):
     assert (result.status, "(FOLDER is no server)" in result.text) == ("skipped", True)
 
 
-def test_a_factory_that_fails_is_no_reason_to_skip():
+def test_a_factory_that_fails_is_no_skip():
     result = result_of(lambda address, table, size: 1 / 0)
     assert (result.status, "ZeroDivisionError" in result.text) == ("failed", True)
-    result = result_of(lambda address, table, size: None)
-    methods = "write and search and delete and count and checksums"
-    text = f"the store is a NoneType without the method {methods}; wanted the methods of"
-    assert (result.status, text in result.text) == ("failed", True)

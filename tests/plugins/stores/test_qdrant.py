@@ -17,7 +17,7 @@ def store(tmp_path):
     return opened(f"qdrant:{tmp_path / 'points'}")
 
 
-def test_points_are_sent_in_requests_and_read_in_pages(store, monkeypatch):
+def test_points_are_sent_and_read_in_batches(store, monkeypatch):
     monkeypatch.setattr(qdrant, "_SENT", 7)
     monkeypatch.setattr(qdrant, "BATCH", 10)
     images = rows(45)

@@ -58,7 +58,7 @@ def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monke
         assert len(run.query(names[5], k=100, store=address, within="3")[0].paths) < 100
 
 
-def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monkeypatch):
+def test_the_next_write_completes_a_failed_one(address, make, folder, monkeypatch):
     run = make()
     run.index(folder)
     store = run.open_store(address)
@@ -111,7 +111,7 @@ def test_a_class_is_complete_beside_a_large_one(address):
 
 
 @pytest.mark.parametrize("scheme", ["lancedb", "qdrant"])
-def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
+def test_reading_does_not_create_a_store(command, runs, folder, tmp_path, scheme):
     pytest.importorskip({"lancedb": "lancedb", "qdrant": "qdrant_client"}[scheme], reason=f"needs the extra {scheme}")
     new = tmp_path / "new"
     told = command("query", runs[0], folder / "3" / "0003.png", "--store", f"{scheme}:{new}")

@@ -64,7 +64,7 @@ class Overlapping(careless.Lines):
         return super().count()
 
 
-def test_threads_of_a_page_leave_stdout_as_it_was(tmp_path):
+def test_overlapping_threads_leave_stdout_unchanged(tmp_path):
     store = opened(Overlapping, tmp_path)
     before = sys.stdout
     with ThreadPoolExecutor(2) as threads:
@@ -103,7 +103,7 @@ def pml_ext_stores():
         open_checked("fails", str(tmp_path), "table", 0)
 
 
-def test_an_error_with_a_text_for_the_user_stays(tmp_path):
+def test_errors_for_the_user_stay_unchanged(tmp_path):
     def refuses(address, table, size):
         raise DataError("no server there")
 
@@ -112,7 +112,9 @@ def test_an_error_with_a_text_for_the_user_stays(tmp_path):
 
 
 def test_a_store_without_a_method_is_refused(tmp_path):
-    with pytest.raises(PluginError, match="'theirs' is a NoneType without the method write and search and delete"):
+    with pytest.raises(
+        PluginError, match="'theirs' is a NoneType without the method write and search and delete and count"
+    ):
         opened(lambda address, table, size: None, tmp_path)
 
 
@@ -143,7 +145,7 @@ def test_the_index_is_not_copied_to_careless_stores(install_stores, make, folder
 
 
 @pytest.mark.usefixtures("isolated_registry")
-def test_a_scheme_of_two_plugins_is_reached_by_its_plugin(install_stores, make, folder, tmp_path):
+def test_a_shared_scheme_is_named_with_its_plugin(install_stores, make, folder, tmp_path):
     install_stores("theirs", "Lines")
     install_stores("others", "Lines")
     run = make()
