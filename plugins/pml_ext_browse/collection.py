@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -226,10 +226,11 @@ class BrowsedRun:
             note += " that have a class"
         if len(chosen) < len(known):
             note += ", drawn at random"
-        pairs = list[Pair]()
-        for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), distances.tolist(), strict=True):
-            name = self.classes[query]
-            pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
+        names = self.classes
+        pairs = [
+            Pair(query, other, distance, names[query] == names[other], self.trained[names[query]])
+            for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), distances.tolist(), strict=True)
+        ]
         return sorted(pairs, key=lambda pair: pair.distance), note
 
     def pairs(self, part: Part = ALL) -> list[Pair]:
@@ -262,12 +263,6 @@ class BrowsedRun:
         """Paths of images that are missing or outside the folder; takes a second for 100,000 images."""
         return [path for path in self.paths if self._inside(path) is None]
 
-    @property
-    def there(self) -> list[str]:
-        """Paths of images whose files are inside the folder."""
-        gone = set(self.missing)
-        return [path for path in self.paths if path not in gone]
-
     def _inside(self, path: str) -> Path | None:
         """A file's path with links resolved; None if it is missing or outside the folder."""
         try:
@@ -290,13 +285,10 @@ class BrowsedRun:
 
 def folders_of(paths: Sequence[str]) -> list[str]:
     """The folders of paths and their parent folders, sorted."""
-    found = set[str]()
+    found: set[str] = set()
     for path in paths:
-        folder = path.rpartition("/")[0]
-        while folder and folder not in found:
-            found.add(folder)
-            folder = folder.rpartition("/")[0]
-    return sorted(found)
+        found.update(map(str, PurePosixPath(path).parents))
+    return sorted(found - {"."})
 
 
 def _comparable(name: str) -> str:

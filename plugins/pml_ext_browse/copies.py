@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pml_ext.errors import ConfigError, DataError, PmlExtError, shortened
@@ -58,36 +58,26 @@ class CopiesSearch:
         self._collection = collection
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._state = CopiesState()
+        self.thread: threading.Thread | None = None
+        self.state = CopiesState()
         self._found: FoundCopies | None = None
         self._places: dict[str, int] = {}  # of groups, by key
         self._keys: list[str] = []
 
-    @property
-    def state(self) -> CopiesState:
-        """The progress of the search."""
-        return self._state
-
     def begin(self, folder: str = "", keep: str = RULES[0], radius: float | None = None) -> None:
         """Look for copies below a sub-folder, in a thread, unless a search is running."""
         with self._lock:
-            if self._thread is not None and self._thread.is_alive():
+            if self.thread is not None and self.thread.is_alive():
                 return
             self._stop.clear()
             self._found = None
-            self._state = CopiesState("running", folder=folder, keep=keep, radius=radius)
-            self._thread = threading.Thread(target=self._search, name="copies")
-            self._thread.start()
+            self.state = CopiesState("running", folder=folder, keep=keep, radius=radius)
+            self.thread = threading.Thread(target=self._search, name="copies")
+            self.thread.start()
 
     def stop(self) -> None:
         """Let the search end at the next image."""
         self._stop.set()
-
-    def wait(self) -> None:
-        """Wait for the end of the search."""
-        if self._thread is not None:
-            self._thread.join()
 
     def _search(self) -> None:
         try:
@@ -101,10 +91,11 @@ class CopiesSearch:
             raise
 
     def _find(self) -> None:
-        state = self._state
+        state = self.state
         collection = self._collection
         start = f"{composed(state.folder)}/" if state.folder else ""
-        names = [path for path in collection.there if composed(path).startswith(start)]
+        gone = set(collection.missing)
+        names = [path for path in collection.paths if path not in gone and composed(path).startswith(start)]
         if not names:
             raise DataError(f"{collection.folder}: no image files below {state.folder or 'it'}")
         self._change(images=len(names))
@@ -120,32 +111,21 @@ class CopiesSearch:
         self._change(read=read)
 
     def _change(self, **changes: Any) -> None:
-        self._state = self._state._replace(**changes)
+        self.state = self.state._replace(**changes)
 
     # What was found
 
-    def _done(self) -> FoundCopies:
+    @property
+    def found(self) -> FoundCopies:
+        """The groups; DataError before a search has ended."""
         if self._found is None:
             raise DataError("the copies have not been looked for; press Find copies")
         return self._found
 
-    def __len__(self) -> int:
-        return len(self._done().groups)
-
-    @property
-    def summary(self) -> str:
-        """What was found, in a line."""
-        return self._done().summary()
-
-    @property
-    def skipped(self) -> Mapping[str, str]:
-        """Why images were not compared, by path."""
-        return self._done().skipped
-
     def shown(self, start: int, count: int) -> list[ShownGroup]:
         """Groups from a place on."""
         groups = []
-        for place, group in enumerate(self._done().groups[start : start + count], start):
+        for place, group in enumerate(self.found.groups[start : start + count], start):
             numbers = [self._collection.numbers[image.path] for image in group.images]
             differing = [group.differing(image) for image in group.images]
             groups.append(
@@ -163,7 +143,7 @@ class CopiesSearch:
 
         ConfigError if a shown group is not found, or has no kept image.
         """
-        found = self._done()
+        found = self.found
         seen = set(shown)
         chosen: dict[int, list[str]] = {}
         for text in kept:

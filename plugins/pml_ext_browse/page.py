@@ -64,9 +64,7 @@ class Page:
         try:
             run = _number(options, "run", 0, 0, len(self.collections) - 1)
             last = len(self.collections[run]) - 1
-            image = None
-            if "image" in options:
-                image = _number(options, "image", 0, 0, last)
+            image = _number(options, "image", 0, 0, last) if "image" in options else None
             part = self.part(run, options)
             carried = {"unseen": "1"} if part.unseen else {}
             if part.folder:
@@ -179,17 +177,12 @@ class Page:
         numbers, positions, note = collection.projection(method, part)
 
         counts = Counter(names[number] for number in numbers.tolist())
-        ranks: dict[str, int] = {}
-        groups = []
-        for rank, (name, _) in enumerate(counts.most_common()):
-            ranks[name] = rank
-            color_of_group, shape = mark(rank)
-            groups.append((drawable(name) or "no class", color_of_group, shape))
-
-        points = []
-        for number, (x, y) in zip(numbers.tolist(), positions.tolist(), strict=True):
-            name = names[number]
-            points.append([round(x, 4), round(y, 4), number, ranks[name], drawable(collection.paths[number])])
+        ranks = {name: rank for rank, (name, _) in enumerate(counts.most_common())}
+        groups = [(drawable(name) or "no class", *mark(rank)) for name, rank in ranks.items()]
+        points = [
+            [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(collection.paths[number])]
+            for number, (x, y) in zip(numbers.tolist(), positions.tolist(), strict=True)
+        ]
         return {"run": run, "points": points, "groups": groups, "legend": SHAPES * len(COLORS), "note": note}
 
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from pml_ext_train.files import FileStat
+from pml_ext_train.files import FileStat, utf8_of
 from pml_ext_train.retrieval import EmbeddedRows, FileEmbedder, Vectors
 
 from .listing import BATCH
 from .segments import Segment, Work
 
-
-class EmbeddedSegment(NamedTuple):
-    """The images of a segment, their embeddings, and why others were left out."""
-
-    number: int
-    rows: EmbeddedRows
-    skipped: dict[str, str]
+Embedded = tuple[int, EmbeddedRows, dict[str, str]]
 
 
-def embedded_segments(embedder: FileEmbedder, work: Work, numbers: Sequence[int]) -> Iterator[EmbeddedSegment]:
-    """Embed segments, and warn of the images that are left out."""
+def embedded_segments(embedder: FileEmbedder, work: Work, numbers: Sequence[int]) -> Iterator[Embedded]:
+    """Yield number, embedded images and reasons of skipped files of each segment; warn of these files."""
     stream = _stream_of_files(embedder, [work.segments[number] for number in numbers])
     for number in numbers:
         names: list[str] = []
@@ -42,25 +35,15 @@ def embedded_segments(embedder: FileEmbedder, work: Work, numbers: Sequence[int]
             for (name, stat, _), point in zip(batch, embedded, strict=True):
                 if isinstance(point, str):
                     skipped[name] = point
-                elif not _is_utf8(name):
+                elif utf8_of(name) != name:
                     skipped[name] = f"{name!a}: its name is not valid UTF-8"
                 else:
                     names.append(name)
                     stats.append(stat)
                     points.append(point)
         embedder.warn_of_skipped(skipped)
-        vectors = np.empty((0, embedder.size), dtype=np.float32)
-        if points:
-            vectors = np.stack(points)
-        yield EmbeddedSegment(number, EmbeddedRows(names, stats, vectors), skipped)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        vectors = np.array(points, dtype=np.float32).reshape(-1, embedder.size)
+        yield number, EmbeddedRows(names, stats, vectors), skipped
 
 
 def _stream_of_files(embedder: FileEmbedder, segments: Sequence[Segment]) -> Iterator[list[Vectors | str]] | None:

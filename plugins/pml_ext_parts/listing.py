@@ -87,8 +87,6 @@ def _cut(place: str, names: Sequence[str], stats: Sequence[FileStat], others: Ma
         raise DataError(f"{place}: no image by its name")
     batches_per_segment = math.ceil(len(names) / (BATCH * FILES))
     length = BATCH * batches_per_segment
-    segments = []
-    for start in range(0, len(names), length):
-        end = start + length
-        segments.append(Segment(place, tuple(names[start:end]), tuple(stats[start:end])))
+    starts = range(0, len(names), length)
+    segments = [Segment(place, tuple(names[at : at + length]), tuple(stats[at : at + length])) for at in starts]
     return Work(place, segments, others or {})

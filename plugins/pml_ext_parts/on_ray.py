@@ -62,15 +62,12 @@ def write_on_ray(
     with needs_extra("ray", "--on ray"):
         import ray
         import ray.data
-    numbers = pending(work, part, parts, out, embedder.identity)
-    if part == 1:
-        embedder.warn_of_skipped(work.others)
+    numbers = pending(embedder, work, part, parts, out)
     if not numbers:
         return 0
     jobs = workers.jobs
-    options: dict[str, Any] = {}
-    if not workers.address:  # this machine alone, also where a cluster runs on it, or RAY_ADDRESS names one
-        options = {"num_cpus": jobs, "include_dashboard": False}
+    # without an address: this machine alone, also where a cluster runs on it, or RAY_ADDRESS names one
+    options: dict[str, Any] = {} if workers.address else {"num_cpus": jobs, "include_dashboard": False}
     environment = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
     ray.init(address=workers.address or "local", runtime_env=environment, log_to_driver=False, **options)
     images = 0

@@ -19,11 +19,9 @@ def read(place: Path, identity: str, by: str) -> RowsOfFolder:
     """Read all files of a folder; DataError if one is missing, damaged, or from another network or listing."""
     every = _all_files(place, identity, by)
     skipped: dict[str, str] = {}
-    folder = ""
     for found in every.values():
         skipped |= found["skipped"]
-        folder = folder or found["folder"]
-    return RowsOfFolder(folder, _rows_of(every), skipped)
+    return RowsOfFolder(next(iter(every.values()))["folder"], _rows_of(every), skipped)
 
 
 def _all_files(place: Path, identity: str, by: str) -> dict[Path, dict[str, Any]]:

@@ -91,8 +91,7 @@ class Segment:
         from .tables import column
 
         contents = column(Path(self.place), self.group, "image")
-        for name, content in zip(self.names, contents, strict=True):
-            yield name, content or b""
+        return ((name, content or b"") for name, content in zip(self.names, contents, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,4 +55,4 @@ def embedded(embedder: FileEmbedder, images: str) -> RowsOfFolder:
     """Embed images without writing files; warn of each that is skipped."""
     work = listed(images)
     segments = embedded_segments(embedder, work, range(len(work.segments)))
-    return RowsOfFolder(work.folder, (segment.rows for segment in segments), {})
+    return RowsOfFolder(work.folder, (rows for _, rows, _ in segments), {})

@@ -20,12 +20,15 @@ with needs_extra("parquet", "a Parquet file"):
     import pyarrow.parquet as parquet
 
 
-def pending(work: Work, part: int, parts: int, out: Path, identity: str) -> list[int]:
+def pending(embedder: FileEmbedder, work: Work, part: int, parts: int, out: Path) -> list[int]:
     """A part's segments that are not written, or whose images have changed; creates the folder.
+
+    The first part also names the files that are not images.
 
     ConfigError if the folder has files of another listing or run.
     """
     numbers = work.part(part, parts)
+    identity = embedder.identity
     check_writable("-o", out)
     file = min(out.glob("embeddings-*.parquet"), default=None)  # reading.py checks the others
     if file is not None:
@@ -34,6 +37,8 @@ def pending(work: Work, part: int, parts: int, out: Path, identity: str) -> list
             what = "another run" if found["identity"] != identity else "another listing of images"
             raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
     out.mkdir(parents=True, exist_ok=True)
+    if part == 1:
+        embedder.warn_of_skipped(work.others)
     return [number for number in numbers if not _is_written(work, number, out, identity)]
 
 
@@ -47,9 +52,7 @@ def _is_written(work: Work, number: int, out: Path, identity: str) -> bool:
 
 def write_part(embedder: FileEmbedder, work: Work, part: int, parts: int, out: Path) -> int:
     """Embed a part of a listing; return the number of newly embedded images."""
-    numbers = pending(work, part, parts, out, embedder.identity)
-    if part == 1:
-        embedder.warn_of_skipped(work.others)
+    numbers = pending(embedder, work, part, parts, out)
     images = 0
     for number, table in tables(embedder, work, numbers, embedder.class_namer(work.names())):
         write_atomically(out / work.file(number), functools.partial(parquet.write_table, table))
@@ -80,7 +83,8 @@ def tables(
             "skipped": skipped,
         }
         schema = pyarrow.schema(columns.items(), {META: json.dumps(about_segment)})
-        rows = []
-        for name, (size, time), point in zip(*embedded, strict=True):
-            rows.append({"path": name, "class": class_of(name), "size": size, "time": time, "embedding": point})
+        rows = [
+            {"path": name, "class": class_of(name), "size": size, "time": time, "embedding": point}
+            for name, (size, time), point in zip(*embedded, strict=True)
+        ]
         yield number, pyarrow.Table.from_pylist(rows, schema)

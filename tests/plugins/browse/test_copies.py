@@ -44,7 +44,7 @@ def copies(folder):
 
 def found_by(copies, *options):
     copies.begin(*options)
-    copies.wait()
+    copies.thread.join()
     return copies
 
 
@@ -57,7 +57,7 @@ def test_the_groups_are_those_of_the_command(copies, folder):
     wanted = find_duplicates(ImageFiles(folder, names))
     assert copies.state.phase == "done"
     assert (copies.state.images, copies.state.read) == (len(names), len(names) - 1)  # equal bytes are read once
-    assert len(copies) == len(wanted.groups) == 3
+    assert len(copies.found.groups) == len(wanted.groups) == 3
     groups = copies.shown(0, 9)
     assert [group.kind for group in groups] == ["exact", "near", "near"]
     for group, other in zip(groups, wanted.groups, strict=True):
@@ -66,17 +66,17 @@ def test_the_groups_are_those_of_the_command(copies, folder):
         assert [copies._collection.paths[number] for number in group.numbers] == paths
         assert group.space == other.space
     assert copies.shown(1, 1) == groups[1:2]
-    assert "3 groups with 15 of 21 images to spare, " in copies.summary
-    assert f"{wanted.space:,} bytes" in copies.summary
+    assert "3 groups with 15 of 21 images to spare, " in copies.found.summary()
+    assert f"{wanted.space:,} bytes" in copies.found.summary()
     assert [group.key for group in found_by(copies).shown(0, 9)] == [group.key for group in groups]
 
 
 def test_a_sub_folder_a_rule_and_a_radius(copies):
     found_by(copies, "two")
-    assert len(copies) == 0
-    assert "No copies among 5 images; near is within " in copies.summary
+    assert len(copies.found.groups) == 0
+    assert "No copies among 5 images; near is within " in copies.found.summary()
     found_by(copies, "one", "least-compressed", 1e-5)
-    assert len(copies) == 0
+    assert len(copies.found.groups) == 0
     assert copies.state.radius == 1e-5
     found_by(copies, "one", "least-compressed")
     for group in copies.shown(0, 9):
@@ -145,11 +145,11 @@ def test_a_search_can_be_stopped_and_begun_again(copies, monkeypatch):
     assert copies.state.folder == "one"
     copies.stop()
     go_on.set()
-    copies.wait()
+    copies.thread.join()
     assert copies.state.phase == "stopped"
     with pytest.raises(DataError, match="have not been looked for"):
-        len(copies)
-    assert len(found_by(copies, "one")) == 2
+        len(copies.found.groups)
+    assert len(found_by(copies, "one").found.groups) == 2
 
 
 def test_what_fails_is_told(copies, folder, monkeypatch):

@@ -256,6 +256,6 @@ def test_one_image_and_no_classes(trained, tmp_path):
     for tab in ("clusters", "map", "copies"):
         assert page.draw(tab, {})[1] == 200, tab
     page.begin_copies({})
-    page.copies.wait()
+    page.copies.thread.join()
     assert "No image is a copy of another one." in page.draw("copies", {})[0]
     assert page.draw("answers", {})[1] == 400
