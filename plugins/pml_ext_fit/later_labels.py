@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 FRAMING = (*CUTS, SQUASH)
 NOTHING_IS_READ: Settings = {"data.unreadable": "stop", "data.cache": "none"}
 Rows = list[tuple[str, dict[str, Any]]]  # with the place of each, such as "line 5"
-# Columns without classes in tables of cluster and select
-WRITTEN = {"rank", "distance", *CLUSTERS_COLUMNS} - {"path", "class"}
+# Columns without classes in tables of cluster, select and labels
+WRITTEN = {"rank", "distance", "likely", "margin", *CLUSTERS_COLUMNS} - {"path", "class"}
 CLASS = "class"  # the class column in tables of clusters; open-metric-learning has "label"
 
 

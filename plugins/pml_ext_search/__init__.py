@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         nearest_to_centers as nearest_to_centers,
         outliers as outliers,
     )
+    from .select.suspicious_labels import suspicious_labels as suspicious_labels
     from .trained import TrainedRun as TrainedRun, load_run as load_run
 
 __getattr__, _, __all__ = lazy_loader.attach(
@@ -31,6 +32,7 @@ __getattr__, _, __all__ = lazy_loader.attach(
         "query.query": ["Answer", "QueryOptions"],
         "query.search_index": ["SearchIndex", "open_index"],
         "select.selection": ["most_distinct", "nearest_to_centers", "outliers"],
+        "select.suspicious_labels": ["suspicious_labels"],
         "trained": ["TrainedRun", "load_run"],
     },
 )
@@ -50,6 +52,7 @@ def pml_ext_commands() -> dict[str, Command]:
         "cluster": Command(
             "pml_ext_search.commands.cluster:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),
+        "labels": Command("pml_ext_search.commands.labels:labels", "List images that look like another class."),
         "select": Command(
             "pml_ext_search.commands.select:select", "Select images that represent a folder, or are rare in it."
         ),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from .open_set.identify import Identified, Rate, Scored
     from .open_set.open_set import Nearest
     from .select.selection import Selection, SelectionKind
+    from .select.suspicious_labels import SuspiciousLabels
 
 
 def load_run(
@@ -399,6 +400,18 @@ class TrainedRun:
         from .select.selection import select
 
         return select(self.indexed_images(), count, kind)
+
+    def suspicious_labels(self, groups: Sequence[str] | None = None) -> SuspiciousLabels:
+        """The indexed images by how much more similar they are to another class than to their own.
+
+        Args:
+            groups: the group of each image of :meth:`indexed_images`; images of one group are not compared.
+
+        DataError for fewer than two classes.
+        """
+        from .select.suspicious_labels import suspicious_labels
+
+        return suspicious_labels(self.indexed_images(), groups)
 
     # Known or new
 

@@ -1,0 +1,108 @@
+"""``pml-ext labels``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from pml_ext.errors import ConfigError, DataError, printable
+from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
+from pml_ext_train.data import read_rows
+from pml_ext_train.files import as_spelled, check_writable
+
+from .loading import searched_run
+
+if TYPE_CHECKING:
+    from ..collection.embedded import Embedded
+    from ..select.suspicious_labels import SuspiciousLabels
+
+
+def labels(
+    run: Annotated[
+        Path,
+        Argument(
+            metavar="FOLDER|RUN",
+            help="A folder of images in folders of their classes, which gets a run of its own; or the folder of a "
+            "finished run with an index.",
+        ),
+    ],
+    count: Annotated[int, Option("-n", metavar="N", help="Number of images that are shown.")] = 50,
+    csv: Annotated[
+        Path | None,
+        Option(
+            "--csv",
+            metavar="FILE",
+            help="Write a table of all images, the most suspicious first. Correct its column class, and type: "
+            "pml-ext fit FOLDER --labels FILE",
+        ),
+    ] = None,
+    sheet: Annotated[Path | None, Option(metavar="FILE", help="Draw the shown images, a PNG file.")] = None,
+    groups: Annotated[
+        Path | None,
+        Option(
+            metavar="TABLE",
+            help="A table with the columns path and group: images of one group, such as a burst, are not compared.",
+        ),
+    ] = None,
+    by: ComparedBy = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """List images that look like another class than their label says.
+
+    Examples:
+        pml-ext labels photographs
+        pml-ext labels runs/birds --csv labels.csv --sheet labels.png
+    """
+    for option, file in (("--csv", csv), ("--sheet", sheet)):
+        if file is not None:
+            check_writable(option, file, file=True)
+    if count < 1:
+        raise ConfigError(f"-n {count}: wanted 1 or more")
+    with Progress() as bar:
+        trained = searched_run(run, device, bar, store, by)
+    if sheet is not None and trained.takes_vectors:
+        raise ConfigError(f"--sheet: {run} has vectors, no image files; leave it out")
+    noun = "vector" if trained.takes_vectors else "image"
+    embedded = trained.indexed_images()
+    found = trained.suspicious_labels(None if groups is None else _groups(groups, embedded))
+    summary = f"{found.count} of {len(found.rows)} {noun}s are more similar to another class"
+    if found.alone:
+        summary += f"; {found.alone} alone in their class are left out"
+    if csv is not None:
+        found.write_table(csv)
+    if sheet is not None:
+        from ..select.selection_pages import write_suspicious
+
+        write_suspicious(found, count, sheet, summary)
+    columns = ["margin", "class", "likely", "id" if noun == "vector" else "path"]
+    lines = [summary]
+    if found.count > count:
+        lines.insert(0, f"the first {count}; -n and --csv FILE list more")
+    print_result(
+        as_json, found.as_json(count), *lines, columns=columns, rows=_rows(found, min(count, found.count)), right=[0]
+    )
+
+
+def _rows(found: SuspiciousLabels, count: int) -> list[list[str]]:
+    rows = []
+    for place in range(count):
+        texts = (found.classes[place], found.likely[place], found.paths[place])
+        rows.append([f"{found.margins[place]:.3f}", *map(printable, texts)])
+    return rows
+
+
+def _groups(table: Path, embedded: Embedded) -> list[str]:
+    """Return the group of each image, empty for images that the table leaves out."""
+    columns, rows = read_rows(table, "--groups TABLE.csv")
+    if not {"path", "group"} <= set(columns):
+        raise DataError(f"{table}: found the columns {', '.join(columns) or 'none'}; wanted path and group")
+    given = {as_spelled(embedded.folder, str(row["path"]).strip()): str(row["group"]).strip() for _, row in rows}
+    known = set(embedded.paths)
+    unknown = [path for path in given if path not in known]
+    if unknown:
+        raise DataError(f"{table}: {unknown[0]}: not indexed ({len(unknown)} of {len(given)} paths)")
+    return [given.get(path, "") for path in embedded.paths]

@@ -1,0 +1,59 @@
+"""``pml-ext labels``."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from PIL import Image
+
+from pml_ext import load_run
+
+
+def misfiled(run, folder, place):
+    """A copy of the run and the folder, with the first 7 among the ones; and that file."""
+    copy = shutil.copytree(run, place / "run")
+    photos = shutil.copytree(folder, place / "photos")
+    first = sorted((photos / "7").iterdir())[0]
+    moved = first.rename(photos / "1" / first.name)
+    return copy, photos, f"1/{moved.name}"
+
+
+def test_labels_lists_and_writes_a_misfiled_image(runs, folder, tmp_path, command):
+    run, photos, wrong = misfiled(runs[0], folder, tmp_path)
+    assert command("index", run, photos).returncode == 0
+    table, sheet = tmp_path / "labels.csv", tmp_path / "labels.png"
+    done = command("labels", run, "-n", 5, "--csv", table, "--sheet", sheet, "--json")
+    found = json.loads(done.stdout)
+    first = next(row for row in found["labels"] if row["path"] == wrong)
+    assert (first["class"], first["likely"]) == ("1", "7")
+    assert found["images"] == 200
+    rows = list(csv.DictReader(table.open()))
+    assert len(rows) == 200
+    assert rows[0]["path"] == found["labels"][0]["path"]
+    assert Image.open(sheet).width > 100
+    shown = command("labels", run, "-n", 3).stdout
+    assert f"{found['suspicious']} of 200 images are more similar to another class" in shown
+
+
+def test_labels_refuses_a_table_without_groups(runs, folder, tmp_path, command):
+    run, photos, wrong = misfiled(runs[0], folder, tmp_path)
+    assert command("index", run, photos).returncode == 0
+    table = tmp_path / "groups.csv"
+    table.write_text(f"path,burst\n{wrong},a\n")
+    assert "found the columns path, burst; wanted path and group" in command("labels", run, "--groups", table).stderr
+    table.write_text("path,group\n1/nosuch.png,a\n")
+    assert "1/nosuch.png: not indexed (1 of 1 paths)" in command("labels", run, "--groups", table).stderr
+    table.write_text(f"path,group\n{wrong},a\n")
+    assert command("labels", run, "--groups", table, "--json").returncode == 0
+
+
+@pytest.mark.filterwarnings("ignore::pml_ext_search.embedding.embedding.SkippedImage")
+def test_a_loaded_run_finds_the_misfiled_image(runs, folder, tmp_path):
+    run, photos, wrong = misfiled(runs[0], folder, tmp_path)
+    trained = load_run(run, "cpu")
+    trained.index(photos)
+    found = trained.suspicious_labels()
+    place = found.paths.index(wrong)
+    assert (found.classes[place], found.likely[place]) == ("1", "7")
+    assert found.margins[place] > 0
