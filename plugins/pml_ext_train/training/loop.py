@@ -21,7 +21,7 @@ from .collapse import warn_of_collapse
 from .devices import deterministic_algorithms
 from .epoch import begin_epoch
 from .initial_weights import initialize_weights
-from .listener import forward_warnings
+from .listener import forward_notes, forward_warnings
 from .outcome import check_weights, stopping_for_nonfinite
 from .pseudo_labels import relabel
 from .recording import open_records
@@ -143,7 +143,12 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
     Raises TrainingError for non-finite values, and for losses that stay 0.
     """
     epoch = begin_epoch(run, checkpointer, recorded=records is not None)
-    with stopping_for_nonfinite(epoch), forward_warnings(run.warn), epoch.reader.naming_images():
+    with (
+        stopping_for_nonfinite(epoch),
+        forward_warnings(run.warn),
+        forward_notes(run.listener.step),
+        epoch.reader.naming_images(),
+    ):
         for step in epoch.steps():
             warn_of_zero_loss(epoch)
             if records is not None:
