@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,12 @@ NO_ESTIMATES = (
     "statistics={!r} of CBMLLoss cannot be estimated on this batch: its classes hardly differ, or one kind of pair is "
     "missing. The default centers and widths are used until a batch gives estimates"
 )
+WHITENED = "whitened start"
+SECTION = "Sec. 4.4 F"
+REASONS = {
+    WHITENED: "negative pairs are centered, so training will move the positive ones halfway to 1",
+    SECTION: "negative pairs are not centered",
+}
 LARGEST_EXPONENT = 10.0  # of a negative pair of similarity 1, with estimated centers and widths
 
 
@@ -82,6 +89,20 @@ class CBMLLoss(Float64Buffers, PairLoss):
     anchors without hard pairs (``skip_unmined=True``), and uses ``delta=0.25`` with ``"const"``. It also excludes
     positives with similarity above 1 - 1e-5; this class excludes only the anchor itself, by index.
 
+    ``statistics="auto"`` has two rules. The attribute ``rule`` names the one in use, and the logger ``pml_ext`` reports
+    it with its reason:
+
+    - ``"whitened start"``, if :math:`|\mu_N| < \sigma_N`:
+
+      .. math::
+          \alpha^P = \frac{1 + \mu_N}{2}, \quad \alpha^N = \alpha^P - \sigma_P, \quad \beta^P = \beta^N = \sigma_P
+
+      Whitening leaves positive and negative pairs near 0, and training moves the positive ones towards 1. Section 4.4
+      F would put both centers between the first two means, where no pair stays, and would let negatives pull
+      :math:`(\sigma_P / \sigma_N)^2` times as hard. Here the centers are halfway, and both kinds pull equally.
+    - ``"Sec. 4.4 F"`` otherwise, as for a random start; see :meth:`PairStatistics.exponents`. The negatives' width is
+      at least ``(1 - alpha_neg) / 10``.
+
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 9 ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner is needed.
@@ -103,12 +124,10 @@ class CBMLLoss(Float64Buffers, PairLoss):
         mining: False sums over all pairs, Eq. (22).
         statistics: four numbers :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of
             positive and negative pairs, give the quadratic exponent of Eq. (20) instead of centers and widths; see
-            :meth:`from_statistics`. ``"auto"`` estimates them on the first training batch, for centers and widths by
-            Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. With ``"auto"``, the negatives' width
-            is at least ``(1 - alpha_neg) / 10``, because whitened embeddings begin with similarities near 0, whose
-            spread grows in training. The state dict keeps the estimates (``estimates``). Earlier calls in evaluation or
-            without gradients use their own batch. A batch whose classes hardly differ gives a warning and the default
-            constants; the next batch is tried.
+            :meth:`from_statistics`. ``"auto"`` estimates them on the first training batch, for the centers and widths
+            below; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. The state dict keeps the estimates
+            (``estimates``). Earlier calls in evaluation or without gradients use their own batch. A batch whose classes
+            hardly differ gives a warning and the default constants; the next batch is tried.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
@@ -173,6 +192,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
             raise ValueError("statistics stand for alpha_pos, beta_pos, alpha_neg and beta_neg; leave those out")
         super().__init__(**kwargs)
         self.estimated: str | None = None
+        self.rule = ""  # of "auto", once it is estimated
         self.statistics: tuple[float, ...] | None = None
         if isinstance(statistics, str):
             self.estimated = statistics
@@ -252,21 +272,41 @@ class CBMLLoss(Float64Buffers, PairLoss):
             self.estimates.copy_(torch.tensor(dataclasses.astuple(known), dtype=torch.float64))
             self._use(PairStatistics(*self.estimates.tolist()))  # the digits that a resumed run has
             self.wants_before_call = False
+            self._log_rule()
 
     def _use(self, known: PairStatistics) -> None:
         """Set the exponentials of the next calls by statistics."""
         if self.estimated == "auto":
-            for name, value in known.exponents().items():
-                setattr(self, name, value)
-            self.beta_neg = max(self.beta_neg, (1 - self.alpha_neg) / LARGEST_EXPONENT)
+            self._use_centers_and_widths(known)
         else:
             self.statistics = dataclasses.astuple(known)[:4]
             self.delta = "ratio"
+
+    def _use_centers_and_widths(self, known: PairStatistics) -> None:
+        if known.is_centered:
+            self.rule = WHITENED
+            exponents = known.trained_exponents()
+        else:
+            self.rule = SECTION
+            exponents = known.exponents()
+            exponents["beta_neg"] = max(exponents["beta_neg"], (1 - exponents["alpha_neg"]) / LARGEST_EXPONENT)
+        for name, value in exponents.items():
+            setattr(self, name, value)
+
+    def _log_rule(self) -> None:
+        """Report the rule of ``"auto"``, its reason, and the centers and widths."""
+        if not self.rule:
+            return
+        centers = f"centers {self.alpha_pos:.3g} and {self.alpha_neg:.3g}"
+        widths = f"widths {self.beta_pos:.3g} and {self.beta_neg:.3g}"
+        text = "CBML, statistics='auto': %s, because %s; %s, %s (positive and negative pairs)"
+        logging.getLogger("pml_ext").info(text, self.rule, REASONS[self.rule], centers, widths)
 
     def _use_constants(self) -> None:
         """Set the exponentials of the next call by the default centers and widths."""
         self.alpha_pos, self.beta_pos, self.alpha_neg, self.beta_neg = CENTERS_AND_WIDTHS
         self.statistics = None
+        self.rule = ""
         self.delta = 1.0
 
     def figures(self, run: RunView) -> dict[str, Figure]:

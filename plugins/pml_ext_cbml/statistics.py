@@ -112,6 +112,26 @@ class PairStatistics:
             exponents[name] = alpha / ratio
         return exponents
 
+    @property
+    def is_centered(self) -> bool:
+        r"""Whether negative pairs are orthogonal up to their spread, :math:`|\mu_N| < \sigma_N`, as after whitening."""
+        return abs(self.mean_neg) < self.std_neg
+
+    def trained_exponents(self) -> dict[str, float]:
+        r"""Centers and widths for the similarities that training leads to, from a whitened start.
+
+        .. math::
+            \alpha^P = \frac{1 + \mu_N}{2}, \quad \alpha^N = \alpha^P - \sigma_P, \quad
+            \beta^P = \beta^N = \sigma_P
+
+        Training moves positive pairs from :math:`\mu_P` towards 1, and leaves negative pairs around :math:`\mu_N`. The
+        two kinds then meet halfway. The spread of positive pairs is the width of both exponentials, so that a
+        misplaced pair is pulled and pushed equally hard. The keys are arguments of :class:`CBMLLoss`.
+        """
+        alpha = (1 + self.mean_neg) / 2
+        width = self.std_pos
+        return {"alpha_pos": alpha, "beta_pos": width, "alpha_neg": alpha - width, "beta_neg": width}
+
 
 def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield cosines of some normalized rows with all, ``[T, B]``, and masks of positives and negatives."""

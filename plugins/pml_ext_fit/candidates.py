@@ -12,6 +12,8 @@ from .settings import Settings
 from .trunk import LITE0, PRETRAINED, Trunk
 
 SMALL = "fit/photographs"
+LAST_BLOCKS = "last blocks"
+TRIAL_ITERATIONS = 20  # of an epoch when last blocks are tried, at most
 SMALL_SIDE = 64  # pixels; a small network from scratch is tried for smaller images
 CHANNELS = 32  # of the small network's last feature maps
 SHRINKS = 16  # side of an image over the side of these maps
@@ -43,17 +45,25 @@ def features_of_images(
     return Candidate(title, PRETRAINED, settings, f"{title.capitalize()} of {trunk.title}", form)
 
 
-def last_blocks(images: OwnImages, framing: Framing = DEFAULT, trunk: Trunk = LITE0) -> Candidate:
+def last_blocks(
+    images: OwnImages, framing: Framing = DEFAULT, trunk: Trunk = LITE0, first: str | None = None
+) -> Candidate:
     """The last blocks of the trunk and a head, trained from activations that are computed once.
 
-    The head starts as whitening within classes, and is fitted again to the trained features.
+    The head starts as whitening within classes, and is fitted again to the trained features. ``first`` is the first
+    block that trains, by default the trunk's ``last_blocks``.
     """
 
     def trial_settings(classes: int, share: float) -> Settings:
-        return images.batches_of(classes) | {"sampler.iterations": images.iterations(share)}
+        iterations = min(TRIAL_ITERATIONS, images.iterations(share))
+        return images.batches_of(classes) | {"sampler.iterations": iterations}
 
     settings = images.settings_of(PRETRAINED, framing) | trunk.settings_of_blocks
-    return Candidate("last blocks", PRETRAINED, settings, trial_settings=trial_settings)
+    title = LAST_BLOCKS
+    if first is not None:
+        settings["model.freeze"] = {"until": first}
+        title += f" from {first}"
+    return Candidate(title, PRETRAINED, settings, trial_settings=trial_settings)
 
 
 def small_network(images: OwnImages) -> Candidate:

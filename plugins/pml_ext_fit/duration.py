@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pml_ext_train.data import DataSplits
 
-from .candidates import features_of_images, last_blocks
+from .candidates import TRIAL_ITERATIONS, features_of_images, last_blocks
 from .folds import Folds
 from .framing import framings_to_compare
 from .images import OwnImages
-from .timing import PerImage, TimeLeft, in_minutes, seconds_of_training, seconds_per_image
+from .timing import TRAINING, PerImage, TimeLeft, in_minutes, seconds_of_training, seconds_per_image
 from .trials import Workplace
 from .trunk import Trunk
 
-FRAMING, FEATURES, TRIAL, TRAINING, TESTS = "framing", "features", "trial", "training", "tests"  # the steps
+FRAMING, FEATURES, TRIAL, DEPTH, TESTS = "framing", "features", "trial", "depth", "tests"  # the other steps
 REPORT = 15.0  # seconds of the figures and the metrics of a few thousand images
 
 
@@ -40,15 +40,25 @@ def expected(
         FEATURES: training * (each.reading + each.passing),
         TESTS: (training + images.tested_images) * each.reading + images.tested_images * each.passing + REPORT,
     }
-    if trains:
-        run = place.run_of(
-            last_blocks(images, trunk.framing, trunk), splits, splits.train, splits.train.subset([0]), {}
-        )
+    if not trains:
+        return TimeLeft(seconds)
+    share = len(folds.parts[0].fitted) / len(splits.train)
+    of_trial = min(TRIAL_ITERATIONS, images.iterations(share)) / images.iterations()
+    one_image = splits.train.subset([0])
+    trainings: dict[str, float] = {}
+    steps = 0.0
+    for step, first in ((TRIAL, None), (DEPTH, trunk.deeper)):
+        if step == DEPTH and first is None:
+            continue
+        candidate = last_blocks(images, trunk.framing, trunk, first)
+        run = place.run_of(candidate, splits, splits.train, one_image, {})
         whole = seconds_of_training(run) or 0.0
-        share = len(folds.parts[0].fitted) / len(splits.train)
-        seconds[TRIAL] = whole * images.iterations(share) / images.iterations()
-        seconds[TRAINING] = whole
-    return TimeLeft(seconds)
+        trainings[candidate.title] = whole
+        seconds[step] = whole * of_trial
+        steps += run.stages.iterations_until(run.epochs) * of_trial
+        if step == DEPTH:  # the activations before an earlier block
+            seconds[step] += training * each.passing
+    return TimeLeft(seconds, trainings, round(steps))
 
 
 def _seconds_of_framings(images: OwnImages, trunk: Trunk, each: PerImage, sample: int, place: Workplace) -> float:
@@ -64,8 +74,8 @@ def _seconds_of_framings(images: OwnImages, trunk: Trunk, each: PerImage, sample
 
 def described(left: TimeLeft) -> str:
     """A line about the total time."""
-    whole = in_minutes(left.seconds())
-    without = in_minutes(left.seconds(without=TRAINING))
-    if whole == without:
-        return f"about {whole} in all"
-    return f"about {whole} in all, or {without} if the last blocks are not better than closed forms"
+    longest = in_minutes(left.seconds())
+    shortest = in_minutes(left.seconds(TRAINING, DEPTH))
+    if longest == shortest:
+        return f"about {longest} in all"
+    return f"about {shortest} to {longest} in all, depending on what is trained; trials take {left.steps} steps a fold"

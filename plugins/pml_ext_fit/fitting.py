@@ -139,7 +139,7 @@ def _fitting_for_images(place: Path, options: FitOptions, listener: Listener) ->
         if not options.fine_tune:
             return selection.choose(found, trunk, place, options.closed_form).choice()
         tried = replace(place, overrides=fine_tuning.without_epochs(place.overrides))
-        decision = selection.choose(found, trunk, tried, options.closed_form)
+        decision = selection.choose(found, trunk, tried, fine_tune=True)
         return fine_tuning.continued(decision, found, trunk, place)
 
     out, chosen = _chosen_by_trials(found.name, options, listener, check, choose)

@@ -21,9 +21,9 @@ from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, ove
 from pml_ext_train.records import import_tracker
 
 from . import vector_candidates
-from .candidates import Candidate, Choice, closed_forms, features_of_images, last_blocks, trained
+from .candidates import LAST_BLOCKS, Candidate, Choice, closed_forms, features_of_images, last_blocks, trained
 from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
-from .duration import FEATURES, FRAMING, TRAINING, TRIAL, described as expected_in_all, expected
+from .duration import DEPTH, FEATURES, FRAMING, TRIAL, described as expected_in_all, expected
 from .folds import Folds, folds_of
 from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages
@@ -35,7 +35,7 @@ from .vectors import OwnVectors
 
 SAMPLE = 300  # training images on which ways to frame them are compared
 LEAST_OF_CLASS = 8  # of a class in the sample, if it has as many
-MOST_IMAGES_OF_SIZE = 20_000  # from which on a larger size is taken if it is significantly better
+MANY_IMAGES = 20_000  # more than these: a larger size, or more blocks, must be significantly better
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,13 @@ def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Overrid
         import_tracker(tracker.name)
 
 
-def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool = False) -> Decision:
-    """Try the candidates for images; with ``closed_form`` only those without training."""
+def choose(
+    images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool = False, fine_tune: bool = False
+) -> Decision:
+    """Try the candidates for images; with ``closed_form`` only those without training.
+
+    If the whole network will train anyway (``fine_tune``), the number of last blocks is not compared.
+    """
     started = time.perf_counter()
     first = features_of_images(images, trunk.framing, trunk=trunk)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
@@ -107,6 +112,8 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool 
     if cannot_be_cut:
         place.say(f"{trunk.name} has no blocks to train from kept activations: {FROZEN}")
     trains = not closed_form and not cannot_be_cut
+    if fine_tune:
+        trunk = replace(trunk, deeper=None)
     left = expected(images, trunk, splits, folds, sample, place, trains)
     if left is None:
         left = TimeLeft({})  # what cannot be read is told below
@@ -130,8 +137,12 @@ def choose(images: OwnImages, trunk: Trunk, place: Workplace, closed_form: bool 
     costly = [] if closed_form else trained(images, framing, trunk)
     best, scored = try_all(closed_forms(images, framing, trunk), costly, trials, place)
     left.end(TRIAL)
-    if best.candidate.form is not None:
-        left.leave_out(TRAINING)
+    if trunk.deeper is not None and best.candidate.title == LAST_BLOCKS:
+        deeper = last_blocks(images, framing, trunk, trunk.deeper)
+        best = try_deeper(deeper, best, scored, trials, place, few=_are_few(images))
+        left.end(DEPTH)
+    left.leave_out(DEPTH)
+    left.trains(best.candidate.title)
     description = f"{described(best, scored, folds)}; images: {framing.title}"
     place.say(f"{description}. That took {time.perf_counter() - started:.0f} s{left}.")
     return Decision(best.candidate, description)
@@ -188,7 +199,7 @@ def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: W
     found: dict[Framing, list[Scores]] = {}
     for framing in framings:
         found[framing] = _scores_of_framing(images, trunk, framing, splits, sample, place)
-    few = images.training_images + images.tested_images <= MOST_IMAGES_OF_SIZE
+    few = _are_few(images)
     best = max(framings, key=lambda framing: _mean(found[framing]))
     for side in compared.sides[1:]:
         larger = replace(best, side=side)
@@ -197,6 +208,10 @@ def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: W
         if is_better and (few or is_significant(found[larger], found[best])):
             best = larger
     return best
+
+
+def _are_few(images: OwnImages) -> bool:
+    return images.training_images + images.tested_images <= MANY_IMAGES
 
 
 def _mean(by_fold: Sequence[Scores]) -> float:
@@ -304,6 +319,26 @@ def try_trained(candidate: Candidate, best: Scored, trials: Trials, place: Workp
         if difference <= 0 or p < SIGNIFICANT or with_another > candidate.most_iterations:
             break
     return Scored(candidate, by_fold)
+
+
+def try_deeper(
+    candidate: Candidate, best: Scored, scored: list[Scored], trials: Trials, place: Workplace, few: bool
+) -> Scored:
+    """Score a training of more blocks in the first fold, and return the better of it and ``best``.
+
+    Unless there are ``few`` images, it must be significantly better, because it takes more than twice as long.
+    """
+    scores = trials.scores_of_trained(candidate, trials.folds.parts[0])
+    if scores is None:
+        return best
+    tried = Scored(candidate, [scores])
+    scored.append(tried)
+    known = best.by_fold[:1]
+    place.say(f"  {candidate.title}, fold 1: {scores}; {best.candidate.title}: {joined(known)}")
+    is_better = _mean(tried.by_fold) > _mean(known)
+    if is_better and (few or is_significant(tried.by_fold, known)):
+        return tried
+    return best
 
 
 def described(best: Scored, scored: Sequence[Scored], folds: Folds) -> str:

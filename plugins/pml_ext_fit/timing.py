@@ -20,6 +20,7 @@ from pml_ext_train.training import Run, embed_batches
 from .candidates import Candidate
 
 TIMED_IMAGES = 32
+TRAINING = "training"  # the step of the final training
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,19 @@ class TimeLeft:
     A short step corrects little: the remaining estimate has as much weight as the finished one.
     """
 
-    def __init__(self, seconds: Mapping[str, float]) -> None:
+    def __init__(
+        self, seconds: Mapping[str, float], trainings: Mapping[str, float] | None = None, steps: int = 0
+    ) -> None:
+        """``trainings`` are the seconds of each training that may follow; the longest counts until one is chosen.
+
+        ``steps`` are the training steps of the trials.
+        """
+        self.steps = steps
+        self._trainings = dict(trainings or {})
         self._seconds = dict(seconds)
-        self._ended = 0.0  # seconds of the steps that are over, as they were estimated
+        if self._trainings:
+            self._seconds[TRAINING] = max(self._trainings.values())
+        self._ended = 0.0  # estimated seconds of the finished steps
         self._begun = time.perf_counter()
 
     def end(self, step: str) -> None:
@@ -105,9 +116,15 @@ class TimeLeft:
         """Drop a step that is not made."""
         self._seconds.pop(step, None)
 
-    def seconds(self, without: str = "") -> float:
-        """Seconds left, of all steps but one."""
-        left = sum(seconds for step, seconds in self._seconds.items() if step != without)
+    def trains(self, title: str) -> None:
+        """Count the training of the chosen candidate, if it trains."""
+        self._seconds.pop(TRAINING, None)
+        if title in self._trainings:
+            self._seconds[TRAINING] = self._trainings[title]
+
+    def seconds(self, *without: str) -> float:
+        """Seconds left, without some of the steps."""
+        left = sum(seconds for step, seconds in self._seconds.items() if step not in without)
         if self._ended == 0:
             return left
         return left * (time.perf_counter() - self._begun + left) / (self._ended + left)

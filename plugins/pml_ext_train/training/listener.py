@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -47,3 +48,19 @@ def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
         warnings.showwarning = show
         warnings.filterwarnings("always", category=TrainingWarning)
         yield
+
+
+@contextlib.contextmanager
+def forward_notes(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass what components log to the logger ``pml_ext`` at level INFO to ``say``."""
+    logger = logging.getLogger("pml_ext")
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)

@@ -76,45 +76,96 @@ def test_equal_similarities_of_a_kind_have_no_deviation(count):
         PairStatistics.of(torch.cat([same, others]), labels)
 
 
-@pytest.mark.parametrize(("statistics", "exponent"), [("auto", "linear"), ("auto-quadratic", "quadratic")])
-def test_statistics_of_the_first_batch(statistics, exponent):
+def estimated(x, labels, statistics, **settings):
+    """A loss with the numbers that ``statistics`` finds on a batch, by the equations."""
+    known = PairStatistics.of(x, labels)
+    if statistics == "auto-quadratic":
+        return CBMLLoss.from_statistics(known, exponent="quadratic", **settings)
+    if abs(known.mean_neg) >= known.std_neg:
+        return CBMLLoss.from_statistics(known, **settings)
+    center = 0.5 + known.mean_neg / 2
+    return CBMLLoss(center, known.std_pos, center - known.std_pos, known.std_pos, **settings)
+
+
+@pytest.mark.parametrize("statistics", ["auto", "auto-quadratic"])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_statistics_of_the_first_batch(statistics, offset):
     """A loss that estimates them equals one that was given them, from the first call on, and keeps them."""
     x, labels = loops.batch()
-    other = loops.batch(seed=1)[0]
+    x = x + offset  # far from 0, where no pair is orthogonal
+    other = loops.batch(seed=1)[0] + offset
     loss = CBMLLoss(statistics=statistics, mining=False).double()
-    wanted = CBMLLoss.from_statistics(PairStatistics.of(x, labels), exponent=exponent, mining=False)
+    wanted = estimated(x, labels, statistics, mining=False)
     for embeddings in (x, other):
         torch.testing.assert_close(loss(embeddings, labels), wanted(embeddings, labels))
     again = CBMLLoss(statistics=statistics, mining=False).double()
     again(x**3, labels)  # its own estimates are replaced
     again.load_state_dict(loss.state_dict())
     torch.testing.assert_close(again(other, labels), wanted(other, labels))
+    assert again.rule == loss.rule == ("" if statistics != "auto" else "Sec. 4.4 F" if offset else "whitened start")
     with pytest.raises(ValueError, match="needs labels in the first call"):
         CBMLLoss(statistics=statistics)(x, None, (torch.tensor([0]), torch.tensor([1]), *[torch.tensor([0, 1])] * 2))
     with pytest.raises(ValueError, match="leave delta out"):
         CBMLLoss(statistics=statistics, delta=0.25)
 
 
-def test_the_width_of_negatives_near_zero_is_bounded():
-    """For similarities of whitened embeddings, Sec. 4.4 F gives a width that training makes useless."""
+def similar_to_whitened(shift=0.0):
+    """Embeddings whose positive pairs are barely more similar than the negative ones; ``shift`` moves all from 0."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(64) // 8
     centers = 0.4 * torch.randn(8, 400, generator=generator)
-    x = torch.randn(64, 400, generator=generator) + centers[labels]
+    return torch.randn(64, 400, generator=generator) + centers[labels] + shift, labels
+
+
+def test_a_whitened_start_has_equal_pulls_halfway(caplog):
+    """float64: the rule from the similarities of all pairs, one at a time."""
+    x, labels = similar_to_whitened()
+    x = x.double()
+    pairs = [(i, j) for i in range(64) for j in range(i)]
+    positive = [float(loops.cosine(x[i], x[j])) for i, j in pairs if labels[i] == labels[j]]
+    negative = [float(loops.cosine(x[i], x[j])) for i, j in pairs if labels[i] != labels[j]]
+    mean_pos, mean_neg = sum(positive) / len(positive), sum(negative) / len(negative)
+    assert abs(mean_neg) < 0.01 < mean_pos < 0.2
+    width = math.sqrt(sum((s - mean_pos) ** 2 for s in positive) / len(positive))
+
+    loss = CBMLLoss(statistics="auto").double()
+    with caplog.at_level("INFO", logger="pml_ext"):
+        for _ in range(2):
+            loss(x.requires_grad_(), labels)
+    assert loss.alpha_pos == pytest.approx((1 + mean_neg) / 2, rel=1e-12)
+    assert loss.alpha_neg == pytest.approx(loss.alpha_pos - width, rel=1e-9)
+    assert loss.beta_pos == loss.beta_neg == pytest.approx(width, rel=1e-9)
+    assert loss.rule == "whitened start"
+    assert [record.getMessage() for record in caplog.records] == [
+        "CBML, statistics='auto': whitened start, because negative pairs are centered, so training will move the "
+        f"positive ones halfway to 1; centers {loss.alpha_pos:.3g} and {loss.alpha_neg:.3g}, widths {width:.3g} and "
+        f"{width:.3g} (positive and negative pairs)"
+    ]
+
+
+def test_section_4_4_f_where_negatives_are_not_centered():
+    """The width of the negatives is bounded, so that one of them gives no huge loss."""
+    x, labels = similar_to_whitened(shift=0.3)
     known = PairStatistics.of(x, labels)
-    assert 0.05 < known.mean_pos < 0.2
     paper = known.exponents()
-    assert paper["beta_neg"] < 0.02
     loss = CBMLLoss(statistics="auto")
     loss(x, labels)
+    assert loss.rule == "Sec. 4.4 F"
     assert (loss.alpha_pos, loss.alpha_neg, loss.beta_pos) == (
         paper["alpha_pos"],
         paper["alpha_neg"],
         paper["beta_pos"],
     )
-    assert loss.beta_neg == (1 - loss.alpha_neg) / 10
+    assert loss.beta_neg == (1 - loss.alpha_neg) / 10 > paper["beta_neg"]
     one_negative = torch.eye(2)[[0, 0, 0]] + 1e-4 * torch.eye(2)[[0, 1, 1]]
     assert loss(one_negative, torch.tensor([0, 0, 1])) < 15
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_negatives_are_centered_within_one_deviation(sign):
+    inside = dataclasses.replace(KNOWN, mean_neg=sign * 0.119)
+    at_it = dataclasses.replace(KNOWN, mean_neg=sign * 0.12)
+    assert [inside.is_centered, at_it.is_centered] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -131,20 +182,20 @@ def test_estimates_are_of_cosines_alone(distance):
         CBMLLoss(statistics="auto", distance=distance)
 
 
-@pytest.mark.parametrize(("statistics", "exponent"), [("auto", "linear"), ("auto-quadratic", "quadratic")])
+@pytest.mark.parametrize("statistics", ["auto", "auto-quadratic"])
 @pytest.mark.parametrize("training", [False, True])
-def test_batches_before_training_are_not_kept(statistics, exponent, training):
+def test_batches_before_training_are_not_kept(statistics, training):
     """A validation batch, or one without gradients, has its own statistics."""
     x, labels = loops.batch()
     other = x.detach() + 0.1
     loss = CBMLLoss(statistics=statistics).double().train(training)
     with torch.set_grad_enabled(not training):
-        wanted = CBMLLoss.from_statistics(PairStatistics.of(other, labels), exponent=exponent)
+        wanted = estimated(other, labels, statistics)
         torch.testing.assert_close(loss(other, labels), wanted(other, labels))
     assert loss.estimates.isnan().all()
     loss.train()
     loss(x, labels)
-    wanted = CBMLLoss.from_statistics(PairStatistics.of(x, labels), exponent=exponent)
+    wanted = estimated(x, labels, statistics)
     torch.testing.assert_close(loss.eval()(other, labels), wanted(other, labels))
 
 
@@ -162,8 +213,7 @@ def test_a_batch_without_estimates_has_the_constants(statistics, training, label
         torch.testing.assert_close(found, CBMLLoss()(x, given))
     assert loss.estimates.isnan().all()
     batch = loops.batch()
-    exponent = "linear" if statistics == "auto" else "quadratic"
-    wanted = CBMLLoss.from_statistics(PairStatistics.of(*batch), exponent=exponent)
+    wanted = estimated(*batch, statistics)
     torch.testing.assert_close(loss.train()(*batch), wanted(*batch))
 
 

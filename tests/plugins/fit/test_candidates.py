@@ -1,5 +1,7 @@
 """What can be delivered for a folder of images."""
 
+from dataclasses import replace
+
 from pml_ext_fit import candidates
 from pml_ext_fit.framing import DEFAULT, Framing
 from pml_ext_fit.images import describe_images
@@ -38,6 +40,13 @@ def test_last_blocks_begin_and_end_in_closed_form(photos):
     assert recipe.sampler.iterations == 20
 
 
+def test_more_blocks_train_from_an_earlier_one(photos):
+    needs_weights()
+    deeper = candidates.last_blocks(describe_images(photos), first="blocks.3")
+    assert deeper.title == "last blocks from blocks.3"
+    assert recipe_of(deeper).model.freeze.until == "blocks.3"
+
+
 def test_candidates_see_images_in_one_way(photos):
     images = describe_images(photos)
     framing = Framing(160, squash=True)
@@ -54,3 +63,5 @@ def test_trials_have_fewer_batches(photos):
         "sampler.batch_size": 54,
         "sampler.iterations": 20,
     }
+    many = candidates.last_blocks(replace(describe_images(photos), training_images=10_000))
+    assert many.trial_settings(9, 0.75)["sampler.iterations"] == 20

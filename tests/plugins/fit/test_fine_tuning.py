@@ -102,7 +102,8 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
     tried = []
     images = describe_images(photos)
 
-    def choose(images, trunk, place, *_):
+    def choose(images, trunk, place, fine_tune):
+        assert fine_tune
         tried.append(place.overrides)
         return selection.Decision(candidates.features_of_images(images, Framing(squash=True)))
 

@@ -175,6 +175,31 @@ def test_a_second_that_is_trained_is_compared_in_the_folds_of_the_first(photos, 
     assert len(small.by_fold) == 1
 
 
+@pytest.mark.parametrize(
+    ("lead", "few", "is_taken"), [(0.1, True, True), (0.001, True, True), (0.001, False, False), (-0.1, True, False)]
+)
+def test_more_blocks_are_trained_where_held_out_classes_prefer_them(photos, tmp_path, lead, few, is_taken):
+    images = describe_images(photos)
+    first = scores(0.5, seed=0)
+    noise = torch.tensor([0.05, -0.05] * 6, dtype=torch.float64)
+    deeper = Scores(first.recall_at_1 + noise + lead, first.map_at_r + noise + lead)
+    held_out = HeldOutByTitle(FREE, [deeper])
+    known = Scored(candidates.last_blocks(images), [first, scores(0.9, seed=1)])
+    scored = [known]
+    lines = []
+    candidate = candidates.last_blocks(images, first="blocks.3")
+    best = selection.try_deeper(candidate, known, scored, held_out, workplace(tmp_path, say=lines.append), few)
+    assert (best.candidate.title == "last blocks from blocks.3") == is_taken
+    assert lines == [f"  last blocks from blocks.3, fold 1: {deeper}; last blocks: {first}"]
+    assert selection.described(best, scored, held_out.folds).count("in 1 of the folds") == 1
+
+
+def test_a_depth_that_cannot_be_tried_is_left_out(photos, tmp_path):
+    known = Scored(candidates.last_blocks(describe_images(photos)), [scores(0.5)])
+    held_out = HeldOutByTitle(FREE, [None])
+    assert selection.try_deeper(known.candidate, known, [known], held_out, workplace(tmp_path), True) is known
+
+
 @pytest.mark.parametrize(("iterations", "folds"), [(400, 4), (600, 3), (5000, 1)])
 def test_folds_are_tried_by_iterations_not_by_the_clock(photos, tmp_path, monkeypatch, iterations, folds):
     clock = iter(range(0, 10**12, 10**6))  # of a machine that is very busy

@@ -59,7 +59,7 @@ def test_what_is_left_follows_the_pace_of_what_is_over(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     left = timing.TimeLeft({"features": 60, "trial": 120, "training": 180})
-    assert (left.seconds(), left.seconds(without="training")) == (360, 180)
+    assert (left.seconds(), left.seconds("training")) == (360, 180)
     now[0] += 120
     left.end("features")
     assert left.seconds() == pytest.approx(300 * (120 + 300) / (60 + 300))
