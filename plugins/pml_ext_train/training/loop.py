@@ -23,15 +23,8 @@ from .checkpointing import Checkpointer
 from .checks import check_validation, check_zero_loss, warn_of_collapse, warn_of_small_batches, warn_of_zero_loss
 from .closed_form import fit_embedder
 from .devices import deterministic_algorithms
-<<<<<<< HEAD
 from .epoch import begin_epoch, check_weights, stopping_for_nonfinite
-from .listener import forward_warnings
-=======
-from .epoch import begin_epoch
-from .initial_weights import initialize_weights
 from .listener import forward_notes, forward_warnings
-from .outcome import check_weights, stopping_for_nonfinite
->>>>>>> 6fa1adc3d9cd4fcf5a302d370b1d615dea2a157b
 from .pseudo_labels import relabel
 from .run import Run
 from .state import start_from
