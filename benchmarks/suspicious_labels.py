@@ -1,7 +1,7 @@
 """Wrong labels among the first images of ``pml-ext labels``, beside a vote of scikit-learn's nearest neighbors.
 
-``python -m benchmarks.suspicious_labels [FILE.npz]``: 600 of scikit-learn's digits, or vectors with ``labels``, whitened
-within their (partly wrong) classes. 5 % of the labels are made wrong, in three draws.
+``python -m benchmarks.suspicious_labels [FILE.npz]``: 600 of scikit-learn's digits, or vectors with ``labels``,
+whitened within their (partly wrong) classes. 5 % of the labels are made wrong, in three draws.
 """
 
 from __future__ import annotations

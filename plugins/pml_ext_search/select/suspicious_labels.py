@@ -126,7 +126,7 @@ def _similarity_to_classes(points: Tensor, labels: Tensor, groups: Tensor, part:
     compared = groups[part, None] != groups
     sizes = torch.bincount(labels, minlength=classes).tolist()
     similarity = torch.empty(len(cosines), classes, dtype=torch.float64)
-    columns = zip(cosines.split(sizes, 1), compared.split(sizes, 1), strict=True)
+    columns = zip(torch.split(cosines, sizes, 1), torch.split(compared, sizes, 1), strict=True)
     for number, (of_class, counts) in enumerate(columns):
         nearest = of_class.masked_fill(~counts, -torch.inf).topk(min(NEIGHBORS, sizes[number]), 1).values
         found = nearest > -torch.inf
