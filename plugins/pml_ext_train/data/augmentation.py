@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ def torchvision_transforms() -> dict[str, Callable[..., nn.Module]]:
     """Classes of ``torchvision.transforms.v2`` that map one image to one image, by name."""
     from torchvision.transforms import v2
 
-    classes = inspect.getmembers(v2, inspect.isclass)
+    classes: list[tuple[str, Any]] = inspect.getmembers(v2, inspect.isclass)
     return {name: kind for name, kind in classes if issubclass(kind, v2.Transform) and name not in _OTHERS}
 
 
