@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +183,10 @@ def _finished(folder: Path, whole: Path, name: str) -> str:
     recovered = name == "SHA256SUMS" and (folder / name).read_bytes() == (whole / name).read_bytes()
     if not any(Path(name).name in text for text in told) and not recovered:
         return "nothing was told"
-    checks = () if name == "records/logs.db" else (kills._databases, kills._csv_files)
-    if text := _different(whole, folder, checks):
+    readers = {"metrics.json": _metrics, "logs.db": kills._tables, "*.csv": kills._rows}
+    if name == "records/logs.db":
+        readers = {"metrics.json": _metrics}
+    if text := kills.difference(whole, folder, readers):
         return text
     left = changed_files(folder)
     if left not in ([], [name]):
@@ -201,41 +203,27 @@ def opened(folder: Path) -> list[Image.Image]:
 def _resumed(folder: Path, whole: Path, name: str) -> str:
     """Goes on with a run that was interrupted."""
     trained(folder, resume=True)
-    checks = (kills._files, _weights, kills._databases, kills._csv_files, kills._events)
-    text = _different(whole, folder, checks)
+    if text := kills.difference(whole, folder, {"metrics.json": _metrics, "*.pt": _weights}):
+        return text
     # A changed number in a database is not noticed, nor a damaged file of TensorBoard's, and no metric depends on them.
-    recorded = name.startswith(("records/", "tensorboard/"))
-    return "" if recorded and text.startswith(("files", "logs.db", "events", "CSV")) else text
+    if name.startswith(("records/", "tensorboard/")):
+        return ""
+    if kills.names_in(whole) != kills.names_in(folder):
+        return "other files"
+    return kills.difference(whole, folder, kills.RECORDS)
 
 
-def _weights(whole: Path, folder: Path) -> str:
-    """What differs between checkpoints, beside warnings and times; of an untrained network the embeddings count."""
-    from pml_ext_train.training import checkpoint
-
-    for path in sorted(whole.rglob("*.pt")):
-        states = [checkpoint.load(each) for each in (path, folder / path.relative_to(whole))]
-        for state in states:
-            timed = [key for key in state if key.endswith("_seconds")]
-            for key in [*state] if path.name == "before.pt" else [*timed, "warnings"]:
-                if key != "embeddings":
-                    state.pop(key, None)
-        if text := kills._unequal(*states):
-            return f"{path.name}: {text[:200]}"
-    return ""
+def _metrics(path: Path) -> dict[str, Any]:
+    values = json.loads(path.read_bytes())
+    return {key: values[key] for key in sorted(values) if key not in ("seconds", "warnings")}
 
 
-def _different(whole: Path, folder: Path, checks: Sequence[Callable[[Path, Path], str]]) -> str:
-    """What differs between two runs, beside warnings and what no number depends on."""
-    metrics = []
-    for each in (whole, folder):
-        values = json.loads((each / "metrics.json").read_bytes())
-        metrics.append({key: value for key, value in values.items() if key not in ("seconds", "warnings")})
-    if metrics[0] != metrics[1]:
-        return "metrics.json differs"
-    for check in checks:
-        if text := check(whole, folder):
-            return text
-    return ""
+def _weights(path: Path) -> dict[str, Any]:
+    """A checkpoint without warnings and times; of an untrained network the embeddings count."""
+    state = kills._state(path)
+    if path.name == "before.pt":
+        return {"embeddings": state["embeddings"]}
+    return {key: value for key, value in state.items() if key != "warnings"}
 
 
 def _export(folder: Path, name: str) -> str:

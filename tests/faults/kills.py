@@ -16,7 +16,7 @@ import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -189,52 +189,6 @@ def _work(work: Callable[[], None], counter: Counter) -> None:
 # What two folders must have in common
 
 
-def difference(one: Path, other: Path) -> str:
-    """What differs between two folders of the same runs, or is left over in the second; "" if nothing does.
-
-    Args:
-        one: of the run that nobody killed.
-        other: of the one that was resumed.
-    """
-    for check in (_files, _metrics, _weights, _databases, _csv_files, _events):
-        if text := check(one, other):
-            return text
-    return ""
-
-
-def _files(one: Path, other: Path) -> str:
-    names = [{_without_numbers(path.relative_to(folder)) for path in folder.rglob("*")} for folder in (one, other)]
-    return f"files: {sorted(names[0] ^ names[1])}" if names[0] != names[1] else ""
-
-
-def _without_numbers(path: Path) -> str:
-    return f"{path.parent}/events" if path.name.startswith("events.out.tfevents") else str(path)
-
-
-def _metrics(one: Path, other: Path) -> str:
-    for path in sorted(one.rglob("metrics.json")):
-        values = [json.loads(each.read_bytes()) for each in (path, other / path.relative_to(one))]
-        for value in values:
-            del value["seconds"]
-        for key in values[0]:
-            if values[0][key] != values[1].get(key):
-                return f"{path.name}: {key} {values[0][key]} became {values[1].get(key)}"
-    return ""
-
-
-def _weights(one: Path, other: Path) -> str:
-    from pml_ext_train.training import checkpoint
-
-    for path in sorted(one.rglob("*.pt")):
-        states = [checkpoint.load(each) for each in (path, other / path.relative_to(one))]
-        for state in states:
-            for key in [key for key in state if key.endswith("_seconds")]:
-                state.pop(key, None)
-        if text := _unequal(*states):
-            return f"{path.name}: {text}"
-    return ""
-
-
 def _unequal(one: Any, other: Any, place: str = "") -> str:
     if isinstance(one, dict) and isinstance(other, dict) and list(one) == list(other):
         return next((text for key in one if (text := _unequal(one[key], other[key], f"{place}.{key}"))), "")
@@ -249,39 +203,60 @@ def _unequal(one: Any, other: Any, place: str = "") -> str:
     return "" if one == other else f"{place}: {one!r} became {other!r}"[:300]
 
 
-def _databases(one: Path, other: Path) -> str:
-    for path in sorted(one.rglob("logs.db")):
-        tables = []
-        for each in (path, other / path.relative_to(one)):
-            with closing(sqlite3.connect(each)) as connection:
-                found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-                names = [name for (name,) in found if name != "sqlite_sequence"]
-                tables.append({name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for name in names})
-        if text := _unequal(*tables):
-            return f"{path.name}: {text}"
-    return ""
+def _metrics(path: Path) -> dict[str, Any]:
+    values = json.loads(path.read_bytes())
+    return {key: values[key] for key in sorted(values) if key != "seconds"}
 
 
-def _csv_files(one: Path, other: Path) -> str:
-    for path in sorted(one.rglob("*.csv")):
-        rows = []
-        for each in (path, other / path.relative_to(one)):
-            with each.open(newline="") as file:
-                rows.append(list(csv.reader(file)))
-        if text := _unequal(*rows):
-            return f"CSV {path.name}: {text}"
-    return ""
+def _state(path: Path) -> dict[str, Any]:
+    """A checkpoint without times."""
+    from pml_ext_train.training import checkpoint
+
+    return {key: value for key, value in checkpoint.load(path).items() if not key.endswith("_seconds")}
 
 
-def _events(one: Path, other: Path) -> str:
-    """What TensorBoard shows: values after the checkpoint of a run that went on are purged."""
-    for folder in sorted(path.parent for path in one.rglob("tensorboard/epochs")):
-        for name in (".", "epochs"):
-            shown = []
-            for each in (folder, other / folder.relative_to(one)):
-                shown.append({tag: sorted({*points}) for tag, points in scalars(each / name).items()})
-            if text := _unequal(*shown):
-                return f"events: {text}"
+def _tables(path: Path) -> dict[str, Any]:
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        names = [name for (name,) in found if name != "sqlite_sequence"]
+        return {name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for name in names}
+
+
+def _rows(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def _shown(path: Path) -> list[dict[str, Any]]:
+    """What TensorBoard shows: values after the checkpoint of a resumed run are purged."""
+    folders = (path.parent, path)
+    return [{tag: sorted({*points}) for tag, points in scalars(folder).items()} for folder in folders]
+
+
+RECORDS = {"logs.db": _tables, "*.csv": _rows, "tensorboard/epochs": _shown}
+READERS: dict[str, Callable[[Path], Any]] = {"metrics.json": _metrics, "*.pt": _state, **RECORDS}
+
+
+def names_in(folder: Path) -> set[str]:
+    """The files of a folder; those of TensorBoard have numbers in their names."""
+    paths = [path.relative_to(folder) for path in folder.rglob("*")]
+    return {f"{path.parent}/events" if path.name.startswith("events.out.tfevents") else str(path) for path in paths}
+
+
+def difference(one: Path, other: Path, readers: Mapping[str, Callable[[Path], Any]] = READERS) -> str:
+    """What differs between two folders of the same runs, or an empty string.
+
+    Args:
+        one: of the run that nobody killed.
+        other: of the one that was resumed.
+        readers: of files by their pattern; by default of all, whose names are compared too.
+    """
+    if readers is READERS and names_in(one) != names_in(other):
+        return f"files: {sorted(names_in(one) ^ names_in(other))}"
+    for pattern, read in readers.items():
+        for path in sorted(one.rglob(pattern)):
+            if text := _unequal(read(path), read(other / path.relative_to(one))):
+                return f"{path.name}: {text}"
     return ""
 
 

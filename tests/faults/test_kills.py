@@ -16,6 +16,17 @@ def whole(tmp_path_factory):
     return kills.Whole.of(kills.SCENARIOS["selection"], tmp_path_factory.mktemp("kills"))
 
 
+def places_when_resumed(scenario, out, at):
+    """The places of a copy of a run that is resumed, and its folder."""
+    log = at / "places.txt"
+    rehearsal = at / "rehearsal"
+    log.unlink(missing_ok=True)
+    shutil.rmtree(rehearsal, ignore_errors=True)
+    shutil.copytree(out, rehearsal)
+    assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
+    return log.read_text().splitlines(), rehearsal
+
+
 def place(whole, text, number=1):
     """The number of a place, from 1; the n-th of this name."""
     return [at for at, name in enumerate(whole.places, 1) if name == text][number - 1]
@@ -33,17 +44,12 @@ def place(whole, text, number=1):
     ids=lambda names: ", ".join(name for name, _ in names),
 )
 def test_killed_runs_end_like_unkilled_ones(whole, tmp_path, names):
-    places = [place(whole, *name) for name in names[:1]]
     scenario = kills.SCENARIOS["selection"]
     out = tmp_path / "killed"
-    assert kills.execute(scenario, out, places[0]) == -signal.SIGKILL
+    assert kills.execute(scenario, out, place(whole, *names[0])) == -signal.SIGKILL
     for name, _ in names[1:]:  # killed again, at a place that the resumed run counts anew
-        log = tmp_path / "places.txt"
-        rehearsal = tmp_path / "rehearsal"
-        shutil.copytree(out, rehearsal)
-        assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
-        at = log.read_text().splitlines().index(name) + 1
-        assert kills.execute(scenario, out, at, resume=True) == -signal.SIGKILL
+        places, _ = places_when_resumed(scenario, out, tmp_path)
+        assert kills.execute(scenario, out, places.index(name) + 1, resume=True) == -signal.SIGKILL
     assert kills.execute(scenario, out, resume=True) == 0
     assert kills.difference(whole.folder, out) == ""
 
@@ -86,10 +92,5 @@ def test_runs_killed_within_epochs_continue(tmp_path):
     for iterations in (5, 1):
         at = [number for number, name in enumerate(places, 1) if name.startswith("after iteration or epoch ")]
         assert kills.execute(scenario, out, at[iterations - 1] + 1, resume=out.exists()) == -signal.SIGKILL
-        rehearsal = tmp_path / f"rehearsal {iterations}"
-        log = tmp_path / "places.txt"
-        shutil.copytree(out, rehearsal)
-        log.unlink()
-        assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
+        places, rehearsal = places_when_resumed(scenario, out, tmp_path)
         assert kills.difference(whole.folder, rehearsal) == ""
-        places = log.read_text().splitlines()

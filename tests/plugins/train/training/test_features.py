@@ -206,7 +206,7 @@ def test_processes_that_miss_the_store_are_refused(tmp_path, monkeypatch):
         "gather_objects": lambda value: [True, value],
     }.items():
         monkeypatch.setattr(f"pml_ext_train.training.features.{name}", double)
-    with pytest.raises(ConfigError, match=r"process 1 cannot see .*; set XDG_CACHE_HOME to a folder that all"):
+    with pytest.raises(ConfigError, match=r"process 1 cannot see .*\. Set XDG_CACHE_HOME to a folder that all"):
         second._share_store()
 
 

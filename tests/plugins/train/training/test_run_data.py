@@ -1,4 +1,4 @@
-"""The data of a run: splits, what is tested, and the listing that a resumed run must find again."""
+"""The data of a run: listings, tested training images, and samples by class."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 from pml_ext.errors import DataError
 from pml_ext_train.data import LabeledImages
 from pml_ext_train.recipe import load_recipe
-from pml_ext_train.training.run_data import SAMPLE, listing_of, load_run_data
+from pml_ext_train.training.run_data import SAMPLE, listing_of, load_run_data, some_of_each_class
 
 from ....overrides import typed
 
@@ -60,3 +60,25 @@ def test_changed_data_are_refused_by_difference():
         data.check_listing(Path("run"), others)
     with pytest.raises(ValueError, match="no split 'query'; splits: test, train"):
         data.images("query")
+
+
+def labels_of(*counts):
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)) + 7, counts))
+
+
+@pytest.mark.parametrize("most", [20, 120, 1000, 4999])
+def test_small_classes_are_whole_but_for_one(most):
+    labels = labels_of(*[5] * 1000)
+    chosen = some_of_each_class(labels, most)
+    assert len(chosen) == len(set(chosen.tolist())) == most
+    assert (np.diff(chosen) > 0).all()
+    sizes = np.unique(labels[chosen], return_counts=True)[1]
+    assert (sizes != 5).sum() <= 1
+
+
+def test_large_classes_give_as_many_as_are_needed():
+    labels = labels_of(*[400] * 30, 3)
+    sizes = dict(zip(*np.unique(labels[some_of_each_class(labels, 200)], return_counts=True), strict=True))
+    assert set(sizes.values()) <= {20, 3, 17}
+    labels = labels_of(*[90] * 10)  # the limit per class is the smallest that suffices
+    assert np.unique(labels[some_of_each_class(labels, 300)], return_counts=True)[1].tolist() == [30] * 10

@@ -1,4 +1,4 @@
-"""What checkpoints hold of a run, and a finished run opened from them."""
+"""What checkpoints hold of a run, weights of other runs, and finished runs opened from them."""
 
 import json
 import shutil
@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 from pml_ext.errors import ConfigError, DataError
+from pml_ext_train.training import checkpoint
 from pml_ext_train.training.evaluation import nearest
-from pml_ext_train.training.state import open_run, restore, state_of
+from pml_ext_train.training.state import model_state, open_run, restore, start_from, state_of
 
 from .built_runs import built
 
@@ -34,3 +35,17 @@ def test_foreign_or_missing_weights_are_refused(runs, tmp_path):
     shutil.copy(runs[0] / "recipe.toml", tmp_path / "run")
     with pytest.raises(DataError, match="no such checkpoint"):
         open_run(tmp_path / "run", 0, "cpu")
+
+
+def test_weights_of_other_trunks_are_refused(tmp_path):
+    run = built(tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"model.init: .*none is not a finished run \(.*model.pt is missing\); give the folder"
+    ):
+        start_from(run, tmp_path / "none")
+    wide = built(tmp_path / "wide", "model.trunk.width=16")
+    checkpoint.save(wide.checkpoint("model"), model_state(wide))
+    with pytest.raises(
+        ConfigError, match=r"model.init: the trunk differs from that of .*wide .*trunk and the image size"
+    ):
+        start_from(run, tmp_path / "wide")

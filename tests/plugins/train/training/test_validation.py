@@ -57,7 +57,7 @@ def test_validation_classes_of_one_image_choose_nothing(tmp_path):
     images = run.splits["validation"]
     _, first = np.unique(images.labels, return_index=True)
     run.splits["validation"] = images.subset(first)
-    with pytest.raises(DataError, match="no class has two of the 3 validation images, .* leave out evaluation"):
+    with pytest.raises(DataError, match="no class has two of the 3 validation images, .* leave out select"):
         train_run(run, finish)
 
 

@@ -1,4 +1,4 @@
-"""The view of a run: embeddings that are not finite."""
+"""The view of a run: its network, and embeddings that are not finite."""
 
 import math
 
@@ -6,9 +6,16 @@ import pytest
 import torch
 
 from pml_ext.errors import TrainingError
+from pml_ext_train.launch.launch import train
+from pml_ext_train.networks.modes import is_batch_norm
 from pml_ext_train.recipe import load_recipes
+from pml_ext_train.training.batch_norm import JoinedBatchNorm
 from pml_ext_train.training.evaluation import evaluate_split
 from pml_ext_train.training.run import Run
+from pml_ext_train.training.state import open_run
+
+from ....overrides import typed
+from .built_runs import built
 
 
 def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
@@ -16,3 +23,24 @@ def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
     torch.nn.init.constant_(run.embedder.bias, math.nan)
     with pytest.raises(TrainingError, match="the network gives nan for test images"):
         evaluate_split(run, "test")
+
+
+def test_processes_join_batch_norms_of_heads(tmp_path, monkeypatch):
+    monkeypatch.setattr("pml_ext_train.training.view.num_processes", lambda: 2)
+    run = built(tmp_path / "run", "model.hidden_sizes=[8]", "model.norm=batch")
+    norms = [part for part in run.network.modules() if is_batch_norm(part)]
+    assert any(part in norms for part in run.embedder.modules())
+    assert all(isinstance(part, JoinedBatchNorm) for part in norms)
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(None, True), ("true", True), ("false", False)])
+def test_trunks_on_cpus_use_channels_last(tmp_path, without_report, setting, expected):
+    overrides = ["schedule.epochs=1", "schedule.milestones=[]", "schedule.name=constant", "sampler.iterations=1"]
+    if setting is not None:
+        overrides.append(f"engine.channels_last={setting}")
+    train("cbml/digits", out=tmp_path / "run", overrides=typed(overrides), device="cpu")
+    view = open_run(tmp_path / "run", 0, "cpu")
+    weights = [parameter for parameter in view.trunk.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
+    assert weights
+    for weight in weights:
+        assert weight.is_contiguous(memory_format=torch.channels_last) == expected

@@ -25,7 +25,7 @@ from .whole_runs import Ear, quick
         (["loss.name=pml/triplet-margin", "sampler.m=8", "sampler.batch_size=8"], "no batch has two classes"),
         (
             ['loss={name="pml/triplet-margin", margin=-9}'],
-            "but none adds to the loss, for example because all satisfy its margin",
+            "but none adds to the loss: all may satisfy its margin",
         ),
         (["loss.memory.size=500", "sampler.m=1", "sampler.batch_size=2", "sampler.iterations=1"], "positive pair"),
     ],
