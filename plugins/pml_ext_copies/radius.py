@@ -21,7 +21,7 @@ from .near_pairs import Pairs
 from .thumbnails import Thumbnails, thumbnail_of
 
 SAMPLE = 32  # photographs that are copied and altered
-HELD = 0.99  # fraction of altered copies whose distance is held
+HELD = 0.99  # fraction of altered copies that lie within the radius
 OTHERS = 2.0  # images beyond this multiple of that distance are not copies
 FRACTION = 1 / 3  # of the median distance to the nearest image that is not a copy
 _SIDE = 512  # shorter side at which a large JPEG is decoded for altering
