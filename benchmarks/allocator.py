@@ -56,14 +56,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--batches", type=int, default=8, help=f"of {BATCH} images")
-    options.add_argument("--one", choices=["as it is", "kept"], help=argparse.SUPPRESS)  # the measurement of a child
+    options.add_argument("--one", choices=["default", "kept"], help=argparse.SUPPRESS)  # the measurement of a child
     options.add_argument("--training", action="store_true", help="forward and backward pass; by default forward alone")
     given = options.parse_args()
     if given.one is not None:
         print(json.dumps(measure(given.one == "kept", given.training, given.batches)))
         return
 
-    measured: dict[str, list[dict[str, float]]] = {"as it is": [], "kept": []}
+    measured: dict[str, list[dict[str, float]]] = {"default": [], "kept": []}
     clean = {name: value for name, value in os.environ.items() if name != "PML_EXT_ALLOCATOR"}
     command = [sys.executable, "-m", "benchmarks.allocator", "--batches", str(given.batches)]
     if given.training:

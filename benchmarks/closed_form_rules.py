@@ -27,7 +27,7 @@ from pml_ext_fit.folds import folds_of
 from pml_ext_fit.scores import scores_of
 
 TOLERATED = 0.5  # points of Recall@1 and of MAP@R
-BASELINES = (0, 2)  # of the closed forms: features as they are, and whitened within classes
+BASELINES = (0, 2)  # of the closed forms: raw features, and whitened within classes
 Choose = Callable[[Sequence[Scored]], Scored]
 
 
@@ -67,7 +67,7 @@ RULES: dict[str, Choose] = {
     "the simplest within one standard error": lambda scored: _simplest(scored, 1, (0, 1, 2)),
     "within classes, if within one standard error": lambda scored: _simplest(scored, 1, (2, 0, 1)),
     "the least behind in the worse metric": _least_behind,
-    "always features as they are": lambda scored: scored[0],
+    "always raw features": lambda scored: scored[0],
     "always whitened within classes": lambda scored: scored[2],
 }
 

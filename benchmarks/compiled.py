@@ -47,14 +47,14 @@ def main():
     parser.add_argument("--shapes", nargs="+", type=Shape.parse, default=SHAPES)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'shape':14}{'loss':26}{'as it is, ms':>14}{'compiled, ms':>14}{'ratio':>7}{'compilation, s':>16}")
+    print(f"{'shape':14}{'loss':26}{'plain, ms':>14}{'compiled, ms':>14}{'ratio':>7}{'compilation, s':>16}")
     for shape in chosen.shapes:
         rounds = 200 if shape.batch < 1024 else 9
         for name in chosen.losses:
             try:
                 plain, fused, compilation = measure(name, shape, rounds)
             except Unsupported:
-                print(f"{shape!s:14}{name:26}  has no graph of this shape, and runs as it is", flush=True)
+                print(f"{shape!s:14}{name:26}  cannot be compiled for this shape", flush=True)
                 continue
             row = f"{plain:14.2f}{fused:14.2f}{fused / plain:7.2f}{compilation:16.1f}"
             print(f"{shape!s:14}{name:26}{row}", flush=True)

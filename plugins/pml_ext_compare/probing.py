@@ -35,7 +35,7 @@ BASE_RECIPE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
 _TIMED = 3  # forward passes; the fastest is reported
 _BATCH = 16  # images per forward pass
-# Overrides of these are meant for the heads; the features have the base recipe, which may not know them.
+# Overrides of these keys are for heads; the recipe of the features may not have them.
 _OF_HEADS = (
     "loss",
     "sampler",
@@ -47,7 +47,7 @@ _OF_HEADS = (
     "model.norm",
     "model.dropout",
 )
-# A run of the features as they are trains nothing: its sampler fits data of any size.
+# The run of the unwhitened features trains nothing; this sampler fits data of any size.
 _NO_TRAINING = {"name": "pml/m-per-class", "m": 1, "batch_size": 2}
 
 

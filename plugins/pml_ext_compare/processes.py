@@ -102,7 +102,7 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
     os.environ[PASSED_ON] = "1"
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C goes to the parent, which passes it on once
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone: a run ends where it tells its progress
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone; the run ends when it reports progress
         while True:
             job = connection.recv()
             result = run_job(job, connection.send)

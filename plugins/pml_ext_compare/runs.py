@@ -48,7 +48,7 @@ MOST_PROGRESS = 0.99  # of a run that trains; tests follow
 PHASES_WITH_PROTOCOLS = ("before", "after")  # tests with metrics of protocols
 PHASES_WITHOUT_CLUSTERS = ("training", "learned_metric", "shortlist")  # tests without metrics of clusters
 
-# Jobs: what an executor does
+# Jobs of an executor
 
 
 def run_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -100,7 +100,7 @@ class RunJob:
             execute(self.plan, self.device, self.data, listener, resume=True)
 
 
-# Plans: which runs a comparison wants, and where they are
+# Plans: the runs of a comparison, and their folders
 
 
 def fold_numbers(folds: int) -> Sequence[int]:
@@ -219,7 +219,7 @@ def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
     ]
 
 
-# Rows: the planned runs that exist, and those that have to be done
+# Rows: existing and missing runs
 
 
 def rows_of(

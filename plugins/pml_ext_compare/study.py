@@ -24,8 +24,8 @@ class Study:
     """The tuning of one recipe; ``place`` has Optuna's journal and the trials' runs."""
 
     name: str  # of the recipe, or of one variant
-    own_recipe: Recipe  # as it is run with the best values
-    recipe: Recipe  # as it is run in trials: validation classes are held out, and nothing else is tested
+    own_recipe: Recipe  # trained with the best values
+    recipe: Recipe  # of trials: validation classes are held out, and nothing else is tested
     folds: int
     ranges: Mapping[str, TuneTable]
     trials: int
@@ -71,7 +71,7 @@ class Study:
         import optuna
 
         trials = study.get_trials(deepcopy=False)
-        if not trials:  # a process that was killed here leaves a trial that waits; study.ask takes that one
+        if not trials:  # a process killed here leaves a waiting trial, which study.ask returns
             study.enqueue_trial(self._recipe_values())
         number = sum(has_begun(trial) for trial in trials)
         study.sampler = optuna.samplers.TPESampler(seed=number)

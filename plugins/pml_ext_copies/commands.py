@@ -44,8 +44,8 @@ def duplicates(
         str,
         Option(
             metavar="RULE|FILE.csv",
-            help="Which image of a group to keep: most-pixels, least-compressed, oldest, those in a sub-folder, or "
-            "those of a table that --csv or pml-ext browse has written.",
+            help="Which image of a group to keep: most-pixels, least-compressed, oldest, the images of a sub-folder, "
+            "or a table that --csv or pml-ext browse has written.",
         ),
     ] = "most-pixels",
     kind: Annotated[

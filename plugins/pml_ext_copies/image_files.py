@@ -26,7 +26,7 @@ class ImageFiles:
     """Image files of a folder, or of two; numbers from ``first_old`` on belong to the second."""
 
     def __init__(self, folder: Path, names: Sequence[str], old: tuple[Path, Sequence[str]] | None = None) -> None:
-        self.names: list[str] = list(names)  # as they are shown
+        self.names: list[str] = list(names)  # as shown to the user
         self.files = [folder / name for name in names]
         self.first_old = len(names)
         self.compares_two = old is not None

@@ -20,12 +20,12 @@ from pml_ext_train.retrieval import Vectors
 from .near_pairs import Pairs
 from .thumbnails import Thumbnails, thumbnail_of
 
-SAMPLE = 32  # photographs of which copies are made
-HELD = 0.99  # fraction of made-up copies that are nearer than the radius
-OTHERS = 2.0  # images from this multiple of that distance on are others
-FRACTION = 1 / 3  # of the median distance to the nearest other one
-_SIDE = 512  # the shorter side at which a large JPEG is decoded, of which copies are made
-_LONGEST = 4096  # longer side of an image of which copies are made: WebP has at most 16,383
+SAMPLE = 32  # photographs that are copied and altered
+HELD = 0.99  # fraction of altered copies that lie within the radius
+OTHERS = 2.0  # images beyond this multiple of that distance are not copies
+FRACTION = 1 / 3  # of the median distance to the nearest image that is not a copy
+_SIDE = 512  # shorter side at which a large JPEG is decoded for altering
+_LONGEST = 4096  # longer side of an altered image; WebP has at most 16,383 pixels
 
 
 def _saved(image: Image.Image, kind: str, quality: int) -> Image.Image:

@@ -20,10 +20,10 @@ from pml_ext_train.retrieval import Numbers, Vectors
 STORED = 64  # side of a thumbnail in pixels
 COMPARED = 16  # side of what is compared, of a thumbnail or of a part of it
 DETAILED = 48  # side at which details are compared
-NEIGHBORS = 8  # images of which each part's distance is computed
-NOISE = 2.0  # gray levels: structure below it, of images of one color, does not count
-_DETAIL = 9  # pixels of those 48: what varies more slowly is no detail
-_DETAIL_NOISE = 0.5  # gray levels: detail below it does not count
+NEIGHBORS = 8  # nearest images that each part is compared with
+NOISE = 2.0  # gray levels; weaker structure does not count
+_DETAIL = 9  # of 48 pixels; slower variations are not details
+_DETAIL_NOISE = 0.5  # gray levels; weaker detail does not count
 _READ = 256  # files that are read at a time
 _READERS = 8  # threads that read, at most
 FITTED = 0.7  # product from which on the best part is fitted, a distance of 0.77

@@ -179,7 +179,7 @@ def _check_stopped_write(store: CheckedStore, held: dict[int, Any]) -> None:
     """Fail if a store hides an error of a later batch, or loses earlier images."""
 
     def stopped() -> Iterator[Rows]:
-        yield _made_up(1, first=35, seed=1)  # as it is in the store
+        yield _made_up(1, first=35, seed=1)  # equal to the stored row
         raise DataError("the reading of images was stopped")
 
     try:

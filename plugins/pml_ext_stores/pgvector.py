@@ -75,7 +75,7 @@ class PgVector:
                         "embedding = excluded.embedding"
                     )
             with self._connection.transaction():
-                # a graph that does not fit into this memory takes ten times as long to build
+                # building a graph that does not fit into this memory is ten times slower
                 self._execute("SET LOCAL maintenance_work_mem = '1GB'")
                 if self._size <= MOST_INDEXED:
                     self._execute("CREATE INDEX IF NOT EXISTS {hnsw} ON {table} USING hnsw (embedding vector_l2_ops)")
@@ -92,7 +92,7 @@ class PgVector:
             "ORDER BY {order} LIMIT %(k)s) AS nearest{radius} ORDER BY distance"
         ).format(
             table=self._names["table"],
-            # PostgreSQL takes the graph for the distance alone, not for a sum
+            # PostgreSQL uses the graph only for the plain distance, not for a sum
             order=sql.SQL("(embedding <-> %(point)s) + 0" if exact else "embedding <-> %(point)s"),
             within=sql.SQL(" WHERE class = %(within)s" if where.within is not None else ""),
             radius=sql.SQL(" WHERE distance <= %(radius)s" if where.radius is not None else ""),
