@@ -31,6 +31,7 @@ _get, _, _NAMES = lazy_loader.attach(
             "CachedGradients",
             "CrossBatchMemory",
             "MultipleLosses",
+            "NestedLoss",
             "RegularizedLoss",
             "SelfSupervisedLoss",
             "TiledContrastiveLoss",

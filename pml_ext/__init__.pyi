@@ -45,6 +45,7 @@ from .losses import (
     CachedGradients as CachedGradients,
     CrossBatchMemory as CrossBatchMemory,
     MultipleLosses as MultipleLosses,
+    NestedLoss as NestedLoss,
     RegularizedLoss as RegularizedLoss,
     SelfSupervisedLoss as SelfSupervisedLoss,
     TiledContrastiveLoss as TiledContrastiveLoss,

@@ -13,6 +13,7 @@ from .calling import (
 from .compilation import Compilation as Compilation
 from .listed import takes_conflicts as takes_conflicts, why_unusable as why_unusable
 from .memory import CrossBatchMemory as CrossBatchMemory
+from .nested import NestedLoss as NestedLoss
 from .pair_loss import PairLoss as PairLoss, PairLossSettings as PairLossSettings
 from .pairs import (
     Pairs as Pairs,

@@ -51,7 +51,7 @@ def build_loss(
     table: LossTable, context: Mapping[str, Any], key: str = "loss"
 ) -> tuple[torch.nn.Module, torch.nn.Module | None]:
     """Build a loss with regularizer and memory, and its miner (None if the memory holds it)."""
-    from pml_ext.losses import CrossBatchMemory, RegularizedLoss
+    from pml_ext.losses import CrossBatchMemory, NestedLoss, RegularizedLoss
 
     if table.relation == "none":
         context = dict(context)
@@ -60,6 +60,14 @@ def build_loss(
     _check_regularizer_weights(key, table, loss)
     miner = _build_miner(f"{key}.miner", table.name, table.miner, context) if table.miner is not None else None
     loss = _related(key, loss, context)
+    if table.nested:
+        if table.nested[-1] != context["embedding_size"]:
+            raise ConfigError(
+                f"found {table.nested}; the last size must be model.embedding_size, {context['embedding_size']}",
+                key=f"{key}.nested",
+            )
+        with located(f"{key}.nested"):
+            loss = NestedLoss(loss, table.nested)
     if table.regularizer is not None:
         regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
         with located(f"{key}.regularizer"):

@@ -49,6 +49,7 @@ def reported_phases(recipe: Recipe) -> list[str]:
         phases.append("trained_head")
     if trains_pretrained_trunk(recipe) or recipe.model.refit != "none":
         phases.append("features")
+    phases += [f"first_{size}" for size in recipe.loss.nested[:-1]]
     if table.training_images:
         phases.append("training")
     if table.baselines:

@@ -429,6 +429,7 @@ class LossTable(NamedTable):
     regularizer: Annotated[RegularizerTable, _name_alone] | None = None  # term that is added to the loss
     memory: MemoryTable | None = None  # embeddings of past batches, as references
     relation: Literal["data", "none"] = "data"  # "none": loss and miner ignore [data] relation
+    nested: list[Count] = []  # numbers of dimensions that are trained, too; the last is model.embedding_size
     optimizer: dict[str, Any] = {}  # changes of [optimizer] for proxies and other parameters of the loss
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,20 @@ _PHASES_WITHOUT_TRAINING = {
     "vectors": {"after": "vectors, nothing trained", "training": "training vectors"},
 }
 CLOSED_FORMS = {"pca": "pca", "within-class": "within_class"}  # phases of embedders that are not trained
+SHORTENED = "first_"  # and a number of dimensions: the phase of shortened embeddings
 STAGES = ("head", "blocks")  # phases before the whole network trains
 _WITHOUT_FINE_TUNING = "Train without its last stage (in pml-ext fit, without --fine-tune) to keep that."
 
 
-def phase_titles(noun: str, metrics: Container[str] = ()) -> dict[str, str]:
+def phase_titles(noun: str, metrics: Iterable[str] = ()) -> dict[str, str]:
     """Return titles by phase, for ``"images"`` or ``"vectors"``."""
     titles = dict(_PHASES_OF_VECTORS if noun == "vectors" else PHASES)
+    metrics = list(metrics)
     if "trained_head" in metrics:
         titles["after"] += ", head fitted again"
+    for phase in metrics:
+        if phase.startswith(SHORTENED):
+            titles[phase] = f"{titles['after']}, first {phase.removeprefix(SHORTENED)} dimensions"
     return titles
 
 

@@ -91,6 +91,9 @@ def metrics_after(view: View, stages: Stages, features: Mapping[str, Tensor] | N
     metrics = {"after": evaluate_split(view, split)}
     if features:
         metrics["features"] = _metrics_of_points(view, split, features)
+    for size in view.recipe.loss.nested[:-1]:
+        shortened = {part: view.embeddings(part)[:, :size] for part in _compared_splits(view, split)}
+        metrics[f"first_{size}"] = _metrics_of_points(view, split, shortened)
     if view.data.tested_training is not None:
         metrics["training"] = evaluate_split(view, view.data.tested_training, clustering=False)
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
