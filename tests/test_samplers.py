@@ -104,8 +104,13 @@ def test_a_resumed_sampler_of_tuples_goes_on():
     assert [batch.tuples for batch in other] == expected
 
 
-def test_samplers_of_tuples_that_do_not_serve():
-    with pytest.raises(ValueError, match="batch_size of TupleSampler must be at most the 20 listed pairs; got 21"):
-        TupleSampler(PAIRS, batch_size=21)
-    with pytest.raises(TypeError, match="tuples of TupleSampler must be ListedTuples"):
-        TupleSampler([[0, 1]], batch_size=1)
+@pytest.mark.parametrize(
+    ("tuples", "batch_size", "text"),
+    [
+        (PAIRS, 21, "batch_size of TupleSampler must be at most the 20 listed pairs; got 21"),
+        ([[0, 1]], 1, "tuples of TupleSampler must be ListedTuples"),
+    ],
+)
+def test_samplers_of_tuples_that_do_not_serve(tuples, batch_size, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        TupleSampler(tuples, batch_size)

@@ -82,18 +82,18 @@ def test_counts_flags_and_choices_are_checked():
             call()
 
 
-def test_an_unknown_keyword_names_the_class():
-    for call, text in (
-        (lambda: pml_ext.CBMLLoss(alpha_poss=1), "CBMLLoss has no setting 'alpha_poss'; nearest: alpha_pos, "),
-        (lambda: pml_ext.HardPairMiner(margn=1), "HardPairMiner has no setting 'margn'"),
-        (
-            lambda: pml_ext.MetricVarianceRegularizer(gama=1),
-            "MetricVarianceRegularizer has no setting 'gama'; nearest: gamma",
-        ),
-        (lambda: pml_ext.CBMLLoss(mining="yes"), "mining of CBMLLoss must be True or False, not 'yes'"),
-    ):
-        with pytest.raises(TypeError, match=text):
-            call()
+@pytest.mark.parametrize(
+    ("cls", "given", "text"),
+    [
+        (pml_ext.CBMLLoss, {"alpha_poss": 1}, "CBMLLoss has no setting 'alpha_poss'; nearest: alpha_pos, "),
+        (pml_ext.HardPairMiner, {"margn": 1}, "HardPairMiner has no setting 'margn'"),
+        (pml_ext.MetricVarianceRegularizer, {"gama": 1}, "Regularizer has no setting 'gama'; nearest: gamma"),
+        (pml_ext.CBMLLoss, {"mining": "yes"}, "mining of CBMLLoss must be True or False, not 'yes'"),
+    ],
+)
+def test_an_unknown_keyword_names_the_class(cls, given, text):
+    with pytest.raises(TypeError, match=text):
+        cls(**given)
 
 
 def test_a_repr_has_the_settings():

@@ -128,7 +128,7 @@ class MetricOfNeighbors:
     def put(self, rows: slice, right_at_level: Mapping[int, Tensor], gains: Tensor, relevant: Tensor) -> None:
         """Compute the values of some queries."""
         if self.ideal is None:
-            right = right_at_level[self.metric.level][:, : self.columns]
+            right = right_at_level.get(self.metric.level, right_at_level[0])[:, : self.columns]
             self.values[rows] = self.metric.function(right, relevant[rows])
         else:
             self.values[rows] = self.metric.function(gains[:, : self.columns], self.ideal[rows])

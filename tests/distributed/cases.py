@@ -83,11 +83,7 @@ class TwoEncoders(nn.Module):
 def of_two_encoders(dropout, cached, mine=None, around=lambda model: model):
     """The loss and the gradients of one batch, or of a process's part."""
     model = TwoEncoders(dropout, cached)
-    inputs, labels = next(batches())
-    if mine is not None:
-        rows = slice(0, 11) if mine == 0 else slice(11, 16)
-        inputs = inputs[rows]
-        labels = labels[rows]
+    inputs, labels = part_of(mine, UNEVEN, *next(batches()))
     torch.manual_seed(5 + (mine or 0))
     wrapped = around(model)  # is needed until the gradients are there
     value = wrapped(inputs, labels)
@@ -97,10 +93,7 @@ def of_two_encoders(dropout, cached, mine=None, around=lambda model: model):
 
 def of_views(mine=None):
     """The loss of three views and the gradients of one batch, or of a process's part."""
-    inputs, _ = next(batches())
-    if mine is not None:
-        rows = slice(0, 11) if mine == 0 else slice(11, 16)
-        inputs = inputs[rows]
+    inputs, _ = part_of(mine, UNEVEN, *next(batches()))
     model = network()
     embed = model if mine is None else nn.parallel.DistributedDataParallel(model)
     one, two, three = embed(torch.cat([inputs, inputs + 0.1, 0.9 * inputs])).chunk(3)
@@ -204,14 +197,17 @@ def batches():
         yield torch.randn(16, 5, generator=generator, dtype=torch.float64), labels
 
 
+def part_of(mine, parts, *tensors):
+    """Rows of a process, or all rows without one."""
+    rows = slice(None) if mine is None else slice(sum(parts[:mine]), sum(parts[: mine + 1]))
+    return [each[rows] for each in tensors]
+
+
 def step(net, loss, miner, parts, mine=None):
     """Three calls (a memory needs more than one) and the gradients of the last."""
     torch.manual_seed(5 + (mine or 0))
-    for inputs, labels in batches():
-        if mine is not None:
-            rows = slice(sum(parts[:mine]), sum(parts[: mine + 1]))
-            inputs = inputs[rows]
-            labels = labels[rows]
+    for batch in batches():
+        inputs, labels = part_of(mine, parts, *batch)
         net.zero_grad()
         loss.zero_grad()
         embeddings = net(inputs)

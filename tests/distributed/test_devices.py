@@ -12,34 +12,49 @@ from pml_ext_train.training.devices import deterministic_algorithms
 
 
 @pytest.fixture
-def pretended(monkeypatch):
-    """A machine with two CUDA devices, as far as the choice of a device looks."""
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr(devices, "accelerator", lambda: "cuda")
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    return monkeypatch
+def pretend(monkeypatch):
+    """Set what the choice of a device looks at: an accelerator, of which there are two, and the local rank."""
+
+    def on(accelerator, rank):
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if rank:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setattr(devices, "accelerator", lambda: accelerator)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+
+    return on
 
 
-def test_device_is_chosen_by_its_name(monkeypatch):
-    monkeypatch.setattr(devices, "accelerator", lambda: None)
-    assert devices.choose_device("auto") == devices.choose_device("cpu") == "cpu"
-    with pytest.raises(ConfigError, match="--device gpu: wanted auto, cpu, cuda, mps or xpu"):
-        devices.choose_device("gpu")
-    with pytest.raises(ConfigError, match="--device mps: this torch sees no mps device; type --device cpu"):
-        devices.choose_device("mps")
+@pytest.mark.parametrize(
+    ("accelerator", "rank", "name", "device"),
+    [
+        (None, "", "auto", "cpu"),
+        (None, "", "cpu", "cpu"),
+        ("cuda", "", "auto", "cuda"),
+        ("cuda", "", "cuda", "cuda"),
+        ("cuda", "", "cpu", "cpu"),
+        ("cuda", "1", "auto", "cuda:1"),
+        ("cuda", "1", "cpu", "cpu"),
+    ],
+)
+def test_each_local_rank_has_its_own_device(pretend, accelerator, rank, name, device):
+    pretend(accelerator, rank)
+    assert devices.choose_device(name) == device
 
 
-def test_each_local_rank_has_its_own_device(pretended):
-    assert devices.choose_device("auto") == devices.choose_device("cuda") == "cuda"
-    assert devices.choose_device("cpu") == "cpu"
-    with pytest.raises(ConfigError, match="this torch sees no xpu device; type --device cuda"):
-        devices.choose_device("xpu")
-    pretended.setenv("LOCAL_RANK", "1")
-    assert devices.choose_device("auto") == "cuda:1"
-    assert devices.choose_device("cpu") == "cpu"
-    pretended.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ConfigError, match=r"process 2 .* \(2 seen\); type --nproc-per-node 2, or --device cpu"):
-        devices.choose_device("auto")
+@pytest.mark.parametrize(
+    ("accelerator", "rank", "name", "text"),
+    [
+        (None, "", "gpu", "--device gpu: wanted auto, cpu, cuda, mps or xpu"),
+        (None, "", "mps", "--device mps: this torch sees no mps device; type --device cpu"),
+        ("cuda", "", "xpu", "this torch sees no xpu device; type --device cuda"),
+        ("cuda", "2", "auto", r"process 2 .* \(2 seen\); type --nproc-per-node 2, or --device cpu"),
+    ],
+)
+def test_devices_that_are_missing_are_named(pretend, accelerator, rank, name, text):
+    pretend(accelerator, rank)
+    with pytest.raises(ConfigError, match=text):
+        devices.choose_device(name)
 
 
 def test_unsupported_precision_of_a_device_is_refused(monkeypatch):

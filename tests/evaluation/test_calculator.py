@@ -183,16 +183,22 @@ def test_tiles_change_no_metric_of_neighbors(monkeypatch, watched):
     assert watched.asked == [(10, 60)] * 6
 
 
-def test_missing_neighbors_of_an_index_are_wrong():
-    points, labels = data()
-    labels[-1] = labels[0]  # what an index of -1 would pick
+def lacking(queries, columns):
+    """Return a search that lacks the neighbors of the first queries from some column on."""
 
     def search(query, k, reference):
         distances, indices = default_neighbors().search(query, k, reference)
-        return distances, indices.masked_fill(torch.arange(indices.shape[1]) > 1, -1)
+        indices[:queries, columns:] = -1
+        return distances, indices
 
+    return NearestNeighbors(search)
+
+
+def test_missing_neighbors_of_an_index_are_wrong():
+    points, labels = data()
+    labels[-1] = labels[0]  # what an index of -1 would pick
     calculator = RetrievalAccuracyCalculator(
-        include=("recall_at_1", "recall_at_8", "precision_at_8"), precision_at=(8,), knn_func=NearestNeighbors(search)
+        include=("recall_at_1", "recall_at_8", "precision_at_8"), precision_at=(8,), knn_func=lacking(60, 2)
     )
     found = calculator.get_accuracy(points, labels)
     assert found["recall_at_8"] == found["recall_at_1"] == pytest.approx(8 * found["precision_at_8"])
@@ -298,12 +304,7 @@ def test_embeddings_of_other_shapes_are_refused(query, reference, message):
 def test_a_subclass_cannot_count_missing_neighbors():
     """The metric got the label of the gallery's last image."""
     points, labels = data()
-
-    def search(query, k, reference):
-        distances, indices = default_neighbors().search(query, k, reference)
-        return distances, indices.masked_fill(torch.arange(len(query))[:, None] < 3, -1)
-
-    calculator = OfASubclass(include=("nearest_is_right",), knn_func=NearestNeighbors(search))
+    calculator = OfASubclass(include=("nearest_is_right",), knn_func=lacking(3, 0))
     with pytest.raises(ValueError, match=r"fewer than 60 neighbors of 3 of 60 queries, and nearest_is_right"):
         calculator.get_accuracy(points, labels, points, labels)
 

@@ -74,13 +74,17 @@ def test_values_per_query_equal_loops(case, k, columns):
         assert result.tolist() == pytest.approx([row[name] for row in wanted], abs=1e-12, nan_ok=True), name
 
 
-def test_the_metric_of_a_headline():
-    assert metrics.headline_metric({"map_at_r": 1, "recall_at_1": 0.5}) == "recall_at_1"
-    assert metrics.headline_metric({"verification_eer": 1, "verification_roc_auc": 0.5}) == "verification_roc_auc"
-    assert metrics.headline_metric({"triplet_accuracy": 0.5}) == "triplet_accuracy"
-    assert metrics.headline_metric({"train": 3.2}) == ""
-    assert metrics.title_of("triplet_accuracy") == "accuracy of triplets"
-    assert metrics.title_of("verification_accuracy") == "accuracy of pairs at the training threshold"
+@pytest.mark.parametrize(
+    ("given", "headline"),
+    [
+        ({"map_at_r": 1, "recall_at_1": 0.5}, "recall_at_1"),
+        ({"verification_eer": 1, "verification_roc_auc": 0.5}, "verification_roc_auc"),
+        ({"triplet_accuracy": 0.5}, "triplet_accuracy"),
+        ({"train": 3.2}, ""),
+    ],
+)
+def test_the_metric_of_a_headline(given, headline):
+    assert metrics.headline_metric(given) == headline
 
 
 def test_a_metric_has_one_title_by_its_key():
@@ -96,6 +100,8 @@ def test_a_metric_has_one_title_by_its_key():
         "nmi_1": "nmi_1",
         "purity": "purity",
         "verification_tar_at_far_0.01": "TAR at FAR 0.01",
+        "verification_accuracy": "accuracy of pairs at the training threshold",
+        "triplet_accuracy": "accuracy of triplets",
         "zero_shot_top_5": "zero-shot, top-5",
         "of_a_plugin_0": "of_a_plugin_0",
     }

@@ -13,19 +13,6 @@ from pml_ext.evaluation import default_neighbors, kmeans, neighbors, neighbors_u
 from .points import data
 
 
-def test_exact_duplicates_leave_out_the_query_itself(monkeypatch):
-    """In any tile, and where it is not among so many duplicates."""
-    points = torch.zeros(50, 3)
-    labels = torch.arange(50) // 2
-    found = [search(points, 4, points, True)[1] for search in (default_neighbors(), neighbors_under(LpDistance()))]
-    for limit in (50, 1 << 20):
-        monkeypatch.setattr(neighbors, "_NEIGHBORS", limit)
-        found.append(RetrievalAccuracyCalculator(include=("recall_at_4",)).evaluate(points, labels, keep=4).indices)
-    for indices in found:
-        assert indices.shape == (50, 4)
-        assert not (indices == torch.arange(50)[:, None]).any()
-
-
 def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
     points, labels = data()
     with_faiss = RetrievalAccuracyCalculator().get_accuracy(points, labels)

@@ -110,29 +110,19 @@ def test_classes_are_counted_once_per_level(monkeypatch, lone_queries, calls):
     assert len(counted) == calls
 
 
-@pytest.mark.parametrize("shape", [(5, 9), (9, 5)])
-def test_a_matrix_of_queries_and_gallery(shape):
+@pytest.mark.parametrize(("queries", "items", "included"), [(5, 9, False), (9, 5, False), (5, 9, True)])
+def test_a_matrix_of_queries_and_gallery(queries, items, included):
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(shape[0], 4, generator=generator)
-    gallery = torch.randn(shape[1], 4, generator=generator)
-    relevance = (torch.rand(shape, generator=generator) < 0.4).float()
-    relevance[:, 0] = 1
+    gallery = torch.randn(items, 4, generator=generator)
+    query = gallery[:queries] if included else torch.randn(queries, 4, generator=generator)
+    relevance = (torch.rand(queries, items, generator=generator) < 0.4).float()
     calculator = RetrievalAccuracyCalculator(include=("precision_at_1",), relation=FromMatrix(relevance))
-    found = calculator.get_accuracy(query, None, gallery, None, ref_includes_query=False)
-    nearest = torch.cdist(query, gallery).argmin(1)
-    assert found["precision_at_1"] == pytest.approx(relevance[torch.arange(shape[0]), nearest].mean().item())
-
-
-def test_gallery_may_include_the_queries_with_a_matrix():
-    generator = torch.Generator().manual_seed(0)
-    gallery = torch.randn(9, 4, generator=generator)
-    relevance = (torch.rand(5, 9, generator=generator) < 0.4).float()
-    own_metrics = RetrievalAccuracyCalculator(include=("precision_at_1",), relation=FromMatrix(relevance))
-    found = own_metrics.get_accuracy(gallery[:5], None, gallery, None, ref_includes_query=True)
-    distances = torch.cdist(gallery[:5], gallery).fill_diagonal_(math.inf)
-    right = relevance[torch.arange(5), distances.argmin(1)]
-    counted = relevance.fill_diagonal_(0).any(1)
-    assert found["precision_at_1"] == pytest.approx(right[counted].mean().item())
+    found = calculator.get_accuracy(query, None, gallery, None, ref_includes_query=included)
+    itself = torch.eye(queries, items, dtype=torch.bool) & included
+    nearest = torch.cdist(query, gallery).masked_fill(itself, math.inf).argmin(1)
+    counted = relevance.masked_fill(itself, 0).any(1)
+    right = relevance[torch.arange(queries), nearest][counted]
+    assert found["precision_at_1"] == pytest.approx(right.mean().item())
 
 
 def test_relation_as_pmls_label_comparison():

@@ -10,11 +10,16 @@ from pml_ext.errors import ConfigError
 from pml_ext.registry import BuildContext, fill_settings
 
 
-def test_unknown_settings_and_context_names_are_refused():
-    with pytest.raises(ConfigError, match="no setting of pml/triplet-margin 'margn'; nearest: margin"):
-        registry.build("pml/triplet-margin", "loss", margn=0.1)
-    with pytest.raises(ConfigError, match="no setting of a BuildContext 'embeding_size'; nearest: embedding_size"):
-        registry.build("pml/proxy-anchor", "loss", {"num_classes": 2, "embeding_size": 4})
+@pytest.mark.parametrize(
+    ("name", "context", "settings", "text"),
+    [
+        ("pml/triplet-margin", {}, {"margn": 0.1}, "no setting of pml/triplet-margin 'margn'; nearest: margin"),
+        ("pml/proxy-anchor", {"num_classes": 2, "embeding_size": 4}, {}, "'embeding_size'; nearest: embedding_size"),
+    ],
+)
+def test_unknown_settings_and_context_names_are_refused(name, context, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        registry.build(name, "loss", context, **settings)
 
 
 def test_settings_that_are_components_are_built():

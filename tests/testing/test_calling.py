@@ -26,18 +26,19 @@ class Counting(losses.ContrastiveLoss):
         return super().forward(*arguments, **named) * self.calls
 
 
-def test_missing_needs_of_a_check_are_named():
-    assert calling.is_random(subject_of(Drawing()))
-    assert not calling.is_random(subject_of(CBMLLoss))
+@pytest.mark.parametrize(
+    ("component", "names", "need", "text"),
+    [
+        (losses.ArcFaceLoss(6, 8), ("relation", "references"), "", "it does not declare references and relation"),
+        (Drawing(), (), "fixed", "its values are random"),
+        (CrossBatchMemory(CBMLLoss(), 8, 64), (), "repeatable", "its values depend on earlier calls"),
+        (Counting(), (), "repeatable", "its values depend on earlier calls"),
+    ],
+)
+def test_missing_needs_of_a_check_are_named(component, names, need, text):
     calling.needs(subject_of(CBMLLoss), "labels", "references", repeatable=True)
-    with pytest.raises(SkipCheck, match="it does not declare references and relation"):
-        calling.needs(subject_of(losses.ArcFaceLoss(6, 8)), "relation", "references")
-    with pytest.raises(SkipCheck, match="its values are random"):
-        calling.needs(subject_of(Drawing()), fixed=True)
-    with pytest.raises(SkipCheck, match="its values depend on earlier calls"):
-        calling.needs(subject_of(CrossBatchMemory(CBMLLoss(), 8, 64)), repeatable=True)
-    with pytest.raises(SkipCheck, match="its values depend on earlier calls"):
-        calling.needs(subject_of(Counting()), repeatable=True)
+    with pytest.raises(SkipCheck, match=text):
+        calling.needs(subject_of(component), *names, **{need: True} if need else {})
 
 
 def test_error_is_one_line_with_its_place():

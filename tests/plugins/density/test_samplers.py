@@ -6,13 +6,9 @@ import numpy as np
 
 from pml_ext import WholeClassSampler
 
+from ...test_samplers import batches
+
 LABELS = [0] * 3 + [1] * 5 + [2] * 2 + [3] * 7 + [4] * 4 + [9] * 6
-
-
-def batches(sampler):
-    drawn = list(sampler)
-    assert len(drawn) == len(sampler)
-    return [drawn[i : i + sampler.batch_size] for i in range(0, len(drawn), sampler.batch_size)]
 
 
 def test_batches_have_whole_classes_but_the_last():

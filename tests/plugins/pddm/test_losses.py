@@ -82,14 +82,6 @@ def test_score_term_kept_from_the_embedding():
     assert torch.autograd.grad(alone(x, LABELS), x)[0].abs().max() == 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_quadruplets": 4}, {"per_class": True}])
-def test_a_miner_before_it_gives_the_same(settings):
-    loss = build(**settings)
-    x = embeddings()
-    triplets = HardQuadrupletMiner(loss.distance, **settings)(x, LABELS)
-    torch.testing.assert_close(build()(x, LABELS, triplets), loss(x, LABELS))
-
-
 def test_one_mask_for_the_whole_step():
     """Mining, scaling and hinges see the same head; without that, scaled scores leave [0, 1]."""
     loss = build(dropout=0.5, hidden_size=32)

@@ -10,7 +10,6 @@ from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
 
-from pml_ext.errors import ConfigError
 from pml_ext.plugin import PairLoss, masked_mean, per_anchor
 from pml_ext.testing import SkipCheck, check_component
 from tests.testing.planted import ByHand, Deviance, bug_of, failing, loop
@@ -203,20 +202,22 @@ def test_distance_is_compared_with_its_own_settings():
     assert "the value differs" in results(Scaled, reference=lambda x, factor=2.0: 2 * slow(x, factor=factor)).text
 
 
-def test_settings_that_do_not_fit():
-    with pytest.raises(ConfigError, match="no setting of ByHand 'margn'; nearest: margin"):
-        check_component(ByHand, settings={"margn": [1.0]})
-    with pytest.raises(ConfigError, match="ByHand is built already; give the class ByHand"):
-        check_component(ByHand(), settings={"margin": [1.0]})
-    with pytest.raises(ConfigError, match=r"a list of values, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
-        check_component(ByHand, settings={"margin": 1.0})
-    with pytest.raises(ValueError, match="'check_refrence' is no check of a loss"):
-        check_component(ByHand, checks=["check_refrence"])
+@pytest.mark.parametrize(
+    ("component", "given", "text"),
+    [
+        (ByHand, {"settings": {"margn": [1.0]}}, "no setting of ByHand 'margn'; nearest: margin"),
+        (ByHand(), {"settings": {"margin": [1.0]}}, "ByHand is built already; give the class ByHand"),
+        (ByHand, {"settings": {"margin": 1.0}}, r"a list of values, such as {'margin': \[1.0\]}; got 'margin': 1.0"),
+        (ByHand, {"checks": ["check_refrence"]}, "'check_refrence' is no check of a loss"),
+        (Needy, {}, "Needy needs temperature"),
+    ],
+)
+def test_settings_that_do_not_fit(component, given, text):
+    with pytest.raises(ValueError, match=text):  # ConfigError is one
+        check_component(component, **given)
 
 
 def test_first_settings_are_used_by_other_checks():
-    with pytest.raises(ConfigError, match="Needy needs temperature"):
-        check_component(Needy)
     given = {"settings": {"temperature": [0.5, 0.1], "name": ["a", "b"]}, "without_effect": ["tile", "name"]}
     checks = ["check_call_forms", "check_settings"]
     assert {result.status for result in check_component(Needy, checks=checks, **given)} == {"passed"}
