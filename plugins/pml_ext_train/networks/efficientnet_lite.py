@@ -86,7 +86,7 @@ def _load(model: nn.Module, variant: _Variant) -> None:
     ConfigError for a file that cannot be read or has another checksum, and for tensors that do not fit.
     """
     path = _path_of(variant)
-    again = f"type: pip install --force-reinstall {variant.distribution}"
+    again = f"run: pip install --force-reinstall {variant.distribution}"
     try:
         unchanged = sha256_of(path) == variant.sha256
     except OSError as error:

@@ -71,7 +71,7 @@ WANTED = {"cbml": 55, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 34, "ba
 
 
 @pytest.mark.parametrize(("name", "most"), [("floor", 11.5), *WANTED.items(), ("tiled-multi-similarity", 27)])
-def test_traffic_of_a_loss_with_boolean_masks_is_bounded(name, most, monkeypatch):
+def test_traffic_with_boolean_masks_is_bounded(name, most, monkeypatch):
     """1,024 embeddings of size 8, so that nothing counts but the matrices; with the masks that a GPU has."""
     monkeypatch.setattr(fill, "_FLOATS_ON", ())
     function = benchmark.floor if name == "floor" else registry.build(name, "loss")
@@ -126,7 +126,7 @@ def test_much_traffic_is_left_out_of_larger_batches():
     assert left == ["softmax"]
 
 
-def test_shapes_and_bad_input():
+def test_wrong_shapes_and_losses_are_refused():
     assert Shape.parse(" 1024x512x4") == Shape(1024, 512, 4)
     assert str(Shape(120, 512, 8)) == "120x512x8"
     for wrong in ("1024", "1024x512", "axbxc", "0x4x4", ""):

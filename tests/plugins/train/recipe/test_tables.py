@@ -58,7 +58,7 @@ def test_ranges_of_a_replaced_table_are_dropped():
         (["sampler.batch_size=64", "sampler={name='shuffle', batch_size=32}"], {"name": "shuffle", "batch_size": 32}),
     ],
 )
-def test_the_last_value_of_a_key_holds_in_tables_too(tmp_path, overrides, wanted):
+def test_the_last_value_of_a_key_wins(tmp_path, overrides, wanted):
     tables = {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}}
     settings = [(override.key, override.value) for override in typed(overrides)]
     assert overridden(tables, settings) == {"sampler": wanted}

@@ -139,7 +139,7 @@ def test_trackers_that_fail_change_nothing_else(tmp_path, seen):
     assert result["after"] == plain["after"]
 
 
-def test_a_tracker_that_is_not_installed_is_named_at_once(tmp_path, monkeypatch):
+def test_a_missing_tracker_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     told = []
 
@@ -201,7 +201,7 @@ def test_weights_and_biases_offline_has_the_same_values(tmp_path, monkeypatch):
     assert found == of_tensorboard(tmp_path / "run")
 
 
-def test_mlflow_has_the_same_values_once_where_a_run_is_resumed(tmp_path, monkeypatch):
+def test_mlflow_has_resumed_values_only_once(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
 

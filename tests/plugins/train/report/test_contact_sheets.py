@@ -9,7 +9,7 @@ from pml_ext_train.report import contact_sheets
 from pml_ext_train.report.contact_sheets import CELL, contact_sheet, font_file
 
 
-def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):
+def test_letters_are_drawn_by_a_fitting_font(monkeypatch):
     """STIX comes with matplotlib and has the first letter; DejaVu Sans lacks both, and no font has the second."""
     monkeypatch.setattr(contact_sheets, "font_families", lambda: ["DejaVu Sans", "STIXGeneral"])
     letter = "\u1d84"
@@ -35,6 +35,6 @@ def test_a_sheet_has_every_image_in_its_place():
 
 
 @pytest.mark.parametrize("name", ["price $5_$6", "two\x00\x07\nlines", "\udcff.png", "中文", "שלום", "🙂", ""])
-def test_any_name_is_drawn(name):
+def test_any_name_of_a_file_is_drawn(name):
     plain, named = (np.asarray(contact_sheet(text, [Image.new("L", (1, 900))], [text])) for text in ("", name))
     assert (plain != named).any() == bool(name)

@@ -47,7 +47,7 @@ def test_a_figure_that_fails_leaves_the_others(error):
         draw("stopped", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
 
 
-def test_shares_are_in_percent():
+def test_shares_are_formatted_in_percent():
     assert [percent(value) for value in (0.714, 1, 0, None)] == ["71.4", "100.0", "0.0", ""]
     assert [percent(value, "+") for value in (0.0126, -0.5)] == ["+1.3", "-50.0"]
     bold = percent(0.5, bold=True)
