@@ -7,7 +7,6 @@ from pml_ext_train.recipe import (
     augmentation_of,
     build_dataset,
     build_loss,
-    names_in,
     plugins_in,
     preprocessing_of,
 )
@@ -69,7 +68,3 @@ def test_an_unfit_transform_is_named_by_place():
     wanted = r"data.augment.transforms.1: Resize gives uint8 \[1, 9, 9\]; wanted uint8 \[1, 8, 8\]"
     with pytest.raises(ConfigError, match=wanted):
         augmentation_of(recipe.data, preprocessing)
-
-
-def test_transforms_that_a_recipe_names_are_found():
-    assert ("transform", "RandomAffine") in names_in("pml/ntxent/digits-unlabeled")

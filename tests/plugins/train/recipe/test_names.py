@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("isolated_registry")
 def test_names_in_a_recipe_are_found():
     named = names_in("cbml/digits")
     assert {("loss", "cbml"), ("data set", "digits"), ("trunk", "convnet")} <= named
+    assert ("transform", "RandomAffine") in names_in("pml/ntxent/digits-unlabeled")
     assert names_in("nobody/knows-it") == set()
 
 

@@ -76,7 +76,7 @@ def test_a_report_that_was_changed_by_hand_stays(finished):
     assert "measured" in json.loads((finished / "metrics.json").read_text())
 
 
-def test_faults_leave_the_metrics_as_they_are(finished):
+def test_faults_leave_the_metrics_unchanged(finished):
     before = (finished / "metrics.json").read_bytes()
     with locked_folder(finished), pytest.raises(ConfigError, match="is being written by another run"):
         add_measurement(finished, "known_or_new", measurement())
