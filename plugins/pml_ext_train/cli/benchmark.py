@@ -103,7 +103,7 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 def default_losses() -> list[str]:
     """Return the losses and regularizers, except PML's, that need no settings."""
-    names = []
+    names: list[str] = []
     for component in (*registry.components("loss"), *registry.components("regularizer")):
         if not component.name.startswith("pml/"):
             _, missing = fill_settings(component.cls, SHAPES[0].context)

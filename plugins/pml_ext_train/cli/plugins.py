@@ -120,7 +120,7 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
     for result in results:
         by_component.setdefault(result.component, []).append(result)
     counts = []
-    rows = []
+    rows: list[list[str]] = []
     to_read_first = []
     for component, of_component in by_component.items():
         counts.append([component, *_counts(of_component)])

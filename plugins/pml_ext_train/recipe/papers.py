@@ -92,7 +92,7 @@ class PrintedTable(Table):
         """Return heading, column and value of a row's cells."""
         number = self.row_names().index(row)
         cells = iter(self.rows[number][len(self.heads) :])
-        values = []
+        values: list[tuple[str, str, Cell]] = []
         for heading, names in self.columns.items():
             values += [(heading, name, next(cells)) for name in names]
         return values
