@@ -19,7 +19,7 @@ from pml_ext.registry.components import KINDS, Component
 from pml_ext.settings import settings_of
 from pml_ext.testing.checks import CHECKS
 from pml_ext_train.cli.app import app_for
-from pml_ext_train.cli.named_values import CONTRACTS, checks_of_tools
+from pml_ext_train.cli.targets import CONTRACTS, checks_of_tools
 from pml_ext_train.recipe import schema
 
 sys.path.append(str(Path(__file__).parent))

@@ -11,7 +11,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("pml_ext_train"):
             raise
-        text = "the command line needs pml_ext_train. Type: pip install --force-reinstall 'pml-ext[train]'"
+        text = "the command line needs pml_ext_train. Run: pip install --force-reinstall 'pml-ext[train]'"
         print(f"pml-ext: {text}", file=sys.stderr)
         sys.exit(2)
     commands.main()

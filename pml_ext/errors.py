@@ -170,7 +170,7 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> MissingExtraError:
     """The error for a package that is not installed: ``what`` needs ``extra``."""
     missing = f"{what} needs the package {error.name!r}, which is not installed"
-    return MissingExtraError(f'{missing}. Type: pip install "pml-ext[{extra}]"')
+    return MissingExtraError(f'{missing}. Run: pip install "pml-ext[{extra}]"')
 
 
 def printable(text: str) -> str:

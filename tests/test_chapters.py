@@ -11,8 +11,8 @@ import pytest
 import pml_ext.testing
 from pml_ext.testing import check_component
 from pml_ext.testing.checks import CHECKS
-from pml_ext_train.cli.named_values import CONTRACTS, checks_of_tools
 from pml_ext_train.cli.scaffold import new_plugin
+from pml_ext_train.cli.targets import CONTRACTS, checks_of_tools
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHAPTERS = sorted((DOCS / "plugins").glob("*.md"))

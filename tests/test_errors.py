@@ -60,7 +60,7 @@ def test_missing_package_is_named_with_its_remedy():
         needs_extra("train", "a figure"),
     ):
         import no_such_package  # noqa: F401
-    text = "a figure needs the package 'no_such_package', which is not installed. Type: pip install \"pml-ext[train]\""
+    text = "a figure needs the package 'no_such_package', which is not installed. Run: pip install \"pml-ext[train]\""
     assert str(caught.value) == text
     with pytest.raises(ImportError, match="cannot import name"), needs_extra("train", "a figure"):
         from pml_ext.errors import no_such_name  # noqa: F401

@@ -9,7 +9,7 @@ import pytest
 from pml_ext import registry
 from pml_ext.registry.components import KINDS
 from pml_ext.testing.checks import CHECKS
-from pml_ext_train.cli.named_values import CONTRACTS, checks_of_tools
+from pml_ext_train.cli.targets import CONTRACTS, checks_of_tools
 
 ROOT = Path(__file__).parents[1]
 

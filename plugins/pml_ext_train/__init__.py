@@ -1,4 +1,4 @@
-"""Training, as a plugin of the layer: recipes, data sets, trunks, trackers, runs, reports and the command line."""
+"""Training, as a plugin: recipes, data sets, trunks, trackers, runs and the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pml_ext_recipes, _ = packaged("pml_ext_train")  # recipes of PML's own losses, a
 
 @hookimpl
 def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
-    """Return the data sets that need no account; some also need no network access."""
+    """Return the data sets that need no account."""
     with needs_extra("train", "a data set"):
         from .data import builtin_datasets
 
@@ -57,7 +57,7 @@ def pml_ext_checks() -> dict[str, Callable[..., Any]]:
 
 @hookimpl
 def pml_ext_commands() -> dict[str, Command]:
-    """Return the commands of runs; other tools add theirs."""
+    """Return the commands of runs."""
     return {
         "list": Command("pml_ext_train.cli.listing:list_names", "List losses, recipes, data sets and more."),
         "show": Command("pml_ext_train.cli.listing:show", "Show the settings of a loss, recipe or data set."),

@@ -88,7 +88,7 @@ def test_scripts_with_pml_need_no_training():
 def test_the_command_says_what_to_install():
     done = run("from pml_ext.__main__ import main\nmain()", "train")
     assert done.returncode == 2
-    assert done.stderr.endswith("Type: pip install --force-reinstall 'pml-ext[train]'\n")
+    assert done.stderr.endswith("Run: pip install --force-reinstall 'pml-ext[train]'\n")
     assert done.stderr.count("\n") == 1
 
 

@@ -88,7 +88,7 @@ def test_the_page_for_authors_works(environment, tmp_path, monkeypatch):
     }
     assert "my-loss" not in environment.run("pml-ext plugins", tmp_path)
     gone = environment.run("pml-ext report run", tmp_path, fails=True)
-    assert "the plugin 'my-loss' of my-loss 0.1.0 is not installed; type: pip install my-loss==0.1.0" in gone
+    assert "the plugin 'my-loss' of my-loss 0.1.0 is not installed; run: pip install my-loss==0.1.0" in gone
 
 
 def write_shapes(folder):

@@ -1,4 +1,4 @@
-"""The command line ``pml-ext``: one function per command; the logic is in other modules.
+"""The command line ``pml-ext``, with one function per command.
 
 Results go to stdout, progress and warnings to stderr. Exit code 0: done; 1: a finding or a failure; 2: wrong use.
 """

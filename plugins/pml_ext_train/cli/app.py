@@ -1,4 +1,4 @@
-"""The Typer app. Only the called command is imported; the others are listed by name and summary."""
+"""The Typer app. Only the called command is imported."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ class _Group(TyperGroup):
     def invoke(self, context: Any) -> Any:
         try:
             return super().invoke(context)
-        except Exception as error:
-            if hasattr(error, "message"):
-                error.message = error.message.removeprefix("Value error, ")
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
             raise
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """Return the app for the arguments of a call, with all commands of the layer and of plugins."""
+    """Return the app for the arguments of a call, with all commands."""
     if COMPLETE in os.environ:  # bash sets one variable, zsh and fish set another
         words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         arguments = words.split()[1:]
@@ -76,4 +75,4 @@ def options(
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    """Options of all commands; ``--debug`` is acted on in ``main``."""
+    """Options of all commands; ``main`` handles ``--debug``."""

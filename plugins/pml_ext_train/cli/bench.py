@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -40,11 +40,10 @@ def bench(
 ) -> None:
     """Measure time and memory of losses or training steps.
 
-    Times forward and backward passes of losses, including PML's (pml/multi-similarity). The floor is the work of any
-    pair loss: normalization, one product of all pairs, exp and a mean. The column "matrices" is the memory traffic of
-    all operators, in float32 matrices of batch x batch, and does not depend on the machine's load; "limit" is the time
-    of this traffic at the speed of a copy. Without LOSS and --shapes, losses above 300 matrices are only measured in
-    small batches.
+    Times forward and backward passes of losses, including PML's (pml/multi-similarity). The floor is the minimum work
+    of a pair loss: normalization, one product of all pairs, exp and a mean. "matrices" is the memory traffic of all
+    operators in float32 matrices of batch x batch; "limit" is the time of this traffic at the speed of a copy. By
+    default, losses above 300 matrices are measured in small batches only.
     With --scale, the batch doubles from the one shape of --shapes up to --to.
     With --run, training steps are compared with a bare loop over the same batches.
 
@@ -68,65 +67,33 @@ def bench(
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
+    from . import benchmark
 
+    wanted = [benchmark.Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")]
+    options: dict[str, Any] = {"device": device, "threads": threads, "progress": stderr().print}
     if scale:
-        rows = _scale_losses(losses, shapes, to or LARGEST, repeats or 3, device, threads)
+        if len(wanted) > 1 and shapes is not None:
+            raise ConfigError(f"--shapes {shapes}: with --scale, give one shape, at which the batch starts to double")
+        start = benchmark.START if shapes is None else wanted[0]
+        rows = benchmark.scale(losses or benchmark.LOSSES, start, to or LARGEST, repeats=repeats or 3, **options)
     else:
-        rows = _bench_losses(losses, shapes, repeats or ROUNDS, device, threads)
+        options["most_traffic"] = MOST_TRAFFIC if not losses and shapes is None else None
+        chosen = losses or [*benchmark.default_losses(), *benchmark.NEAREST]
+        rows = benchmark.bench(chosen, wanted, repeats=repeats or ROUNDS, **options)
     cells = [_cells(row) for row in rows]
     print_result(as_json, rows, columns=COLUMNS, rows=cells, right=range(2, len(COLUMNS)))
 
 
-def _scale_losses(
-    losses: list[str] | None, shape: str | None, to: int, repeats: int, device: str, threads: int | None
-) -> list[Row]:
-    """Measure losses as the batch doubles from a shape to ``to``."""
-    from . import benchmark
-
-    start = benchmark.START
-    if shape is not None:
-        if "," in shape:
-            raise ConfigError(f"--shapes {shape}: with --scale, give one shape, at which the batch starts to double")
-        start = benchmark.Shape.parse(shape)
-    return benchmark.scale(
-        losses or benchmark.LOSSES,
-        start,
-        to,
-        repeats=repeats,
-        device=device,
-        threads=threads,
-        progress=stderr().print,
-    )
-
-
-def _bench_losses(
-    losses: list[str] | None, shapes: str | None, repeats: int, device: str, threads: int | None
-) -> list[Row]:
-    """Measure losses at some shapes; by default all of the plugins and PML's nearest."""
-    from . import benchmark
-
-    is_default = not losses and shapes is None
-    wanted = SHAPES if shapes is None else shapes
-    return benchmark.bench(
-        losses or [*benchmark.default_losses(), *benchmark.NEAREST],
-        [benchmark.Shape.parse(text) for text in wanted.split(",")],
-        repeats=repeats,
-        device=device,
-        threads=threads,
-        most_traffic=MOST_TRAFFIC if is_default else None,
-        progress=stderr().print,
-    )
-
-
 def _cells(row: Row) -> list[str]:
-    """Return a row's cells; numbers that were not measured are empty."""
-    cells = [row.shape, row.loss]
-    cells.extend(
-        f"{number:.2f}" if number else ""
-        for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic)
-    )
-    cells.append(str(row.operators or ""))
-    cells.append(f"{row.limit:.2f}" if row.limit else "")
-    cells.append(f"{row.per_second:,.0f}" if row.per_second else "")
-    cells.append(row.failed or str(row.rounds))
-    return cells
+    """Return a row's cells, empty where nothing was measured."""
+    numbers = [
+        (row.milliseconds, ".2f"),
+        (row.to_floor, ".2f"),
+        (row.peak_bytes / 2**20, ".2f"),
+        (row.traffic, ".2f"),
+        (row.operators, "d"),
+        (row.limit, ".2f"),
+        (row.per_second, ",.0f"),
+    ]
+    cells = [format(number, form) if number else "" for number, form in numbers]
+    return [row.shape, row.loss, *cells, row.failed or str(row.rounds)]

@@ -1,7 +1,7 @@
 """Time and peak memory of losses, forward and backward, relative to a floor.
 
-The floor is the minimum work of any pair loss: normalization, one ``X @ X.T``, one elementwise ``exp``, its mean, and
-the backward pass; in tiles for :func:`scale`. Functions run in turns, so a busy machine slows all of them equally.
+The floor is the minimum work of a pair loss: normalization, ``X @ X.T``, ``exp``, the mean, and the backward pass.
+Functions run in turns, so a busy machine slows all of them equally.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import statistics
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +41,7 @@ _COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The number of embeddings in a batch, their size, and the samples per class."""
+    """Embeddings in a batch, their size, and the samples per class."""
 
     batch: int
     size: int
@@ -50,7 +49,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512, 4 per class; or raise ConfigError."""
+        """Return the shape of ``"1024x512x4"``; ConfigError for another form."""
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text.strip()):
             raise ConfigError(f"a shape is BATCHxSIZExPER_CLASS, for example 1024x512x4, not {text!r}")
         return cls(*map(int, text.split("x")))
@@ -60,7 +59,7 @@ class Shape:
 
     @property
     def context(self) -> BuildContext:
-        """The settings of losses that are determined by the batch."""
+        """The settings of losses that the batch determines."""
         return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
 
 
@@ -70,7 +69,7 @@ START = Shape(1024, 128, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The measurement of one loss at one shape: the median time of forward and backward over several rounds."""
+    """One loss at one shape: the median time of forward and backward."""
 
     shape: str
     loss: str  # name of the loss, or "floor"
@@ -86,13 +85,13 @@ class Row:
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of ``exp`` of all similarities of ``embeddings``, ``[B, D]``; ``labels`` are not used."""
+    """Return the mean of ``exp`` of all similarities of ``[B, D]``; labels are not used."""
     embeddings = nn.functional.normalize(embeddings)
     return (embeddings @ embeddings.T).exp().mean()
 
 
 def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return :func:`floor` computed in tiles of rows."""
+    """Return :func:`floor`, computed in tiles of rows."""
     x = nn.functional.normalize(embeddings)
 
     def part(_: slice, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> list[Tensor]:
@@ -103,14 +102,12 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 def default_losses() -> list[str]:
-    """Return the names of registered losses and regularizers, except PML's, that can be built without settings."""
-    names = []
+    """Return the losses and regularizers, except PML's, that need no settings."""
+    names: list[str] = []
     for component in (*registry.components("loss"), *registry.components("regularizer")):
-        if component.name.startswith("pml/"):
-            continue
-        _, missing = fill_settings(component.cls, SHAPES[0].context)
-        if not missing:
-            names.append(registry.short_name(component))
+        if not component.name.startswith("pml/"):
+            _, missing = fill_settings(component.cls, SHAPES[0].context)
+            names += [] if missing else [registry.short_name(component)]
     return names
 
 
@@ -170,13 +167,9 @@ def bench(
 
 def _names_of(losses: Sequence[str | nn.Module]) -> list[str]:
     """Return the names of losses; a second one of a class is ``CBMLLoss 2``."""
-    names: list[str] = []
-    counts: Counter[str] = Counter()
-    for loss in losses:
-        name = loss if isinstance(loss, str) else type(loss).__name__
-        counts[name] += 1
-        names.append(name if counts[name] == 1 else f"{name} {counts[name]}")
-    return names
+    names = [loss if isinstance(loss, str) else type(loss).__name__ for loss in losses]
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True)]
 
 
 def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: torch.device) -> list[Row]:
@@ -223,7 +216,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
 
 
 def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768, **options: Any) -> list[Row]:
-    """Measure losses at batches that double from ``start`` up to ``to``; other options as in :func:`bench`."""
+    """Measure losses at batches that double up to ``to``; other options as in :func:`bench`."""
     if to < start.batch:
         raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
     batches = [start.batch << doubled for doubled in range((to // start.batch).bit_length())]
@@ -253,14 +246,14 @@ def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
 
 
 def _seconds_of_clock() -> float:
-    """Return a clock's seconds, after what the accelerator has been given is done."""
+    """Return a clock's seconds, after the accelerator's work is done."""
     if accelerator():  # as torch.utils.benchmark.timer does, which imports a compiler of C++
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return the peak memory in bytes of forward and backward of a warmed-up loss, beyond the inputs."""
+    """Return the peak memory in bytes of forward and backward, beyond the inputs."""
     if embeddings.device.type != "cuda":
         return account_of(function, embeddings, labels).peak
     _seconds(function, embeddings, labels)
@@ -271,7 +264,7 @@ def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
 
 
 def account_of(function: Compute, embeddings: Tensor, labels: Tensor) -> Account:
-    """Return what operators of forward and backward of a loss read, write and keep, once it is warmed up."""
+    """Return the account of a warmed-up loss."""
     _seconds(function, embeddings, labels)
     account = Account(embeddings, labels)
     with account:
@@ -306,12 +299,9 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._add(tensor.untyped_storage())
         name = func.overloadpacket.__name__.removeprefix("new_")
         if not func.is_view and not name.startswith(("_unsafe_view", "empty")):
+            only_written = args if name.startswith(_FILLED) else ()
             if name in ("copy_", "fill_", "zero_"):
                 only_written = args[:1]
-            elif name.startswith(_FILLED):
-                only_written = args
-            else:
-                only_written = ()
             read = args[len(only_written) :], (kwargs or {}) | {"out": None}
             self.operators += 1
             self.traffic += sum(x.nbytes for x in tree_leaves([read, result]) if isinstance(x, Tensor))

@@ -1,4 +1,4 @@
-"""Checks of what plugins provide for runs: data sets, transforms, trunks, metrics, trackers, commands and recipes."""
+"""Checks of what plugins provide for runs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,22 @@ _IMAGES_READ = 100  # of each split, spread over it
 
 
 def _described(value: Any) -> str:
-    """Return the type and the shape of a tensor, or the type of anything else."""
+    """Return a tensor's type and shape, or the type of anything else."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{value.dtype} of shape {tuple(value.shape)}"
 
 
-def check_data_set(named: Named) -> str:
-    """A data set returns the same labeled splits each time, or raises a DataError if its files are missing.
+def _require(holds: Any, text: str) -> None:
+    """Raise AssertionError unless something holds."""
+    if not holds:
+        raise AssertionError(text)
 
-    It is called with an empty folder, so that nothing is downloaded.
+
+def check_data_set(named: Named) -> str:
+    """A data set returns the same labeled splits each time, or a DataError without its files.
+
+    It gets an empty folder, so nothing is downloaded.
     """
     takes_arguments(named.value, "root")
     requires_no_options(named.value, positions=1)
@@ -57,17 +63,15 @@ def check_data_set(named: Named) -> str:
 
 
 def _drawn(factory: Callable[..., Any], folder: Path) -> DataSplits:
-    """Return the splits of a data set; fail for another type, or for an OSError about its files."""
     try:
         splits = _splits_of(factory, folder)
     except OSError as error:
         raise AssertionError(
             f"without its files it raises {error_summary(error)}; wanted pml_ext.plugin.DataError, with the path and "
-            "what to type"
+            "the command to type"
         ) from error
-    if not isinstance(splits, DataSplits):
-        raise AssertionError(f"it returns {type(splits).__name__}; wanted pml_ext.plugin.DataSplits")
-    return splits
+    _require(isinstance(splits, DataSplits), f"it returns {type(splits).__name__}; wanted pml_ext.plugin.DataSplits")
+    return splits  # type: ignore[no-any-return]
 
 
 def _splits_of(factory: Callable[..., Any], folder: Path) -> Any:
@@ -78,42 +82,43 @@ def _splits_of(factory: Callable[..., Any], folder: Path) -> Any:
 
 
 def _check_equal_draws(one: DataSplits, other: DataSplits) -> str:
-    """Check the images of all splits, and that both calls give the same labels; return the numbers of images."""
+    """Check all splits, and that two draws agree; return the numbers of images."""
     others = {"train": other.train, **other.tested()}
     counts = []
     for split, images in {"train": one.train, **one.tested()}.items():
         _check_images(split, images, one.channels)
-        if images.labels.tolist() != others[split].labels.tolist():
-            raise AssertionError(f"{split} has other labels in a second call; draw by a generator with a fixed seed")
+        _require(
+            images.labels.tolist() == others[split].labels.tolist(),
+            f"{split} has other labels in a second call; draw by a generator with a fixed seed",
+        )
         counts.append(f"{split} {len(images)}")
     return ", ".join(counts)
 
 
 def _check_images(split: str, images: Any, channels: int) -> None:
-    """Fail if labels are not indices into the names of classes, or an image has a wrong type or shape."""
-    if not len(images):
-        raise AssertionError(f"{split} has no image")
+    _require(len(images), f"{split} has no image")
     least, most = int(images.labels.min()), int(images.labels.max())
-    if least < 0 or most >= len(images.class_names):
-        raise AssertionError(
-            f"labels of {split} are {least} to {most}, but there are {len(images.class_names)} class_names; labels "
-            "are indices into them"
-        )
+    _require(
+        least >= 0 and most < len(images.class_names),
+        f"labels of {split} are {least} to {most}, but there are {len(images.class_names)} class_names; labels are "
+        "indices into them",
+    )
     for index in np.unique(np.linspace(0, len(images) - 1, _IMAGES_READ, dtype=np.int64)).tolist():
         image, _ = images[index]
         if images.vector_size is not None:
-            if image.dtype != torch.float32 or not image.isfinite().all():
-                raise AssertionError(f"vector {index} of {split} is {image.dtype}; wanted float32 and finite numbers")
-            continue
-        if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != channels:
-            raise AssertionError(
-                f"image {index} of {split} is {image.dtype} of shape {tuple(image.shape)}; wanted uint8 [{channels}, "
-                "H, W]"
+            _require(
+                image.dtype == torch.float32 and image.isfinite().all(),
+                f"vector {index} of {split} is {image.dtype}; wanted float32 and finite numbers",
             )
+            continue
+        _require(
+            image.dtype == torch.uint8 and image.ndim == 3 and len(image) == channels,
+            f"image {index} of {split} is {_described(image)}; wanted uint8 [{channels}, H, W]",
+        )
 
 
 def check_trunk(named: Named) -> str:
-    """A trunk turns each image into a row of features, the same alone as in a batch, and can be trained and saved."""
+    """A trunk turns images into features, alone as in a batch, and can be trained and saved."""
     takes_arguments(named.value, "in_channels", "image_size")
     requires_no_options(named.value, positions=2)
     problems = []
@@ -128,47 +133,49 @@ def check_trunk(named: Named) -> str:
 
 
 def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
-    """Fail if a network of images does not keep the contract of trunks."""
-    if not isinstance(trunk, torch.nn.Module):
-        raise AssertionError(f"it returns {type(trunk).__name__}; wanted a torch.nn.Module")
+    _require(isinstance(trunk, torch.nn.Module), f"it returns {type(trunk).__name__}; wanted a torch.nn.Module")
     images = torch.rand(4, channels, size, size)
     features = trunk(images)
-    if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 4:
-        raise AssertionError(f"images {tuple(images.shape)} give {_described(features)}; wanted features [4, F]")
-    if images._version:
-        raise AssertionError("it changes the images in place, but tests use them too; clone() them first")
-    if features.dtype != torch.float32:
-        raise AssertionError(f"it gives {features.dtype} for float32 images; wanted float32")
+    _require(
+        isinstance(features, torch.Tensor) and features.ndim == 2 and len(features) == 4,
+        f"images {tuple(images.shape)} give {_described(features)}; wanted features [4, F]",
+    )
+    _require(not images._version, "it changes the images in place, but tests use them too; clone() them first")
+    _require(features.dtype == torch.float32, f"it gives {features.dtype} for float32 images; wanted float32")
     parameters = [parameter for parameter in trunk.parameters() if parameter.requires_grad]
     if features.requires_grad:
-        features.sum().backward()  # type: ignore[no-untyped-call]
-    if parameters and all(parameter.grad is None for parameter in parameters):
-        raise AssertionError("no parameter gets a gradient; look for detach(), torch.no_grad() and .data")
+        features.sum().backward()
+    _require(
+        not parameters or any(parameter.grad is not None for parameter in parameters),
+        "no parameter gets a gradient; look for detach(), torch.no_grad() and .data",
+    )
     trunk.eval()
     with torch.no_grad():
         whole = trunk(images)
-        if whole.shape != features.shape:
-            raise AssertionError(
-                f"in eval() it gives {whole.shape[1]} features of an image, in training {features.shape[1]}"
-            )
-        if not whole.isfinite().all():
-            raise AssertionError("its features of random images are not finite")
+        _require(
+            whole.shape == features.shape,
+            f"in eval() it gives {whole.shape[1]} features of an image, in training {features.shape[1]}",
+        )
+        _require(whole.isfinite().all(), "its features of random images are not finite")
         alone = torch.cat([trunk(image[None]) for image in images])
-        if not torch.allclose(alone, whole, rtol=1e-3, atol=1e-4):
-            raise AssertionError("in eval() the features of an image depend on the rest of the batch, or are random")
+        _require(
+            torch.allclose(alone, whole, rtol=1e-3, atol=1e-4),
+            "in eval() the features of an image depend on the rest of the batch, or are random",
+        )
         twin = named.value(channels, size).eval()
         twin.load_state_dict(copy.deepcopy(trunk.state_dict()))
-        if not torch.allclose(twin(images), whole, rtol=1e-3, atol=1e-4):
-            raise AssertionError("with its state dict another trunk gives other features: something is not saved")
+        _require(
+            torch.allclose(twin(images), whole, rtol=1e-3, atol=1e-4),
+            "with its state dict another trunk gives other features: something is not saved",
+        )
     return f"{features.shape[1]} features of {channels} x {size} x {size}"
 
 
 def check_transform(named: Named) -> str:
-    """A transform returns uint8 of the same shape, uses only torch's generator, and can be pickled."""
+    """A transform keeps uint8 and shape, uses only torch's generator, and can be pickled."""
     requires_no_options(named.value)
     transform = named.value()
-    if not callable(transform):
-        raise AssertionError(f"it returns {type(transform).__name__}; wanted a function of an image")
+    _require(callable(transform), f"it returns {type(transform).__name__}; wanted a function of an image")
     try:
         pickle.dumps(transform)
     except Exception as error:
@@ -181,19 +188,16 @@ def check_transform(named: Named) -> str:
     for channels, size in _FORMS_OF_IMAGES:
         try:
             _check_transformed(transform, channels, size)
+            fitting.append("gray" if channels == 1 else "color")
         except AssertionError:
             raise
         except Exception as error:
             problems.append(error_summary(error))
-            continue
-        fitting.append("gray" if channels == 1 else "color")
-    if not fitting:
-        raise AssertionError(f"it refuses gray and color images: {'; '.join(dict.fromkeys(problems))}")
+    _require(fitting, f"it refuses gray and color images: {'; '.join(dict.fromkeys(problems))}")
     return f"for {' and '.join(fitting)}"
 
 
 def _check_transformed(transform: Any, channels: int, size: int) -> None:
-    """Fail if an image's type or shape changes, or its pixels differ for the same seed of torch."""
     for seed in range(_SEEDS_OF_TRANSFORMS):
         set_seed(seed)
         image = torch.randint(256, (channels, size, size), dtype=torch.uint8)
@@ -202,19 +206,19 @@ def _check_transformed(transform: Any, channels: int, size: int) -> None:
             set_seed(seed)
             results.append(transform(image.clone()))
         one, other = results
-        if not isinstance(one, torch.Tensor) or one.dtype != torch.uint8 or one.shape != image.shape:
-            raise AssertionError(
-                f"it gives {_described(one)} for uint8 {tuple(image.shape)}; wanted the same type and shape"
-            )
-        if not torch.equal(one, other):
-            raise AssertionError(
-                "with the same seed of torch it gives other pixels; draw from torch's generator, not from random or "
-                "numpy.random"
-            )
+        _require(
+            isinstance(one, torch.Tensor) and one.dtype == torch.uint8 and one.shape == image.shape,
+            f"it gives {_described(one)} for uint8 {tuple(image.shape)}; wanted the same type and shape",
+        )
+        _require(
+            torch.equal(one, other),
+            "with the same seed of torch it gives other pixels; draw from torch's generator, not from random or "
+            "numpy.random",
+        )
 
 
 def check_metric(named: Named) -> str:
-    """A metric returns a finite number, the same for images in another order, with a gallery and without."""
+    """A metric is finite, does not depend on the order, and works with a gallery and without."""
     calculator = RetrievalAccuracyCalculator(include=(named.name,), k="max_bin_count", device=torch.device("cpu"))
     labels = torch.arange(6).repeat_interleave(5)
     centers = torch.nn.functional.normalize(torch.randn(6, 8))
@@ -223,20 +227,21 @@ def check_metric(named: Named) -> str:
 
     def value(*arguments: Any) -> float:
         found = float(calculator.get_accuracy(*arguments)[named.name])
-        if not math.isfinite(found):
-            raise AssertionError(f"it gives {found} for six classes of five images")
+        _require(math.isfinite(found), f"it gives {found} for six classes of five images")
         return found
 
     first = value(points, labels)
     other = value(points[order], labels[order])
-    if not needs_clusters(named.value) and not math.isclose(first, other, rel_tol=1e-5, abs_tol=1e-6):
-        raise AssertionError(f"it depends on the order of the images: {first:.6g} and {other:.6g}")
+    _require(
+        needs_clusters(named.value) or math.isclose(first, other, rel_tol=1e-5, abs_tol=1e-6),
+        f"it depends on the order of the images: {first:.6g} and {other:.6g}",
+    )
     in_gallery = value(points[::2], labels[::2], points[1::2], labels[1::2])
     return f"{first:.4g}, and {in_gallery:.4g} with a gallery"
 
 
 def check_tracker(named: Named) -> None:
-    """A tracker is built from a folder and a recipe, logs numbers and NaN, and can end in three ways."""
+    """A tracker logs numbers and NaN, and can end in three ways."""
     filled = {"folder": Path(), "recipe": {"loss.name": "cbml"}, "iteration": 0, "epoch": 0}
     requires_no_options(named.value, filled)
     known = settings_of(named.value)
@@ -246,8 +251,10 @@ def check_tracker(named: Named) -> None:
             filled["folder"] = Path(folder)
             tracker = named.value(**{name: value for name, value in filled.items() if name in known})
             for method in ("log", "finish"):
-                if not callable(getattr(tracker, method, None)):
-                    raise AssertionError(f"it returns {type(tracker).__name__} without the method {method}()")
+                _require(
+                    callable(getattr(tracker, method, None)),
+                    f"it returns {type(tracker).__name__} without the method {method}()",
+                )
             tracker.log({"loss_histories/total_loss": 0.5, "loss_histories/other": math.nan}, 1)
             tracker.log({"accuracies_test_by_epoch/recall_at_1": 0.25}, 1)
             if hasattr(tracker, "flush"):
@@ -265,16 +272,15 @@ def check_command(named: Named) -> None:
     app.command(named.name)(function)
     text = "its --help fails, because typer cannot read its parameters"
     try:
-        told = CliRunner().invoke(app, ["--help"])
+        shown = CliRunner().invoke(app, ["--help"])
     except Exception as error:
         raise AssertionError(f"{text}: {error_summary(error)}") from error
-    if told.exit_code != 0:
-        problem = error_summary(told.exception) if told.exception else told.output
-        raise AssertionError(f"{text}: {problem}")
+    problem = error_summary(shown.exception) if shown.exception else shown.output
+    _require(shown.exit_code == 0, f"{text}: {problem}")
 
 
 def check_recipe(named: Named) -> str:
-    """A recipe is valid TOML whose names are known, and whose losses and optimizers can be built."""
+    """A recipe is valid TOML whose names are known, and whose losses can be built."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of losses, about their settings
             variants = load_recipes(named.name)
@@ -283,8 +289,10 @@ def check_recipe(named: Named) -> str:
     except PmlExtError as error:
         raise AssertionError(str(error)) from error
     for recipe in variants.values():
-        if not recipe.description.strip():
-            raise AssertionError(f"{named.name} has no description, which `pml-ext list recipes` shows; write one")
+        _require(
+            recipe.description.strip(),
+            f"{named.name} has no description, which `pml-ext list recipes` shows; write one",
+        )
     return f"{named.name}: {counted(len(variants), 'run')}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 from pml_ext import registry
@@ -13,7 +12,6 @@ from pml_ext.registry.components import KINDS, capabilities
 from pml_ext.settings import settings_of
 
 from ..recipe import (
-    Recipe,
     flat,
     load_recipes,
     names_in,
@@ -31,10 +29,9 @@ _FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data set
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
-    """Describe all entries of a name, which several kinds may share.
+    """Describe all entries of a name, which several kinds may share; ``kind`` selects one.
 
-    Factories are looked up last, because they import torch. ``kind`` limits the search. Entries have ``name``,
-    ``kind``, ``class``, ``text``, ``settings``, ``capabilities``, ``paper`` and ``recipes``.
+    Entries have ``name``, ``kind``, ``class``, ``text``, ``settings``, ``capabilities``, ``paper`` and ``recipes``.
     """
     if kind not in (None, *KINDS, *_OTHER_KINDS):
         raise UnknownNameError(unknown("kind", str(kind), (*KINDS, *_OTHER_KINDS)))
@@ -49,7 +46,7 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     if described:
         return described
 
-    factories = _factories()
+    factories = _factories()  # last, because they import torch
     for factory_kind, known in factories.items():
         if name in known and kind in (None, factory_kind):
             described.append(_factory(name, factory_kind, known[name]))
@@ -65,50 +62,39 @@ def _components(name: str, kind: str | None) -> list[dict[str, Any]]:
     described = []
     for component in found:
         cls = component.cls
-        entry = _entry(registry.short_name(component), component.kind, _documentation(cls))
-        entry["class"] = f"{cls.__module__}.{cls.__qualname__}"
-        entry["settings"] = _settings(settings_of(cls))
-        entry["capabilities"] = sorted(capabilities(cls))
-        entry["paper"] = str(component.paper or "")
-        described.append(entry)
+        about = {
+            "class": f"{cls.__module__}.{cls.__qualname__}",
+            "settings": _settings(settings_of(cls)),
+            "capabilities": sorted(capabilities(cls)),
+            "paper": str(component.paper or ""),
+        }
+        described.append(_entry(registry.short_name(component), component.kind, _documentation(cls)) | about)
     return described
 
 
 def _factories() -> dict[str, dict[str, Any]]:
     from ..data import PATH_FACTORIES
 
-    data_sets = registry.values("data set")
+    factories = {kind: registry.values(kind) for kind in ("data set", "transform", "trunk")}
     for prefix, (factory, _) in PATH_FACTORIES.items():
-        data_sets[prefix] = factory
-    return {
-        "data set": data_sets,
-        "transform": registry.values("transform"),
-        "trunk": registry.values("trunk"),
-    }
+        factories["data set"][prefix] = factory
+    return factories
 
 
 def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
-    options = {
-        key: parameter
-        for key, parameter in settings_of(factory).items()
-        if key not in _FILLED_BY_RUNS or parameter.default is not parameter.empty
-    }
-    entry = _entry(name, kind, _documentation(factory))
-    entry["settings"] = _settings(options)
-    return entry
+    options = dict(settings_of(factory))
+    for key in _FILLED_BY_RUNS:
+        if key in options and options[key].default is inspect.Parameter.empty:
+            del options[key]
+    return _entry(name, kind, _documentation(factory)) | {"settings": _settings(options)}
 
 
 def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, Any]]) -> UnknownNameError:
-    known = {
-        "recipe": list(registry.recipes()),
-        "table": names_of_tables(),
-        "data set": list(factories["data set"]),
-        "transform": list(factories["transform"]),
-        "trunk": list(factories["trunk"]),
-    }
+    known = {"recipe": registry.recipes(), "table": names_of_tables(), **factories}
     if kind is not None:
         return UnknownNameError(unknown(kind, name, known[kind]))
-    names = itertools.chain([component.name for component in registry.components()], *known.values())
+    components = [component.name for component in registry.components()]
+    names = itertools.chain(components, *known.values())
     return UnknownNameError(unknown("component, recipe, table, data set, transform or trunk", name, names))
 
 
@@ -126,7 +112,7 @@ def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
 
 
 def _documentation(documented: Any) -> str:
-    """Return an object's own docstring, without a base class's."""
+    """Return an object's own docstring, not its base class's."""
     text = vars(documented).get("__doc__") if isinstance(documented, type) else documented.__doc__
     return inspect.cleandoc(text) if isinstance(text, str) else ""
 
@@ -140,7 +126,7 @@ def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
 
 
 def _recipes(name: str) -> list[dict[str, Any]]:
-    """Describe a recipe, with the settings of its first variant; return [] for an unknown name."""
+    """Describe a recipe by its first variant; return [] for an unknown name."""
     base = without_variant(name)
     if base not in registry.recipes() and not base.endswith(".toml"):
         return []
@@ -153,52 +139,43 @@ def _recipes(name: str) -> list[dict[str, Any]]:
     if len(recipes) > 1:
         text += f"\n\nvariants: {', '.join(recipes)}"
 
-    entry = _entry(name, "recipe", text)
-    entry["settings"] = _settings_of_recipe(tables, first.origin)
-    entry["paper"] = "; ".join([*_texts_of_paper(paper), *_quoted_values(recipes.values())])
-    return [entry]
+    about_paper = [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
+    for recipe in recipes.values():
+        about_paper += texts(quoted(recipe.paper, recipe.data.name))
+    about = {
+        "settings": _settings_of_recipe(tables, first.origin),
+        "paper": "; ".join(dict.fromkeys(about_paper)),
+    }
+    return [_entry(name, "recipe", text) | about]
 
 
 def _settings_of_recipe(tables: dict[str, Any], origins: dict[str, str]) -> list[dict[str, str]]:
     values = flat(tables)
-    sources = dict.fromkeys(values, "")
-    if origins:
-        sources = origins_of(values, {"track": "ours", **origins})
+    sources = origins_of(values, {"track": "ours", **origins}) if origins else dict.fromkeys(values, "")
     return [{"name": key, "default": repr(value), "origin": sources[key]} for key, value in values.items()]
 
 
-def _texts_of_paper(paper: dict[str, Any]) -> list[str]:
-    return [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
-
-
-def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
-    lines: dict[str, None] = {}
-    for recipe in recipes:
-        values = quoted(recipe.paper, recipe.data.name)
-        lines |= dict.fromkeys(texts(values))
-    return list(lines)
-
-
 def _tables(name: str) -> list[dict[str, Any]]:
-    """Describe a table of a paper as printed, with the recipes of its rows; return [] for an unknown table."""
+    """Describe a paper's table, with the recipes of its rows; return [] for an unknown one."""
     paper_name, _, number = name.partition("/")
     paper = papers().get(paper_name)
     if paper is None or number not in paper.tables:
         return []
     table = paper.tables[number]
-    listed = {each["name"]: each for each in tables_of_papers()}  # which reads every recipe
+    listed = next(each for each in tables_of_papers() if each["name"] == name)  # reads every recipe
 
     columns = list(table.heads)
     for heading, names in table.columns.items():
         columns.extend(f"{heading} {column}".strip() for column in names)
     rows = []
-    for row, trained in zip(table.rows, listed[name]["rows"], strict=True):
+    for row, trained in zip(table.rows, listed["rows"], strict=True):
         recipes = "\n".join(trained["recipes"]) or trained["reason"]
         rows.append([*map(table.text, row), recipes])
 
     texts = filter(None, (table.title, table.note, table.reason()))
-    entry = _entry(name, "table", "\n\n".join(texts))
-    entry["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
-    entry["recipes"] = list(itertools.chain.from_iterable(listed[name]["recipes"].values()))
-    entry["table"] = {"columns": [*columns, "recipe"], "rows": rows}
-    return [entry]
+    about = {
+        "paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}",
+        "recipes": [*listed["recipes"]["full"], *listed["recipes"]["small"]],
+        "table": {"columns": [*columns, "recipe"], "rows": rows},
+    }
+    return [_entry(name, "table", "\n\n".join(texts)) | about]

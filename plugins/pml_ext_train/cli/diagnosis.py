@@ -13,7 +13,7 @@ from pml_ext.registry.lookup import components, owners_of, plugins, registered
 
 @dataclasses.dataclass
 class Diagnosis(PluginRecord):
-    """A copy of an entry point's record, with the names from its hooks."""
+    """An entry point's record, with the names from its hooks."""
 
     components: int = 0
     commands: list[str] = dataclasses.field(default_factory=list)
@@ -21,9 +21,9 @@ class Diagnosis(PluginRecord):
 
 
 def diagnosis() -> list[Diagnosis]:
-    """Return the record of each entry point, with its commands, name clashes and failing imports.
+    """Return the diagnosis of each entry point.
 
-    This calls all hooks, and imports what plugins of other distributions name as text.
+    This calls all hooks, and imports what other distributions name as text.
     """
     for kind in HOOK_OF:
         registered(kind)  # a hook that fails is recorded
@@ -39,7 +39,6 @@ def diagnosis() -> list[Diagnosis]:
 
 
 def _add_names(record: Diagnosis) -> None:
-    """Add a plugin's commands, its number of components, and a text about each name clash."""
     for kind in HOOK_OF:
         for name, by_plugin in registered(kind).items():
             if record.name not in by_plugin:
@@ -60,7 +59,7 @@ def _clash(kind: str, name: str, others: list[str]) -> str:
 
 
 def _add_failing_imports(record: Diagnosis) -> None:
-    """Import the classes and commands that a plugin names as text, and add each failure once."""
+    """Import what a plugin names as text, and add each failure once."""
     for component in components():
         if component.plugin == record.name:
             try:

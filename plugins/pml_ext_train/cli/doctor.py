@@ -31,12 +31,9 @@ def doctor(as_json: AsJson = False) -> None:
         plugins = diagnosis()
     works = found.ok and all(plugin.status != "broken" for plugin in plugins)
     if as_json:
-        about = dataclasses.asdict(found)
-        for plugin in plugins:
-            about.setdefault("plugins", []).append(
-                {"name": plugin.name, "version": plugin.version, "status": plugin.status, "error": plugin.error}
-            )
-        print_json(about)
+        keys = ("name", "version", "status", "error")
+        records = [{key: getattr(plugin, key) for key in keys} for plugin in plugins]
+        print_json({**dataclasses.asdict(found), "plugins": records})
     else:
         print_table(["package", "version"], found.versions.items())
         devices = [("device", text) for text in found.devices or ["cpu alone"]]

@@ -36,10 +36,10 @@ def export(
     place = LoadedRun(run, "cpu").export(out, onnx, by)
     about = read_json(place / "preprocess.json")
     files = [about[key] for key in ("weights", "onnx") if key in about]
-    lines = []
-    for file in files[1:]:
-        largest = file["largest_difference"]
-        lines.append(f"{file['file']}: embeddings differ from the network's by {largest:.1e} at most")
+    lines = [
+        f"{file['file']}: embeddings differ from the network's by {file['largest_difference']:.1e} at most"
+        for file in files[1:]
+    ]
     names = ", ".join(file["file"] for file in files)
     lines.append(f"{names}, preprocess.json and README.md: {place}")
     print_result(as_json, {"folder": str(place), "files": files}, *lines)

@@ -1,4 +1,4 @@
-"""What ``pml-ext doctor`` looks at: versions, devices, threads, extras, plugins, folders, and a self test."""
+"""What ``pml-ext doctor`` looks at."""
 
 from __future__ import annotations
 
@@ -52,14 +52,7 @@ _TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A part of the self test.
-
-    Args:
-        name: what was tested.
-        ok: whether it passed.
-        seconds: how long it took.
-        text: what was found, if it failed.
-    """
+    """A part of the self test; ``text`` says what failed."""
 
     name: str
     ok: bool
@@ -94,7 +87,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Inspect and test this installation; runs for a few seconds."""
+    """Inspect and test this installation, for a few seconds."""
     data = os.environ.get("PML_EXT_DATA") or "~/.cache/pml_ext"
     places = {Path.cwd(), Path(tempfile.gettempdir()), Path(data).expanduser()}
     return Diagnosis(
@@ -108,22 +101,18 @@ def diagnose() -> Diagnosis:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"Python": platform.python_version(), "system": platform.platform(), "executable": sys.executable}
     names = {PACKAGE} | {_name(requirement) for requirement in importlib.metadata.requires(PACKAGE) or ()}
-    for name in sorted(names):
-        if version := _version(name):
-            versions[name] = version
-    return versions
+    versions = {name: _version(name) for name in sorted(names)}
+    system = {"Python": platform.python_version(), "system": platform.platform(), "executable": sys.executable}
+    return system | {name: version for name, version in versions.items() if version}
 
 
 def _devices() -> list[str]:
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     devices = []
-    for number in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(number)
-        devices.append(f"cuda:{number} {about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    return devices
+    for number, gpu in enumerate(gpus):
+        devices.append(f"cuda:{number} {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+    return [*devices, "mps"] if torch.backends.mps.is_available() else devices
 
 
 def _threads() -> dict[str, str]:
@@ -132,16 +121,13 @@ def _threads() -> dict[str, str]:
         threads["processors of this process"] = str(len(os.sched_getaffinity(0)))
     else:
         threads["processors"] = str(os.cpu_count())
-    for name in _THREADS:
-        if value := os.environ.get(name):
-            threads[name] = value
-    return threads
+    return threads | {name: os.environ[name] for name in _THREADS if os.environ.get(name)}
 
 
 def missing_by_extra() -> dict[str, list[str]]:
-    """Return the requirements of each extra that are not installed, ``{extra: [requirement]}``.
+    """Return the requirements of each extra that are not installed.
 
-    A version that is too low counts as installed; pip reports it when it installs the extra.
+    A version that is too low counts as installed; pip reports it.
     """
     missing: dict[str, list[str]] = {extra: [] for extra in EXTRAS}
     for requirement in importlib.metadata.requires(PACKAGE) or ():
@@ -166,7 +152,7 @@ def _version(distribution: str) -> str:
 
 
 def _writable(folder: Path) -> str:
-    """Write a file into a folder, or into the nearest one that exists, and remove it."""
+    """Try to write into a folder, or the nearest one that exists."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -179,7 +165,7 @@ def _writable(folder: Path) -> str:
 
 
 def _check(name: str, test: Callable[[], str]) -> Check:
-    """Run a test; an error is a finding, and goes into its text."""
+    """Run a test; an error is a finding."""
     start = time.perf_counter()
     try:
         text = test()
@@ -194,7 +180,6 @@ def _points() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _test_loss() -> str:
-    """Compare a tiled triplet loss and its gradient with PML's own."""
     from pml_ext.losses import TiledTripletMarginLoss
 
     points, labels = _points()
@@ -211,20 +196,18 @@ def _test_loss() -> str:
 
 
 def _test_neighbors() -> str:
-    """Compare nearest neighbors, found by faiss if it is installed, with all distances."""
+    """Compare neighbors by faiss, if it is installed, with all distances."""
     from pml_ext.evaluation import nearest_of
 
     points = torch.nn.functional.normalize(_points()[0]).float()
     _, found = nearest_of(points, 3, points)
     expected = torch.cdist(points, points).topk(3, largest=False).indices
     wrong = (found.sort().values != expected.sort().values).any(1).nonzero().flatten().tolist()
+    if not wrong:
+        return ""
+    place = wrong[0]
     return (
-        (
-            f"search and distances disagree about the nearest neighbors of point {wrong[0]}, found as "
-            f"{found[wrong[0]].tolist()}"
-        )
-        if wrong
-        else ""
+        f"search and distances disagree about the nearest neighbors of point {place}, found as {found[place].tolist()}"
     )
 
 
@@ -239,7 +222,6 @@ def _test_saving() -> str:
 
 
 def _test_accelerator() -> str:
-    """Compare a product on the first accelerator with that on the CPU."""
     points, _ = _points()
     there = (points.to("cuda") @ points.to("cuda").T).cpu()
     if (there - points @ points.T).abs().max() > _TOLERANCE:

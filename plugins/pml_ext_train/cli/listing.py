@@ -35,7 +35,7 @@ def list_names(
     """List losses, recipes, data sets and more.
 
     A recipe is a TOML file that describes a training. A table is a table or figure of a paper, listed with recipes
-    for the paper's data and for small data (or why it has no recipe), and whether the README has results.
+    for the paper's data and for small data (or why it has no recipe), and whether its results were measured.
     A pipeline is a partial recipe for preprocessing or a pretrained trunk. A trunk is the backbone, which turns an
     image into features; the embedder turns these into the embedding. A transform changes training images at random, in
     [data.augment]. A tracker records a run's numbers while it trains; a metric is computed afterwards. A store is a
@@ -60,7 +60,7 @@ def list_names(
 
 
 def _print_short_list() -> None:
-    """Write names and summaries of losses and recipes, and how to list others."""
+    """Write losses and recipes, and how to list others."""
     kinds = ("losses", "recipes")
     for kind in kinds:
         rows = [[entry["name"], entry["summary"]] for entry in _entries(kind)]
@@ -80,9 +80,8 @@ def _print_tables_of_papers(entries: list[dict[str, Any]]) -> None:
     for entry in entries:
         full = "\n".join(entry["recipes"]["full"]) or entry["reason"]
         small = "\n".join(entry["recipes"]["small"])
-        has_results = "yes" if entry["measured"] else ""
-        rows.append([entry["name"], entry["title"], full, small, has_results])
-    print_table(["table", "title", "recipe, or why it has no recipe", "small", "README"], rows)
+        rows.append([entry["name"], entry["title"], full, small, "yes" if entry["measured"] else ""])
+    print_table(["table", "title", "recipe, or why it has no recipe", "small", "measured"], rows)
 
 
 def _entries(what: str | None) -> list[dict[str, Any]]:
@@ -92,14 +91,13 @@ def _entries(what: str | None) -> list[dict[str, Any]]:
         "tables": _tables_of_papers,
         "pipelines": _pipelines,
         "datasets": _data_sets,
-        "transforms": lambda: _factories("transform"),
         "trunks": _trunks,
         "metrics": _metrics,
-        "trackers": lambda: _factories("tracker"),
-        "stores": lambda: _factories("store"),
     }
     if what in lists:
         return lists[what]()
+    if what in ("transforms", "trackers", "stores"):
+        return _factories(what.removesuffix("s"))
     return _components("loss" if what == "losses" else str(what).removesuffix("s"))
 
 
@@ -107,10 +105,7 @@ def _components(kind: str) -> list[dict[str, Any]]:
     entries = []
     for component in registry.components(kind):
         name = registry.short_name(component)
-        try:
-            summary = component.one_line
-        except PmlExtError as error:
-            summary = f"broken: {error}"
+        summary = _or_problem(lambda of=component: of.one_line)  # type: ignore[misc]
         entries.append(_entry(name, component.plugin, summary, component.class_name))
     return entries
 
@@ -118,8 +113,8 @@ def _components(kind: str) -> list[dict[str, Any]]:
 def _recipes() -> list[dict[str, Any]]:
     entries = []
     for name in registry.recipes():
-        plugin = name.partition("/")[0]
-        entries.append(_entry(name, plugin, _recipe_summary(name)))
+        summary = _or_problem(lambda of=name: str(read_tables(of).get("description", "")))  # type: ignore[misc]
+        entries.append(_entry(name, name.partition("/")[0], summary))
     return entries
 
 
@@ -128,18 +123,14 @@ def _tables_of_papers() -> list[dict[str, Any]]:
 
 
 def _pipelines() -> list[dict[str, Any]]:
-    entries = []
-    for name, file in pipelines().items():
-        first_line = file.read_text("utf-8").partition("\n")[0]
-        entries.append(_entry(name, "pml_ext", first_line.removeprefix("# ")))
-    return entries
+    first_lines = {name: file.read_text("utf-8").partition("\n")[0] for name, file in pipelines().items()}
+    return [_entry(name, "pml_ext", line.removeprefix("# ")) for name, line in first_lines.items()]
 
 
 def _data_sets() -> list[dict[str, Any]]:
-    entries = _factories("data set")
-
     from ..data import PATH_FACTORIES
 
+    entries = _factories("data set")
     for factory, wanted in PATH_FACTORIES.values():
         name = wanted.partition(",")[0]  # "folder:PATH"
         entries.append(_factory(name, factory))
@@ -147,12 +138,9 @@ def _data_sets() -> list[dict[str, Any]]:
 
 
 def _trunks() -> list[dict[str, Any]]:
-    entries = _factories("trunk")
-
     from ..networks.trunks import TIMM, timm_trunk
 
-    entries.append(_factory(f"{TIMM}NAME", timm_trunk))
-    return entries
+    return [*_factories("trunk"), _factory(f"{TIMM}NAME", timm_trunk)]
 
 
 def _metrics() -> list[dict[str, Any]]:
@@ -163,11 +151,7 @@ def _metrics() -> list[dict[str, Any]]:
 
 
 def _factories(kind: str) -> list[dict[str, Any]]:
-    entries = []
-    for name, factory in registry.values(kind).items():
-        plugin, _ = registry.find(kind, name)
-        entries.append(_factory(name, factory, plugin))
-    return entries
+    return [_factory(name, factory, registry.find(kind, name)[0]) for name, factory in registry.values(kind).items()]
 
 
 def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, Any]:
@@ -181,9 +165,9 @@ def _factory(name: str, factory: Any, plugin: str = "") -> dict[str, Any]:
     return _entry(name, str(module).partition(".")[0], summary)
 
 
-def _recipe_summary(name: str) -> str:
+def _or_problem(summary: Callable[[], str]) -> str:
     try:
-        return str(read_tables(name).get("description", ""))
+        return summary()
     except PmlExtError as error:
         return f"broken: {error}"
 
@@ -232,20 +216,15 @@ def _print_description(entry: dict[str, Any]) -> None:
     if entry["settings"]:
         console.print()
         _print_settings(entry)
-    for label in ("capabilities", "paper", "recipes"):
-        value = entry[label]
-        if value:
-            text = value if isinstance(value, str) else ", ".join(value)
-            console.print("\n" + textwrap.fill(f"{label}: {text}", WIDTH))
+    texts = {label: entry[label] for label in ("capabilities", "paper", "recipes") if entry[label]}
+    for label, value in texts.items():
+        text = value if isinstance(value, str) else ", ".join(value)
+        console.print("\n" + textwrap.fill(f"{label}: {text}", WIDTH))
 
 
 def _print_settings(entry: dict[str, Any]) -> None:
     settings = entry["settings"]
-    columns = {"setting": "name"}
-    if entry["kind"] == "recipe":
-        columns["value"] = "default"
-    else:
-        columns["default"] = "default"
+    columns = {"setting": "name", "value" if entry["kind"] == "recipe" else "default": "default"}
     if any(setting.get("origin") for setting in settings):
         columns["origin"] = "origin"
     rows = [[setting[key] for key in columns.values()] for setting in settings]
@@ -308,7 +287,7 @@ def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
 
 
 def _problem(about: DatasetInfo, place: Path) -> str | None:
-    """Return the first problem of the files in a data set's folder; None if it is complete."""
+    """Return the first problem of a data set's files, or None."""
     from ..data import builtin_datasets, check_archives
 
     try:
@@ -326,10 +305,9 @@ def _print_data_set(about: DatasetInfo, place: Path, problem: str | None) -> Non
         f"license       {about.license}",
         f"goes into     {place}",
         f"as            {about.layout}",
+        about.note,
     ]
-    if about.note:
-        lines.append(about.note)
-    stdout().print("\n".join(lines) + "\n")
+    stdout().print("\n".join(filter(None, lines)) + "\n")
 
     files = [
         [archive.name, f"{archive.megabytes:,} MB", archive.checksum, archive.url or "by hand"]
@@ -343,9 +321,6 @@ def _print_data_set(about: DatasetInfo, place: Path, problem: str | None) -> Non
         splits.append([split, images, f"{count.classes:,}"])
     print_table(["split", "images", "classes"], splits, right=[1, 2])
 
-    if problem is None:
-        stdout().print("complete: lists, files and counts are as published")
-        return
-    stdout().print(problem)
-    if about.downloads:
+    stdout().print(problem or "complete: lists, files and counts are as published")
+    if problem is not None and about.downloads:
         stdout().print(f"pml-ext data {about.name} --download fetches it")

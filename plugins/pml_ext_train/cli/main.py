@@ -1,11 +1,9 @@
-"""The command line ``pml-ext``: one function per command; the logic is in other modules.
-
-Results go to stdout, progress and warnings to stderr. Exit code 0: done; 1: a finding or a failure; 2: wrong use.
-"""
+"""The entry point of the command line, and its errors and warnings."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import sys
@@ -29,11 +27,9 @@ from .output import Messages
 
 
 def main() -> None:
-    """Run the command line: the entry point of ``pml-ext`` and ``python -m pml_ext``."""
-    if sys.stderr is None:  # closed by the calling process
-        _main()
-        return
-    with contextlib.redirect_stderr(Messages(sys.stderr)):
+    """Run the command line ``pml-ext``, also as ``python -m pml_ext``."""
+    is_closed = sys.stderr is None  # by the calling process
+    with contextlib.nullcontext() if is_closed else contextlib.redirect_stderr(Messages(sys.stderr)):
         _main()
 
 
@@ -50,9 +46,9 @@ def _main() -> None:
         from .app import app_for
 
         if "" in arguments:  # pathlib reads "" as the current folder
-            number = arguments.index("") + 1
             raise ConfigError(
-                f"argument {number} is empty, perhaps from an unset variable; leave it out, or give a value"
+                f"argument {arguments.index('') + 1} is empty, perhaps from an unset variable; leave it out, or give "
+                "a value"
             )
         _check_data_without_recipe(arguments)
         with _exits_of_plugins_named(arguments):
@@ -73,21 +69,18 @@ def _check_data_without_recipe(arguments: Sequence[str]) -> None:
     """Refuse ``train --images DATA``, and name ``pml-ext fit`` instead."""
     if "train" not in arguments:
         return
-    for place, argument in enumerate(arguments):
-        for option in ("--images", "--vectors"):
-            if argument != option and not argument.startswith(f"{option}="):
-                continue
-            data = argument.removeprefix(option).removeprefix("=")
-            following = [*arguments[place + 1 :], "DATA"]
+    for argument, following in itertools.pairwise([*arguments, "DATA"]):
+        option, _, data = argument.partition("=")
+        if option in ("--images", "--vectors"):
             raise ConfigError(
                 f"{option}: train needs a recipe; to have one chosen for your data, type: pml-ext fit "
-                f"{shlex.quote(data or following[0])}"
+                f"{shlex.quote(data or following)}"
             )
 
 
 @contextlib.contextmanager
 def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
-    """Raise a PluginError for a ``sys.exit()`` in a plugin, except in the plugin's own command."""
+    """Raise PluginError for a ``sys.exit()`` in a plugin, except in its own command."""
     try:
         yield
     except SystemExit as error:  # by typer, too
@@ -96,18 +89,14 @@ def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
             raise
         raise PluginError(
             f"{origin.place} calls sys.exit({error.code!r}), which ends the command; it should raise an "
-            f"exception (PML_EXT_BLOCK={origin.plugin} leaves the plugin out)"
+            f"exception. To run without this plugin, set PML_EXT_BLOCK={origin.plugin}"
         ) from error
 
 
 def _plugin_of_command(arguments: Sequence[str]) -> str:
-    """Return the plugin of the called command, or an empty string."""
     commands = registry.commands()
-    for argument in arguments:
-        if argument in commands:
-            plugin, _ = commands[argument]
-            return plugin
-    return ""
+    called = next((argument for argument in arguments if argument in commands), None)
+    return "" if called is None else commands[called][0]
 
 
 def _rank() -> str:
@@ -120,10 +109,8 @@ def _rank() -> str:
 
 def _text(error: BaseException) -> str:
     if not isinstance(error, (PmlExtError, StoppedError)):
-        where = ""
         origin = registry.origin_of(error)
-        if origin is not None:
-            where = f", in {origin.place}"
+        where = "" if origin is None else f", in {origin.place}"
         reason = shortened(f"{type(error).__name__}: {error}", 460)
         if isinstance(error, OSError) and error.filename:
             reason = f"{shortened(error.filename, 200)}: {error.strerror}{remedy_of(error)}"
@@ -131,13 +118,11 @@ def _text(error: BaseException) -> str:
     text = str(error)
     if "Original Traceback" in text:  # torch wraps errors of a data loader's workers
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    if isinstance(error, StoppedError):  # has the command that resumes the run, which must not be cut
-        return printable(text)
-    return shortened(text)
+    # a stopped run's message ends with the command that resumes it, which must not be cut
+    return printable(text) if isinstance(error, StoppedError) else shortened(text)
 
 
 def _show_warning(message: object, category: type[Warning], filename: str, *_: object, **__: object) -> None:
-    if os.environ.get("RANK", "0") != "0":
-        return
-    if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
+    is_for_users = issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning)
+    if is_for_users and os.environ.get("RANK", "0") == "0":
         print(f"pml-ext: warning: {shortened(message)}", file=sys.stderr)

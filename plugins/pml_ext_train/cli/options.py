@@ -38,7 +38,7 @@ RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (defaul
 
 
 def _parsed(texts: list[str] | None) -> list[Any]:  # typer evaluates annotations
-    """Return the overrides of ``--set``. Typer's own parsers would put another text around errors."""
+    """Return the overrides of ``--set``; typer's own parsers would change the errors."""
     from ..recipe.override import parse_override
 
     return [parse_override(text, "--set") for text in texts or ()]

@@ -1,4 +1,4 @@
-"""Output of the commands: results on stdout, progress and messages on stderr."""
+"""Output of the commands: results on stdout, the rest on stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 10.0  # between two lines of progress without a bar
 
 
 class Messages:
-    """The stream of progress and messages; a full disk or a closed pipe never ends a command.
+    """The stream of messages; a full disk or a closed pipe never ends a command.
 
     After the first failure, messages are discarded.
     """
@@ -48,18 +48,18 @@ class Messages:
             self._discard()
 
     def _discard(self) -> None:
-        """Connect the stream with the null device, so that its buffer can be written when the process ends."""
+        """Connect the stream with the null device, so that its buffer can be written at exit."""
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), self._stream.fileno())
 
 
 def process_number() -> int:
-    """Return the rank of this process under ``torchrun``; 0 without torchrun."""
+    """Return the rank of this process; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
 def stdout(width: int | None = None) -> Console:
-    """Return a console on stdout, by default as wide as the terminal, or 1,000 columns without one."""
+    """Return a console on stdout; 1,000 columns wide without a terminal."""
     from rich.console import Console
 
     if width is None and not sys.stdout.isatty():
@@ -80,7 +80,7 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Write a value as JSON on stdout; data classes become objects."""
+    """Write a value as JSON; data classes become objects."""
     sys.stdout.write(json.dumps(value, indent=2, default=dataclasses.asdict) + "\n")
 
 
@@ -92,7 +92,7 @@ def print_result(
     rows: Iterable[Sequence[str]] = (),
     right: Iterable[int] = (),
 ) -> None:
-    """Write a result on stdout: the value as JSON, or lines and, if there are columns, a table."""
+    """Write a value as JSON, or as lines and a table."""
     if as_json:
         print_json(value)
         return
@@ -105,9 +105,9 @@ def print_result(
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), width: int | None = None
 ) -> None:
-    """Write a table on stdout; the columns with numbers in ``right`` are right-aligned.
+    """Write a table; the columns in ``right`` are right-aligned.
 
-    Paths are never wrapped, so they can be copied; a table may be wider than the terminal.
+    Paths are never wrapped, so a table may be wider than the terminal.
     """
     from rich import box
     from rich.table import Table
@@ -137,15 +137,11 @@ def print_table(
 
 
 def _is_path(cell: str) -> bool:
-    """Return whether a cell of a table is a path or a name with a slash, not a text."""
     return "/" in cell and len(cell.split()) < 4 and "\n" not in cell
 
 
 def mean_and_std(about: Mapping[str, float | None]) -> str:
-    """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run.
-
-    NaN, a blank metric, becomes an empty string.
-    """
+    """Format in percent: ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for one run; empty for NaN."""
     mean = about["mean"] or 0.0
     if math.isnan(mean):
         return ""
@@ -159,11 +155,11 @@ class EmbeddingProgress(Protocol):
 
     @property
     def done(self) -> int:
-        """The number of images that are done."""
+        """Images that are done."""
 
     @property
     def images(self) -> int:
-        """The number of all images."""
+        """All images."""
 
     @property
     def rate(self) -> float:
@@ -171,11 +167,11 @@ class EmbeddingProgress(Protocol):
 
     @property
     def seconds_left(self) -> float:
-        """The time until all are done."""
+        """Seconds until all are done."""
 
 
 class Progress:
-    """Progress on stderr: a line per epoch, and a bar; without a terminal, a line every ten seconds."""
+    """Progress on stderr: a line per epoch, and a bar, or a line every ten seconds."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich import progress
@@ -206,7 +202,7 @@ class Progress:
         self._console.print(text, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Write a warning, once if several runs repeat it."""
+        """Write a warning, once for several runs."""
         if text not in self._warnings:
             self._warnings.add(text)
             self.step(f"warning: {text}")

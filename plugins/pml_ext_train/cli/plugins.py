@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import shlex
 import traceback
 import warnings
@@ -56,9 +57,9 @@ def _details(record: Diagnosis) -> str:
         f"  components  {record.components}",
         f"  commands    {', '.join(record.commands) or 'none'}",
         f"  seconds     {record.seconds:.3f}",
+        *(f"  clash       {clash}" for clash in record.clashes),
+        *(f"  {line}" for line in record.traceback.splitlines()),
     ]
-    lines.extend(f"  clash       {clash}" for clash in record.clashes)
-    lines.extend(f"  {line}" for line in record.traceback.splitlines())
     return "\n".join(lines)
 
 
@@ -78,8 +79,7 @@ def check(
     """
     from pml_ext.testing.runner import CheckResult, check_component
 
-    from .named_values import check_named
-    from .targets import broken_plugins, find_components, find_named, find_named_by_name
+    from .targets import broken_plugins, check_named, find_components, find_named, find_named_by_name
 
     all_named = find_named(what)
     results: list[CheckResult] = broken_plugins(what)
@@ -99,82 +99,55 @@ def check(
         except (Exception, SystemExit) as error:  # such as a class that cannot be imported; the others are checked
             checked = [CheckResult(name, "check_constructor", "failed", one_line(error), error)]
         results.extend(dataclasses.replace(result, component=name) for result in checked)
-    title = ""
-    for named in all_named:
-        if named.title != title:
-            title = named.title
-            stderr().print(f"checking {title}")
-        results += check_named(named)
+    for title, group in itertools.groupby(all_named, key=lambda named: named.title):
+        stderr().print(f"checking {title}")
+        for named in group:
+            results += check_named(named)
     if as_json:
-        print_json(list(map(_check_as_json, results)))
+        keys = ("component", "check", "status", "text")
+        print_json([{key: getattr(result, key) for key in keys} for result in results])
     else:
         _print_checks(results, verbose)
     if any(result.fails for result in results):
         raise Exit(1)
 
 
-def _check_as_json(result: CheckResult) -> dict[str, str]:
-    return {"component": result.component, "check": result.check, "status": result.status, "text": result.text}
-
-
 def _print_checks(results: list[CheckResult], verbose: bool) -> None:
-    """Write the counts of each component, the failed checks (with ``verbose`` all), and the counts of all."""
-    rows = []
-    for component, of_component in _by_component(results).items():
-        counts = _counts(of_component)
-        rows.append([component, *(str(counts[status]) for status in COUNTED)])
-    print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
+    """Write counts by component, the failed checks (with ``verbose`` all), and total counts."""
+    from pml_ext.testing.runner import failures_in_reading_order
 
-    rows = [
-        [result.component, result.check, result.status, result.text]
-        for result in _in_reading_order(results)
-        if verbose or result.fails or result.check == "-"
-    ]
+    by_component: dict[str, list[CheckResult]] = {}
+    for result in results:
+        by_component.setdefault(result.component, []).append(result)
+    counts = []
+    rows: list[list[str]] = []
+    to_read_first = []
+    for component, of_component in by_component.items():
+        counts.append([component, *_counts(of_component)])
+        failures = failures_in_reading_order(of_component)
+        rest = [result for result in of_component if not result.fails and (verbose or result.check == "-")]
+        rows += [[result.component, result.check, result.status, result.text] for result in [*failures, *rest]]
+        if len(failures) > 1:
+            to_read_first.append(f"{component}: read {failures[0].check} first; the others may follow from it")
+
+    print_table(["component", *COUNTED], counts, right=[1, 2, 3, 4])
     if rows:
         print_table(["component", "check", "result", ""], rows)
-    _print_what_to_read_first(results)
-
+    for line in to_read_first:
+        stdout().print(line, soft_wrap=True)
     if verbose:
         for result in results:
             if result.fails and result.error is not None:
                 raised = "".join(traceback.format_exception(result.error))
                 stdout().print(f"{result.component}, {result.check}:\n{raised}", soft_wrap=True)
-
-    total = _counts(results)
-    stdout().print(", ".join(f"{total[status]} {status}" for status in COUNTED))
-
-
-def _in_reading_order(results: list[CheckResult]) -> list[CheckResult]:
-    """Return the results of each component, those that fail first, in the order in which to read them."""
-    from pml_ext.testing.runner import failures_in_reading_order
-
-    ordered = []
-    for of_component in _by_component(results).values():
-        ordered += failures_in_reading_order(of_component)
-        ordered += [result for result in of_component if not result.fails]
-    return ordered
+    total = zip(_counts(results), COUNTED, strict=True)
+    stdout().print(", ".join(f"{count} {status}" for count, status in total))
 
 
-def _print_what_to_read_first(results: list[CheckResult]) -> None:
-    from pml_ext.testing.runner import failures_in_reading_order
-
-    for component, of_component in _by_component(results).items():
-        failures = failures_in_reading_order(of_component)
-        if len(failures) > 1:
-            stdout().print(
-                f"{component}: read {failures[0].check} first; the others may follow from it", soft_wrap=True
-            )
-
-
-def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
-    by_component: dict[str, list[CheckResult]] = {}
-    for result in results:
-        by_component.setdefault(result.component, []).append(result)
-    return by_component
-
-
-def _counts(results: list[CheckResult]) -> collections.Counter[str]:
-    return collections.Counter("failed" if result.fails else result.status for result in results)
+def _counts(results: list[CheckResult]) -> list[str]:
+    """Return the number of results for each of :data:`COUNTED`."""
+    counts = collections.Counter("failed" if result.fails else result.status for result in results)
+    return [str(counts[status]) for status in COUNTED]
 
 
 def new_plugin(

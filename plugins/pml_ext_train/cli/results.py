@@ -1,4 +1,4 @@
-"""The results of runs, printed: tables, verdicts, reports."""
+"""The results of runs, printed."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ if TYPE_CHECKING:
 
 
 def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
-    """Write the results of the runs on stdout, as tables or as JSON."""
+    """Write the results of runs on stdout, as tables or as JSON."""
     from ..records.summary import summarize
 
     verdicts = [result.pop("verdict", "") for result in results]
-    if as_json:
-        _print_as_json(results, failed)
+    is_alone = len(results) == 1 and failed is None
+    if as_json and is_alone:
+        print_json(results[0])
+    elif as_json:
+        failures = {} if failed is None else {"failures": failed.failures}
+        print_json({"runs": results, "summary": summarize(results), **failures})
+    if as_json or not results:
         return
-    if not results:
-        return
-    if len(results) == 1 and failed is None:
+    if is_alone:
         _print_metrics(results[0])
     else:
         _print_summary(results, summarize(results))
     for result, text in zip(results, verdicts, strict=True):
-        if text and len(results) > 1:
-            text = f"{result['folder']}: {text}"
         if text:
-            stdout().print(text, soft_wrap=True)
+            folder = f"{result['folder']}: " if len(results) > 1 else ""
+            stdout().print(folder + text, soft_wrap=True)
     if not quick:
         _say_if_tests_took_longer(results)
     for result in results:
@@ -42,31 +44,12 @@ def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None,
             stdout().print(f"report: {report_file}", soft_wrap=True)
 
 
-def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
-    from ..records.summary import summarize
-
-    if len(results) == 1 and failed is None:
-        print_json(results[0])
-        return
-    about: dict[str, Any] = {"runs": results, "summary": summarize(results)}
-    if failed is not None:
-        about["failures"] = failed.failures
-    print_json(about)
-
-
 def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
-    """Mention --quick if tests took longer than training."""
-    train_seconds = 0.0
-    all_seconds = 0.0
-    for result in results:
-        train_seconds += result["seconds"]["train"]
-        all_seconds += sum(result["seconds"].values())
+    train_seconds = sum(result["seconds"]["train"] for result in results)
+    all_seconds = sum(sum(result["seconds"].values()) for result in results)
     test_seconds = all_seconds - train_seconds
     if test_seconds > train_seconds > 0:
-        say(
-            f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s: --quick leaves out the tests before "
-            "training"
-        )
+        say(f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s; --quick skips the tests before training")
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
@@ -86,15 +69,14 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Write a table for each recipe, with mean and standard deviation of its runs."""
+    """Write mean and standard deviation for each recipe."""
     from ..results.verdict import shown_phases
 
     for recipe, values in summary.items():
         of_recipe = [result for result in results if result["recipe"] == recipe]
 
         def cell(phase: str, name: str, values: Any = values) -> str:
-            about = values[phase].get(name)
-            return "" if about is None else mean_and_std(about)
+            return mean_and_std(values[phase][name]) if name in values[phase] else ""
 
         title = f"{recipe}, {counted(len(of_recipe), 'run')}, %, mean ± std"
         _print_phases(title, shown_phases(of_recipe[0]), of_recipe[0]["after"], cell)
@@ -117,7 +99,7 @@ def _print_phases(title: str, phases: dict[str, str], names: Iterable[str], cell
 
 
 def _fitting(widths: list[int], width: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last (exclusive) column of tables that fit into a width."""
+    """Yield first and last (exclusive) columns of tables that fit into a width."""
     first = 0
     for column in range(1, len(widths) + 1):
         is_last = column == len(widths)

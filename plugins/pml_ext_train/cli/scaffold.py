@@ -14,9 +14,9 @@ from pml_ext.registry.discovery import RESERVED
 
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
-    """Write a package with a loss, a recipe and passing tests into a folder, and return its files.
+    """Write a package with a loss, a recipe and tests into a folder; return its files.
 
-    Distribution, entry point and loss use ``name``. ConfigError for an invalid or taken name, or a non-empty folder.
+    ConfigError for an invalid or taken name, or a non-empty folder.
     """
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
@@ -46,7 +46,7 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
 
 
 def _owner_of(name: str, module: str, class_name: str) -> str:
-    """Return what already has the name of the plugin, its module or its class, or an empty string."""
+    """Return what already has the name of the plugin, its module or class, or an empty string."""
     if keyword.iskeyword(module):
         return "a keyword of Python"
     records = registry.plugins()

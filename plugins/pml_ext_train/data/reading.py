@@ -115,7 +115,7 @@ def _opened(file: str | Path | IO[bytes], name: str) -> Any:
         import pillow_heif
     except ModuleNotFoundError:
         missing = "HEIC is read by the package pillow-heif, which is not installed"
-        raise DataError(f'{name}: {missing}. Type: pip install "pml-ext[heic]"') from None
+        raise DataError(f'{name}: {missing}. Run: pip install "pml-ext[heic]"') from None
     pillow_heif.register_heif_opener()
     return Image.open(file, formats=["HEIF"])
 

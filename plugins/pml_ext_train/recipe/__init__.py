@@ -1,4 +1,4 @@
-"""Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training."""
+"""Recipes: TOML files that describe a training."""
 
 from .build import (
     VECTORS as VECTORS,
@@ -9,12 +9,12 @@ from .build import (
     preprocessing_of as preprocessing_of,
     vector_input_of as vector_input_of,
 )
-from .conversion import FILLED_FOR_TRACKER as FILLED_FOR_TRACKER, options_of as options_of
-from .listed import (
+from .check import (
     check_conflicts as check_conflicts,
     check_listed as check_listed,
     check_listed_loss as check_listed_loss,
 )
+from .conversion import FILLED_FOR_TRACKER as FILLED_FOR_TRACKER, options_of as options_of
 from .load import (
     load_recipe as load_recipe,
     load_recipes as load_recipes,
@@ -38,7 +38,6 @@ from .override import (
     parse_override as parse_override,
     tables_of as tables_of,
 )
-from .paper_tables import tables_of_papers as tables_of_papers
 from .papers import (
     Quoted as Quoted,
     is_full as is_full,
@@ -47,6 +46,7 @@ from .papers import (
     papers as papers,
     printed as printed,
     quoted as quoted,
+    tables_of_papers as tables_of_papers,
     texts as texts,
 )
 from .phases import (

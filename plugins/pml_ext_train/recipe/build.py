@@ -1,4 +1,4 @@
-"""Builders of data sets, preprocessing, trunks and networks from a recipe."""
+"""Builders of data sets, preprocessing and networks from a recipe."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VECTORS = "vectors:"  # begins the name of a data set of vectors
 
 
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
-    """Build a data set from ``[data]`` and the data folder, if it needs one."""
+    """Build the data set of ``[data]``; ``root`` is the folder of its files."""
     from ..data import DataSplits
 
     factory = dataset_factory(table.name)
@@ -56,7 +56,7 @@ def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
-    """Build a trunk from ``[model] trunk``; ``trained`` leaves out pretrained weights."""
+    """Build the trunk of ``[model]``; ``trained`` leaves out pretrained weights."""
     import torch
 
     factory = trunk_factory(table.name)
@@ -82,7 +82,7 @@ def build_network(
     features: int | None = None,
     trained: bool = False,
 ) -> networks.Network:
-    """Build a network from ``[model]``; see :func:`build_trunk`."""
+    """Build the network of ``[model]``; ``trained`` leaves out pretrained weights."""
     import torch
 
     if isinstance(preprocessing, networks.VectorInput):
@@ -117,7 +117,7 @@ def vector_input_of(recipe: Recipe, splits: DataSplits) -> networks.VectorInput:
 
 
 def check_vectors(recipe: Recipe) -> None:
-    """Refuse settings of images for a data set of vectors."""
+    """Raise ConfigError for settings of images beside vectors."""
     model = recipe.model
     data = recipe.data
     if not model.takes_vectors:
@@ -133,8 +133,7 @@ def check_vectors(recipe: Recipe) -> None:
     unused = [f"data.images.{key}" for key in data.images.changed(type(data.images).model_fields)]
     unused += [f"data.augment.{key}" for key in data.augment]
     unused += [f"data.{key}" for key in data.changed(("workers", "cache", "unreadable", "views"))]
-    if recipe.engine.channels_last:
-        unused.append("engine.channels_last")
+    unused += ["engine.channels_last"] if recipe.engine.channels_last else []
     if unused:
         raise ConfigError(f"it is for images, and {data.name} has vectors; leave it out", key=unused[0])
 
@@ -167,8 +166,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[networks.Prepr
     bgr = images.bgr
     interpolation = images.interpolation
     if pretrained is not None:
-        if pretrained.bgr and images.mean is None and splits.channels == 3:
-            bgr = True
+        bgr = bgr or (pretrained.bgr and images.mean is None and splits.channels == 3)
         interpolation = interpolation or pretrained.interpolation
     preprocessing = networks.Preprocessing(
         image_size=size,
@@ -181,20 +179,17 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[networks.Prepr
         bgr=bgr,
         value_range=images.value_range,
     )
-    scale = None
-    if images.random_crop_scale:
-        smallest, largest = images.random_crop_scale
-        scale = (smallest, largest)
+    area = images.random_crop_scale
+    scale = None if area is None else (area[0], area[1])
     return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
 
 
 def _check_normalization_is_known(trunk: NamedTable) -> None:
-    """Refuse weights of transformers that do not state their normalization."""
     if trunk.name.startswith(networks.HF) and networks.is_pretrained(trunk.settings):
         raise ConfigError(
             f"{trunk.name}: no preprocessor_config.json, so mean and std are not known. Write it with "
-            "processor.save_pretrained(FOLDER), or type, with its own values: --set "
-            "data.images.mean=[0.5,0.5,0.5] --set data.images.std=[0.5,0.5,0.5]",
+            "processor.save_pretrained(FOLDER), or add --set data.images.mean=[0.5,0.5,0.5] --set "
+            "data.images.std=[0.5,0.5,0.5]",
             key="model.trunk",
         )
 
@@ -202,24 +197,20 @@ def _check_normalization_is_known(trunk: NamedTable) -> None:
 def _normalization(
     images: ImagesTable, pretrained: networks.PretrainedImages | None, channels: int, bgr: bool
 ) -> networks.Normalization | None:
-    """Return mean and standard deviation: the recipe's, the pretrained weights', or None."""
+    """Return the recipe's mean and deviation, or the pretrained weights', or None."""
     if images.mean is not None and images.std is not None:
         times = channels // len(images.mean)  # a single number stands for all channels
         return networks.Normalization(mean=images.mean * times, std=images.std * times)
     if pretrained is None:
         return None
-    mean = list(pretrained.mean)
-    std = list(pretrained.std)
-    if bgr:
-        mean.reverse()
-        std.reverse()
-    return networks.Normalization(mean=mean, std=std)
+    order = slice(None, None, -1 if bgr else 1)
+    return networks.Normalization(mean=list(pretrained.mean[order]), std=list(pretrained.std[order]))
 
 
 def augmentation_of(table: DataTable, preprocessing: networks.Preprocessing) -> dict[str, Any]:
-    """Return the settings of ``build_transforms`` in ``[data.augment]``, with transforms built.
+    """Return ``[data.augment]`` for ``build_transforms``, with transforms built.
 
-    Raises ConfigError for a transform that does not fit the images.
+    ConfigError for a transform that does not fit the images.
     """
     settings = dict(table.augment)
     tables = settings.pop("transforms", [])
@@ -231,15 +222,11 @@ def augmentation_of(table: DataTable, preprocessing: networks.Preprocessing) -> 
 
 
 def image_transforms(key: str, tables: Any) -> ImageTransforms:
-    """Build transforms from a list of tables; ``key`` is the list's."""
+    """Build the transforms of a list with this ``key``."""
     from ..data import ImageTransforms, NamedTransform
 
     built = []
-    try:
-        named = transform_tables(tables)
-    except ConfigError as error:
-        raise error.inside(key) from None
-    for number, table in enumerate(named):
+    for number, table in enumerate(transform_tables(tables, key)):
         place = f"{key}.{number}"
         text = json.dumps(table.model_dump())
         built.append(NamedTransform(place, table.name, text, _build_transform(place, table)))
@@ -247,7 +234,6 @@ def image_transforms(key: str, tables: Any) -> ImageTransforms:
 
 
 def _build_transform(key: str, table: NamedTable) -> Callable[[Any], Any]:
-    """Build a transform, including the inner ``transforms`` of one such as ``RandomApply``."""
     with located(f"{key}.name"):
         factory = registry.factory("transform", table.name)
     settings = table.settings
@@ -280,11 +266,9 @@ def dataset_factory(name: str) -> Callable[..., Any]:
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
         if os.path.exists(name) and name not in registry.values("data set"):
-            kind = "table"
+            kind = "vectors" if is_vector_file(name) else "table"
             if os.path.isdir(name):
                 kind = "folder"
-            elif is_vector_file(name):
-                kind = "vectors"
             raise ConfigError(f"no data set {name!r}; for your own data type --set data.name={kind}:{name}")
         return registry.factory("data set", name)
     factory, wanted = PATH_FACTORIES[prefix]
@@ -294,7 +278,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
 
 
 def trunk_factory(name: str) -> Callable[..., Any]:
-    """Return the factory of a trunk; ``timm/NAME`` needs timm."""
+    """Return a trunk's factory; ``timm/NAME`` needs timm."""
     if name.startswith(networks.trunks.TIMM):
         short = name.removeprefix(networks.trunks.TIMM)
         networks.trunks.timm_library(short)  # MissingExtraError if timm is not installed
@@ -305,7 +289,7 @@ def trunk_factory(name: str) -> Callable[..., Any]:
 
 
 def trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
-    """Return the settings for a trunk's factory, with ``weights`` only if its library loads them."""
+    """Return a trunk's settings; a file of weights is loaded later and left out."""
     settings = dict(table.settings)
     if trained or networks.is_file(settings.get("weights")) or not networks.is_pretrained(settings):
         settings.pop("weights", None)

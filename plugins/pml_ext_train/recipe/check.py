@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pml_ext import registry
 from pml_ext.errors import ConfigError, unknown
@@ -19,7 +21,6 @@ from .conversion import (
     located,
     options_of,
 )
-from .listed import check_listed, check_listed_loss
 from .losses import (
     build_loss,
     build_optimizer,
@@ -40,6 +41,25 @@ from .schema import (
     frozen_patterns,
 )
 
+if TYPE_CHECKING:
+    import torch
+
+    from pml_ext.pairwise import Kind, ListedTuples
+
+_BY_CLASS = (  # settings of [evaluation] for searches, classes and clusters
+    "recall_at",
+    "precision_at",
+    "ndcg_at",
+    "clusters_per_class",
+    "verification",
+    "lone_queries",
+    "protocols",
+    "shortlist",
+    "validation",
+    "fold",
+    "held_out",
+    "validation_trains",
+)
 _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
     "labels": sorted([*range(4096), *range(4096)]),
     "length_before_new_iter": 1 << 20,
@@ -49,9 +69,9 @@ _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fil
 
 
 def check_names(recipe: Recipe, build: bool = True) -> None:
-    """Look up every name of a recipe and check every setting.
+    """Check every name and setting of a recipe.
 
-    ``build`` also builds losses and optimizers, whose constructors know the ranges of values.
+    ``build`` also builds losses and optimizers, which check ranges of values.
     """
     _check_data(recipe.data)
     with located("model.trunk.name"):
@@ -96,7 +116,6 @@ def _check_data(data: DataTable) -> None:
 
 
 def _check_views(data: DataTable) -> None:
-    """Refuse several views of images that nothing changes."""
     images = data.images
     random_settings = [images.random_crop, images.random_crop_scale, images.flip, *data.augment.values()]
     if data.views > 1 and not any(random_settings):
@@ -147,10 +166,9 @@ def _check_loss_settings(key: str, table: LossTable, recipe: Recipe) -> None:
     """Check a loss, its miner and regularizer without building them."""
     context = loss_context(recipe, [0, 1], placeholder_classes(recipe.data))
     checked_component(key, "loss", table, context)
-    if table.miner is not None:
-        checked_component(f"{key}.miner", "miner", table.miner, context)
-    if table.regularizer is not None:
-        checked_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+    for kind, part in (("miner", table.miner), ("regularizer", table.regularizer)):
+        if part is not None:
+            checked_component(f"{key}.{kind}", kind, part, context)
 
 
 def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
@@ -168,9 +186,9 @@ def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
 
 
 def check_weights(recipe: Recipe) -> None:
-    """Refuse a trunk that stays at random weights, unless the recipe asks for them.
+    """Raise ConfigError for a frozen trunk with random weights that the recipe does not ask for.
 
-    Trunks of plugins may have their own weights. Raises MissingExtraError if a package is missing.
+    Trunks of plugins may bring their own weights. MissingExtraError for a missing package.
     """
     table = recipe.model
     name = table.trunk.name
@@ -192,8 +210,72 @@ def check_weights(recipe: Recipe) -> None:
 
 def _keeps_trunk_weights(recipe: Recipe) -> bool:
     table = recipe.model
-    if table.lora is not None or frozen_patterns(table.freeze):
-        return True
-    freezes = [table.freeze]
-    freezes += [stage.freeze for stage in recipe.stages]
-    return any(cut_of(freeze) is not None for freeze in freezes)
+    freezes = [table.freeze, *(stage.freeze for stage in recipe.stages)]
+    has_cut = any(cut_of(freeze) is not None for freeze in freezes)
+    return has_cut or table.lora is not None or bool(frozen_patterns(table.freeze))
+
+
+def check_listed(recipe: Recipe, kind: Kind) -> None:
+    """Raise ConfigError for settings that need labels."""
+    name = recipe.data.name
+    for key, is_set, reason in _settings_by_label(recipe, kind):
+        if is_set:
+            raise ConfigError(f"{reason}, but {name} lists {kind}; leave it out", key=key)
+    for prefix, stage in recipe.stages_by_prefix():
+        for setting, parameter in registry.get(stage.loss.name, "loss").settings.items():
+            if setting in ("num_classes", "class_labels") and parameter.default is parameter.empty:
+                raise _refused(prefix, stage.loss.name, name, kind, "it keeps values for each class")
+
+
+def _settings_by_label(recipe: Recipe, kind: Kind) -> Iterator[tuple[str, bool, str]]:
+    """Yield keys that may need labels, whether they do, and why."""
+    data = recipe.data
+    yield "data.labels", data.labels != "given", f"{data.labels} are labels"
+    yield "data.views", data.views != 1, "views of an image are positives by its label"
+    yield "data.relation", data.relation is not None, "a relation is between labels"
+    for key in recipe.evaluation.changed(_BY_CLASS):
+        yield f"evaluation.{key}", True, "it is for images with labels"
+    for prefix, stage in recipe.stages_by_prefix():
+        sampler = stage.sampler or SamplerTable()
+        draws = f"{sampler.name} with its settings draws images by labels (batch_size alone is the number of {kind})"
+        yield f"{prefix}sampler", bool(sampler.name != SHUFFLE or sampler.settings), draws
+        loss = stage.loss
+        if loss.miner is not None:
+            yield f"{prefix}loss.miner", True, f"{loss.miner.name} chooses pairs by labels"
+        yield f"{prefix}loss.memory", loss.memory is not None, "it pairs past images by labels"
+        if loss.regularizer is not None:
+            found = registry.get(loss.regularizer.name, "regularizer").cls
+            needs = "labels" in getattr(found, "capabilities", ())
+            yield f"{prefix}loss.regularizer", needs, f"{loss.regularizer.name} needs labels"
+
+
+def check_listed_loss(key: str, loss_name: str, loss: torch.nn.Module, recipe: Recipe, kind: Kind) -> None:
+    """Raise ConfigError for a loss that cannot use listed pairs or triplets."""
+    from pml_ext.losses import why_unusable
+
+    reason = why_unusable(loss, kind, recipe.model.embedding_size)
+    if reason:
+        raise _refused(key.removesuffix("loss"), loss_name, recipe.data.name, kind, reason)
+
+
+def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Recipe, tuples: ListedTuples) -> None:
+    """Raise ConfigError if a loss cannot use an item as both positive and negative."""
+    from pml_ext.losses import takes_conflicts
+
+    if tuples.conflict() is None or takes_conflicts(loss, recipe.model.embedding_size):
+        return
+    raise ConfigError(
+        f"{loss_name} cannot train on {recipe.data.name}: an image is the positive of an anchor in one training "
+        "triplet, and its negative in another; use pml/triplet-margin",
+        key=f"{key}.name",
+    )
+
+
+def _refused(prefix: str, loss: str, name: str, kind: Kind, reason: str) -> ConfigError:
+    from pml_ext.losses.listed import INSTEAD
+
+    return ConfigError(
+        f"{loss} cannot train on {name}, which lists {kind} without labels: {reason}; use {INSTEAD[kind]}, "
+        "or another of docs/pairs.md",
+        key=f"{prefix}loss.name",
+    )

@@ -1,4 +1,4 @@
-"""Conversion of settings by annotations, and errors that name the setting."""
+"""Conversion of settings by annotations."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ def options_of(
     taken = set(filled)
     if isinstance(factory, functools.partial):
         taken.update(factory.keywords)
-    accepted = dict(registry.settings_of(factory))
-    for taken_name in taken:
-        accepted.pop(taken_name, None)
+    settings = registry.settings_of(factory)
+    accepted = {setting: parameter for setting, parameter in settings.items() if setting not in taken}
     return checked_settings(key, name, accepted, given)
 
 
 @contextlib.contextmanager
 def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
-    """Raise errors as ConfigError with the key; foreign errors also name the table's settings."""
+    """Raise errors as ConfigError with the key; foreign errors also name the settings."""
     try:
         yield
     except (DataError, OSError):
@@ -53,7 +52,6 @@ def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
 
 
 def _refusal(table: NamedTable, error: BaseException) -> str:
-    """Return what failed, with which settings, where and why."""
     settings = [f"{name} = {value!r}" for name, value in table.settings.items()]
     refuses = f"refuses {', '.join(settings)}" if settings else "fails"
     says_why = isinstance(error, (ValueError, TypeError, AssertionError)) and str(error).strip()
@@ -73,7 +71,7 @@ def checked_settings(
 ) -> dict[str, Any]:
     """Return converted settings; ConfigError for unknown or missing ones.
 
-    ``accepted`` are the settings of ``owner``; ``filled`` ones have values from elsewhere.
+    ``accepted`` are the settings of ``owner``; ``filled`` ones come from elsewhere.
     """
     for name in given:
         if name not in accepted:
@@ -85,7 +83,7 @@ def checked_settings(
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Return a value converted by pydantic's strict JSON rules, or by its Python rules if JSON lacks the type."""
+    """Convert by pydantic's strict JSON rules, or its Python rules for types that JSON lacks."""
     try:
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
@@ -99,9 +97,9 @@ _TYPES_OF_DEFAULTS = {bool: bool, str: str, int: float, float: float}  # a defau
 
 
 def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
-    """Return a value converted strictly (16.0 is not an integer) by its annotation.
+    """Convert strictly by annotation: 16.0 is not an integer.
 
-    Without a usable annotation, the default's type checks the value, which is returned unchanged.
+    Without a usable annotation, the default's type only checks the value.
     """
     kind = parameter.name.rsplit("_", 1)[-1]
     default = parameter.default

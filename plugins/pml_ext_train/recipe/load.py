@@ -1,4 +1,4 @@
-"""Loading of recipes: read, overridden, expanded by ``[sweep]``, and checked."""
+"""Loading of recipes: read, overridden, expanded and checked."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ with needs_extra("train", "a recipe"):
 def load_recipes(
     name: str, overrides: Overrides = (), check: bool = True, begins_first: bool = False
 ) -> dict[str, Recipe]:
-    """Return a validated recipe by name, with an entry per variant of its ``[sweep]``.
+    """Return a recipe, or all variants of its ``[sweep]``, validated, by full name.
 
-    ``name`` is a registered recipe (``"cbml/digits"``), a variant (``"cbml/sweep@0.1"``) or a ``.toml`` file;
-    ``overrides`` are values by dotted key. Without ``check``, components are not looked up, which would import
-    torch. ``begins_first`` skips building the first recipe's losses. Raises ConfigError with file, key and value,
-    or PluginError for a missing plugin.
+    ``name`` is a registered recipe (``"cbml/digits"``), a variant (``"cbml/sweep@0.1"``) or a ``.toml`` file. Without
+    ``check``, components are not looked up, which would import torch; ``begins_first`` skips building the first
+    recipe's losses. Raises ConfigError with file, key and value, or PluginError for a missing plugin.
     """
     overrides = overrides_of(overrides)
     try:
@@ -48,19 +47,19 @@ def _load(
     name: str, overrides: list[Override], check: bool = True, begins_first: bool = False
 ) -> tuple[dict[str, Recipe], list[str]]:
     """Return the recipes, and lines about settings that overrides drop."""
-    variants = read_variants(name, overrides)
-    run = variants.run
+    file, variants = read_variants(name, overrides)
+    run = file.run
     named = [override for override in overrides if not override.sets_unnamed_key]
     recipes: dict[str, Recipe] = {}
-    with _naming(variants.source, run):
+    with _naming(file.source, run):
         if len(named) < len(overrides):  # a value that an option such as --quick replaces is checked as well
-            for tables in read_variants(name, named).tables.values():
+            _, checked = read_variants(name, named)
+            for tables in checked.tables.values():
                 Recipe.model_validate(tables)
         for full_name, tables in variants.tables.items():
             recipe = Recipe.model_validate(tables)
             if check:
-                is_first = not recipes
-                check_names(recipe, build=not (begins_first and is_first))
+                check_names(recipe, build=not begins_first or bool(recipes))
             if not run:  # the recipe of a run that exists keeps its weights and rows, whatever there is now
                 recipe.check_effects()
                 if check:
@@ -71,7 +70,7 @@ def _load(
 
 
 def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
-    """Return the recipe of :func:`load_recipes`; ConfigError for one with several variants."""
+    """Return one recipe; ConfigError for several variants."""
     recipes = load_recipes(name, overrides)
     first_name, first = next(iter(recipes.items()))
     if len(recipes) > 1:
@@ -80,15 +79,12 @@ def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
 
 
 def ranges_of(name: str, overrides: Overrides = ()) -> dict[str, dict[str, TuneTable]]:
-    """Return the ranges of ``[tune]`` for each variant, without keys fixed by overrides or ``[sweep]``."""
+    """Return the ranges of ``[tune]`` by variant, without keys that are fixed elsewhere."""
     return {full_name: recipe.tune for full_name, recipe in load_recipes(name, overrides, check=False).items()}
 
 
 def validate(tables: Mapping[str, Any], source: str) -> Recipe:
-    """Return the checked recipe of plain tables that were loaded before.
-
-    ``source`` is for errors. Weights and papers' rows are not looked up again.
-    """
+    """Return the checked recipe of tables, without looking up weights and papers again."""
     with _naming(source):
         recipe = Recipe.model_validate(tables)
         check_names(recipe)
@@ -97,7 +93,7 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
 
 @contextlib.contextmanager
 def naming_settings(name: str, overrides: Iterable[Override]) -> Iterator[None]:
-    """Name the recipe file, or the option, in errors of what a run builds."""
+    """Name the recipe's file, or the option, in errors of what a run builds."""
     try:
         yield
     except ConfigError as error:
@@ -110,7 +106,7 @@ def naming_settings(name: str, overrides: Iterable[Override]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _naming(source: str, run: Tables | None = None) -> Iterator[None]:
-    """Name the recipe file and missing plugins in errors of its tables."""
+    """Name the recipe's file and missing plugins in errors."""
     try:
         yield
     except (ValidationError, ConfigError, UnknownNameError) as error:

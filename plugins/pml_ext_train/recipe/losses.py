@@ -1,4 +1,4 @@
-"""Builders of relations, losses, miners and optimizers from a recipe's tables."""
+"""Builders of relations, losses, miners and optimizers from a recipe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
 
 
 def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
-    """Return the loss settings that a run fills in; clusters have no number of classes."""
+    """Return the settings of losses that a run fills in; clusters have no number of classes."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
     relation = build_relation(recipe.data, class_names)
     if relation is not None:
@@ -50,12 +50,11 @@ def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] =
 def build_loss(
     table: LossTable, context: Mapping[str, Any], key: str = "loss"
 ) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-    """Build a loss with regularizer and memory, and its miner (None if the memory holds it)."""
+    """Build a loss with regularizer and memory, and its miner, if no memory holds it."""
     from pml_ext.losses import CrossBatchMemory, NestedLoss, RegularizedLoss
 
     if table.relation == "none":
-        context = dict(context)
-        context.pop("relation", None)
+        context = {name: value for name, value in context.items() if name != "relation"}
     loss = _component(key, "loss", table, context)
     _check_regularizer_weights(key, table, loss)
     miner = _build_miner(f"{key}.miner", table.name, table.miner, context) if table.miner is not None else None
@@ -98,10 +97,7 @@ def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module
 
 
 def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.Module) -> None:
-    """Raise ConfigError for ``[loss.optimizer]`` of a loss without parameters.
-
-    It is allowed beside a regularizer, because a sweep may compare several.
-    """
+    """Allow ``[loss.optimizer]`` without parameters beside a regularizer, for sweeps."""
     if table.optimizer and table.regularizer is None and next(loss.parameters(), None) is None:
         setting = next(iter(table.optimizer))
         raise ConfigError(
@@ -155,20 +151,18 @@ def build_optimizer(
 
 
 def placeholder_classes(table: DataTable) -> list[str]:
-    """Return class names that can build the relation, to check a recipe without data."""
-    settings: dict[str, Any] = {}
-    if table.relation is not None:
-        if table.relation.name == "near":
-            return ["0", "1"]  # names that are numbers
-        settings = table.relation.settings
+    """Return class names that fit the relation, to check a recipe without data."""
+    relation = table.relation
+    if relation is not None and relation.name == "near":
+        return ["0", "1"]  # names that are numbers
+    settings = {} if relation is None else relation.settings
     level = settings.get("level", 1)  # of a hierarchy, whose tree is then at least one level deeper
     ancestors = "/".join(["parent"] * level) if isinstance(level, int) and 0 < level < 100 else "parent"
-    unknown_class = str(settings.get("unknown", "unknown"))
-    return [f"{ancestors}/0", f"{ancestors}/1", unknown_class]
+    return [f"{ancestors}/0", f"{ancestors}/1", str(settings.get("unknown", "unknown"))]
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
-    """Build a table's component; losses that need labels 0 to ``num_classes`` - 1 get them."""
+    """Build a component; losses that need labels 0 to ``num_classes`` - 1 get them."""
     component = checked_component(key, kind, table, context)
     classes = context.get("class_labels", [])
     numbers = list(range(len(classes)))
@@ -184,7 +178,7 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
 
 
 def check_class_weights(loss: Any, accepted: Collection[int], classes: int) -> None:
-    """Raise ConfigError unless a reducer with weights of classes has an ``accepted`` number of them."""
+    """Raise ConfigError unless a reducer has an ``accepted`` number of class weights."""
     from pml_ext import pml
 
     try:
@@ -222,12 +216,7 @@ def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named:
             return None
         return torch.searchsorted(torch.tensor(classes, device=labels.device), labels)
 
-    positional = list(given)
-    for place in (1, 4):  # of labels and ref_labels in a loss's call
-        if place < len(positional):
-            positional[place] = numbered(positional[place])
-    by_name = dict(named)
-    for name in ("labels", "ref_labels"):
-        if name in by_name:
-            by_name[name] = numbered(by_name[name])
-    return tuple(positional), by_name
+    # labels and ref_labels are the second and the fifth argument of a loss
+    positional = [numbered(value) if place in (1, 4) else value for place, value in enumerate(given)]
+    of_labels = {name: numbered(named[name]) for name in ("labels", "ref_labels") if name in named}
+    return tuple(positional), named | of_labels

@@ -17,14 +17,14 @@ _KINDS_OF_TABLES = {"data": "data set", "track": "tracker", "transforms": "trans
 
 
 def names_in(recipe: str) -> set[tuple[str, str]]:
-    """Return kind and name, ``("loss", "cbml")``, of everything a recipe names; empty if unreadable."""
+    """Return kind and name, ``("loss", "cbml")``, of everything in a readable recipe."""
     with contextlib.suppress(ConfigError, UnknownNameError):
         return set(_names(read_tables(recipe)))
     return set()
 
 
 def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return ``{plugin: {"distribution": ..., "version": ...}}`` of a recipe's plugins, without the core and PML."""
+    """Return distribution and version of a recipe's plugins, without the core and PML."""
     plugins = {}
     for kind, name in sorted(set(_names(tables))):
         with contextlib.suppress(PmlExtError):  # no plugin has "shuffle" and "folder:PATH"
@@ -42,11 +42,10 @@ def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
     for plugin, about in wanted.items():
         record = records.get(plugin)
         if record is None:
-            distribution = about["distribution"]
-            version = about["version"]
+            package = about["distribution"]
             texts.append(
-                f"the plugin {plugin!r} of {distribution} {version} is not installed; "
-                f"type: pip install {distribution}=={version}"
+                f"the plugin {plugin!r} of {package} {about['version']} is not installed; "
+                f"run: pip install {package}=={about['version']}"
             )
         elif record.status != "ok":
             texts.append(f"the plugin {plugin!r} is {record.status}, {shortened(record.error, 200)}")
@@ -71,14 +70,13 @@ def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _kind_named_by(key: str) -> str:
-    """Return the kind that a key names, ``"loss"`` for ``loss.name``, or an empty string."""
+    """Return ``"loss"`` for ``loss.name``, or an empty string."""
     owner, dot, last = key.rpartition(".")
     if last in NAMES_ALONE:
         return last
     if last == "transforms":
         return "transform"
-    if last != "name" or not dot:
-        return ""
     table = owner.rpartition(".")[2].rpartition("_")[2]
     kind = _KINDS_OF_TABLES.get(table, table)
-    return kind if kind in ("data set", "trunk", "transform", "tracker", *registry.KINDS) else ""
+    is_name = last == "name" and dot
+    return kind if is_name and kind in ("data set", "trunk", "transform", "tracker", *registry.KINDS) else ""

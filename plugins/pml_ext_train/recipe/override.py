@@ -1,4 +1,4 @@
-"""Overrides of a recipe's settings, with the option that was typed."""
+"""Overrides of a recipe's settings."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Override:
             raise ConfigError(f'overrides: found the key {self.key!r}; wanted one such as "loss.margin"')
 
     def __str__(self) -> str:
-        """Return what errors quote: the option, or key and value."""
+        """Return the option, or key and value, for errors."""
         return self.option or f"override {self.key}={self.value}"
 
     @property
     def sets_unnamed_key(self) -> bool:
-        """Whether an option was typed that does not name the key, such as ``--quick``."""
+        """Whether the option does not name the key, as ``--quick``."""
         return bool(self.option) and self.key not in self.option
 
     def check_value(self, tables: Mapping[str, Any]) -> None:
-        """Raise ConfigError for a text in place of one of a recipe's tables."""
+        """Raise ConfigError for a text in place of a table."""
         if isinstance(tables.get(self.key), dict) and isinstance(self.value, str):
             name = f"{self.key}.name={self.value}"
             advice = f"type --set {name}" if self.option else f"wanted {name}"
@@ -68,7 +68,7 @@ def parse_override(text: str, option: str = "--set") -> Override:
 
 
 def overrides_of(given: Overrides) -> list[Override]:
-    """Return overrides in a list; ``given`` may be ``{"loss.margin": 0.1}`` as well."""
+    """Return a list of overrides, also from a mapping such as ``{"loss.margin": 0.1}``."""
     if isinstance(given, Mapping):
         return [Override(key, value) for key, value in given.items()]
     found = [given] if isinstance(given, str) else list(given)
@@ -84,13 +84,10 @@ def tables_of(given: Overrides) -> dict[str, Any]:
 
 
 def dropped_by(overrides: Iterable[Override], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a line for each typed override that drops settings by another name."""
+    """Return a line for each typed override that drops settings by a new name."""
     left = flat(after)
-    lost = []
-    for key in flat(before):
-        is_lost = key not in left and key.removesuffix(".name") not in left  # a name may stand for its table
-        if is_lost and not inside(key, ABOUT_KEYS):
-            lost.append(key)
+    kept = {*left, *(f"{key}.name" for key in left)}  # a name may stand for its table
+    lost = [key for key in flat(before) if key not in kept and not inside(key, ABOUT_KEYS)]
     lines = []
     for override in overrides:
         table = override.key.removesuffix(".name")
@@ -105,18 +102,15 @@ def culprit(error: PmlExtError, overrides: Iterable[Override], load: Callable[[l
 
     It sets the error's key, or is the first with which ``load`` raises the error.
     """
-    by_key = {each.key: each for each in overrides}  # of several for a key, the last holds
-    given = [*by_key.values()]
-    for each in reversed(given):
-        if inside(error.key, [each.key]) and not each.sets_unnamed_key:
-            return shortened(str(each), 200)
+    given = [*{each.key: each for each in overrides}.values()]  # of several for a key, the last holds
+    named = [each for each in given if inside(error.key, [each.key]) and not each.sets_unnamed_key]
+    if named:
+        return shortened(str(named[-1]), 200)
     for count in range(len(given) + 1):
         try:
             load(given[:count])
         except PmlExtError as found:
             if type(found) is type(error) and found.key == error.key:
                 return shortened(str(given[count - 1]), 200) if count else ""
-    for each in reversed(given):  # an error that only the data show
-        if inside(each.key, [error.key]):
-            return shortened(str(each), 200)
-    return ""
+    within = [each for each in given if inside(each.key, [error.key])]  # an error that only the data show
+    return shortened(str(within[-1]), 200) if within else ""

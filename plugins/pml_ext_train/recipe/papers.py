@@ -1,7 +1,8 @@
-"""Papers' tables as printed, and the values that a recipe quotes."""
+"""Papers' tables as printed, the values that recipes quote, and the recipes of rows."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -16,13 +17,17 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError, needs_extra, shortened, unknown
 
 from .conversion import located
+from .read import variant_tables
 from .schema import PaperTable, Table, wrong_setting
+from .sweep import Tables
+from .tables import name_or_value
 
 with needs_extra("train", "a recipe"):
     from pydantic import Field, ValidationError, model_validator
 
 _METRICS = {"NMI": "nmi", "F1": "f1", "MAP@R": "map_at_r"}
 Cell = str | int | float
+_VariantsByTable = dict[str, dict[str, dict[str, Tables]]]  # by table ("cbml/7"), recipe and variant
 
 
 class PrintedTable(Table):
@@ -48,64 +53,59 @@ class PrintedTable(Table):
         width = heads + sum(len(names) for names in self.columns.values())
         for row in self.rows:
             if len(row) != width:
-                raise ValueError(f"found {len(row)} cells in the row {row[:heads]}, wanted {width}, one per column")
+                raise ConfigError(f"found {len(row)} cells in the row {row[:heads]}, wanted {width}, one per column")
             for cell in row[heads:]:
                 if isinstance(cell, str) and cell != "-":
-                    raise ValueError(f"found {cell!r} in the row {row[:heads]}; wanted a number, or '-' for none")
+                    raise ConfigError(f"found {cell!r} in the row {row[:heads]}; wanted a number, or '-' for none")
         return self
 
     def row_names(self) -> list[str]:
-        """Return the names of the rows in order: the texts of their heads."""
+        """Return the rows' names: the texts of their heads."""
         return [", ".join(map(str, row[: len(self.heads)])) for row in self.rows]
 
     def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
         """Return the row names of ``[paper] row``; ValueError for an unknown one."""
         if isinstance(row, dict):
             return self._rows_with_heads(row)
-        wanted = [row] if isinstance(row, str) else row
+        wanted = [row] if isinstance(row, str) else list(row)
         names = self.row_names()
         for name in wanted:
             if name not in names:
                 raise ValueError(unknown("row", name, names))
-        return list(wanted)
+        return wanted
 
     def _rows_with_heads(self, texts: dict[str, str]) -> list[str]:
         for head in texts:
             if head not in self.heads:
                 raise ValueError(unknown("head of rows", head, self.heads))
-        if not texts:
-            return []
-        names = self.row_names()
         fitting = []
+        names = self.row_names()
         for name, row in zip(names, self.rows, strict=True):
             heads = dict(zip(self.heads, map(str, row), strict=False))
             if texts.items() <= heads.items():
                 fitting.append(name)
         if not fitting:
             raise ValueError(unknown("row", ", ".join(texts.values()), names))
-        return fitting
+        return fitting if texts else []
 
     def values(self, row: str) -> list[tuple[str, str, Cell]]:
-        """Return a row's values, each with heading and column."""
+        """Return heading, column and value of a row's cells."""
         number = self.row_names().index(row)
         cells = iter(self.rows[number][len(self.heads) :])
         values: list[tuple[str, str, Cell]] = []
         for heading, names in self.columns.items():
-            values.extend((heading, name, next(cells)) for name in names)
+            values += [(heading, name, next(cells)) for name in names]
         return values
 
     def reason(self, row: str = "") -> str:
-        """Return why a row, or the table, has no recipe, if the file says so."""
+        """Return why a row, or the table, has no recipe; may be empty."""
         if isinstance(self.without, str):
             return self.without
-        if row:
-            for pattern, text in self.without.items():
-                if fnmatchcase(row, pattern.replace("[", "[[]")):
-                    return text
-        return ""
+        reasons = [text for pattern, text in self.without.items() if fnmatchcase(row, pattern.replace("[", "[[]"))]
+        return reasons[0] if row and reasons else ""
 
     def text(self, cell: Cell) -> str:
-        """Format a cell as printed, with the table's number of decimals."""
+        """Format a cell with the table's number of decimals."""
         if not isinstance(cell, float):
             return str(cell)
         numbers = [str(each) for each in itertools.chain.from_iterable(self.rows) if isinstance(each, float)]
@@ -114,18 +114,11 @@ class PrintedTable(Table):
 
     def metric(self, row: str, column: str) -> str:
         """Return the run's metric of a column, or an empty string."""
-        name = self.metrics.get(column) or _usual_metric(column)
-        if not name:
-            return ""
-        for text, suffix in self.suffixes.items():
-            if text in row:
-                name += suffix
-        return name
-
-
-def _usual_metric(column: str) -> str:
-    ranked = re.fullmatch(r"R@(\d+)", column)
-    return f"recall_at_{ranked[1]}" if ranked else _METRICS.get(column, "")
+        ranked = re.fullmatch(r"R@(\d+)", column)
+        usual = f"recall_at_{ranked[1]}" if ranked else _METRICS.get(column, "")
+        name = self.metrics.get(column) or usual
+        suffixes = [suffix for text, suffix in self.suffixes.items() if text in row]
+        return name + "".join(suffixes) if name else ""
 
 
 class Printed(Table):
@@ -163,7 +156,7 @@ def papers() -> dict[str, Printed]:
 
 
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
-    """Return paper and table of ``"cbml/7"``; None for the name of no paper."""
+    """Return paper and table of ``"cbml/7"``, or None."""
     paper, _, number = name.partition("/")
     files = registry.values("paper")
     if paper not in files or not number:
@@ -223,7 +216,7 @@ def _quoted_headings(paper: PaperTable, read: Printed, table: PrintedTable, data
 
 
 def names_of_tables() -> list[str]:
-    """Return the names of the tables of all papers, ``"cbml/7"``."""
+    """Return the names of all papers' tables: ``"cbml/7"``."""
     names = []
     for paper, read in papers().items():
         names += [f"{paper}/{number}" for number in read.tables]
@@ -245,8 +238,66 @@ def paper_values(paper: Mapping[str, Any], data: str) -> tuple[list[Quoted], boo
     return quoted(table, data), is_full(table.table, data)
 
 
+def tables_of_papers() -> list[dict[str, Any]]:
+    """Return all papers' tables with their recipes, or with the reason for having none."""
+    variants: _VariantsByTable = {}
+    for recipe in registry.recipes():
+        with contextlib.suppress(ConfigError, UnknownNameError):  # reported when the recipe is loaded
+            for variant, tables in variant_tables(recipe).items():
+                by_recipe = variants.setdefault(str(name_or_value("paper.table", tables)), {})
+                by_recipe.setdefault(recipe, {})[variant] = tables
+    entries: list[dict[str, Any]] = []
+    for name, paper in papers().items():
+        entries += [_entry_of_table(name, paper, number, variants) for number in paper.tables]
+    return entries
+
+
+def _entry_of_table(paper_name: str, paper: Printed, number: str, variants: _VariantsByTable) -> dict[str, Any]:
+    table = paper.tables[number]
+    name = f"{paper_name}/{number}"
+    recipes = _by_scale(name, variants.get(name, {}))
+    if table.small and not recipes["small"]:
+        other = f"{paper_name}/{table.small}"
+        recipes["small"] = _by_scale(other, variants.get(other, {}))["small"]
+
+    reasons_of_rows = dict.fromkeys(map(table.reason, table.row_names()))
+    reason = table.reason() or "; ".join(filter(None, reasons_of_rows))
+    return {
+        "name": name,
+        "title": table.title,
+        "paper": f"{paper.authors} ({paper.year})",
+        "recipes": recipes,
+        "rows": _rows(table, variants.get(name, {})),
+        "measured": table.measured,
+        "reason": "" if any(recipes.values()) else reason,
+    }
+
+
+def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
+    """Return a table's rows with their variants, or with the reason for having no variant."""
+    trained: dict[str, list[str]] = {row: [] for row in table.row_names()}
+    for variants in recipes.values():
+        for variant, tables in variants.items():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):  # reported when the recipe is loaded
+                for row in table.chosen(tables["paper"].get("row", [])):
+                    trained[row].append(variant)
+    return [
+        {"row": row, "recipes": names, "reason": "" if names else table.reason(row)} for row, names in trained.items()
+    ]
+
+
+def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, list[str]]:
+    """Return the recipes on the paper's data (``full``) and on other data (``small``)."""
+    by_scale: dict[str, list[str]] = {"full": [], "small": []}
+    for recipe, variants in recipes.items():
+        first = next(iter(variants.values()))
+        data = str(name_or_value("data", first))
+        by_scale["full" if is_full(table, data) else "small"].append(recipe)
+    return by_scale
+
+
 def texts(values: list[Quoted]) -> list[str]:
-    """Format values for reading, one line per row and heading: ``"CBML, CUB: R@1 63.8, R@2 74.8"``."""
+    """Format values, one line per row and heading: ``"CBML, CUB: R@1 63.8, R@2 74.8"``."""
     lines = []
     for (row, heading), group in itertools.groupby(values, key=lambda value: (value.row, value.heading)):
         columns = ", ".join(f"{value.column} {value.text}" for value in group)

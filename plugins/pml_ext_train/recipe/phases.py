@@ -35,15 +35,12 @@ def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
     return None if phase is None else (phase, epoch)
 
 
-def _in_closed_form(recipe: Recipe) -> list[str]:
-    return ["pca", "within_class"] if recipe.data.labels == "given" else ["pca"]
-
-
 def reported_phases(recipe: Recipe) -> list[str]:
-    """Return the phases that a recipe's run reports: ``"after"``, ``"raw"`` ..."""
+    """Return the phases that a run reports: ``"after"``, ``"raw"`` ..."""
     from pml_ext.evaluation import learned_metric
 
     table = recipe.evaluation
+    closed_forms = ["pca", "within_class"] if recipe.data.labels == "given" else ["pca"]
     phases = ["after"]  # after training
     if recipe.model.refit != "none":
         phases.append("trained_head")
@@ -55,9 +52,9 @@ def reported_phases(recipe: Recipe) -> list[str]:
     if table.baselines:
         phases += ["raw", "before"]
         if recipe.model.takes_vectors:
-            phases += _in_closed_form(recipe)
+            phases += closed_forms
         elif recipe.model.freeze == "trunk" or networks.is_pretrained(recipe.model.trunk.settings):
-            phases += ["frozen", *_in_closed_form(recipe)]
+            phases += ["frozen", *closed_forms]
         earlier = stage_before_whole(recipe)
         if earlier is not None:
             phases.append(earlier[0])
@@ -65,9 +62,7 @@ def reported_phases(recipe: Recipe) -> list[str]:
     context = loss_context(recipe, [0, 1], placeholder_classes(recipe.data))
     for stage in recipe.all_stages():
         loss, miner = build_loss(stage.loss, context)
-        modules = list(loss.modules())
-        if miner is not None:
-            modules.extend(miner.modules())
+        modules = [*loss.modules(), *(miner.modules() if miner is not None else ())]
         if learned_metric(modules) is not None:
             phases.append("learned_metric")
             if table.shortlist:

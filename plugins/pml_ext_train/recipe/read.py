@@ -14,59 +14,46 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError, UnknownNameError, unknown
 
 from .override import DEEP_KEY, Override
-from .sweep import Tables, expanded, without_variant
+from .sweep import Tables, Variants, expanded, without_variant
 from .tables import INHERITED, flat, merged
 
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
 
 
 class RecipeFile(NamedTuple):
-    """A recipe's file, merged with what it extends."""
+    """A recipe's file, merged over what it extends."""
 
     source: str  # path of the file, for messages
     tables: Tables  # all but ``[run]``
     run: Tables  # ``[run]``, which the recipe of a run has
 
 
-class Variants(NamedTuple):
-    """The variants of a recipe, overridden, not validated."""
-
-    source: str
-    run: Tables
-    tables: dict[str, Tables]  # by the variant's full name
-    dropped: list[str]  # lines about settings that overrides drop
-
-
 def read_tables(name: str) -> Tables:
-    """Return a recipe's tables merged over what it extends, not validated."""
+    """Return a recipe's merged tables, not validated."""
     return read_recipe(name).tables
 
 
 def variant_tables(name: str) -> dict[str, Tables]:
-    """Return the tables of a recipe's variants by their full names, merged, not validated."""
-    return read_variants(name).tables
+    """Return the merged tables of a recipe's variants by full name, not validated."""
+    _, variants = read_variants(name)
+    return variants.tables
 
 
-def read_variants(name: str, overrides: Iterable[Override] = ()) -> Variants:
-    """Read a recipe and expand its ``[sweep]``; overrides go over the settings of a variant."""
+def read_variants(name: str, overrides: Iterable[Override] = ()) -> tuple[RecipeFile, Variants]:
+    """Read a recipe and expand its ``[sweep]``, with overrides."""
     file = read_recipe(without_variant(name))
-    variants = expanded(name, file.tables, overrides, file.source)
-    return Variants(file.source, file.run, variants.tables, variants.dropped)
+    return file, expanded(name, file.tables, overrides, file.source)
 
 
 def pipelines() -> dict[str, Traversable]:
-    """Return the packaged pipelines by name: files with ``[data.images]``, or a trunk, which recipes extend."""
+    """Return the packaged pipelines by name: partial recipes of preprocessing or a trunk."""
     folder = importlib.resources.files(__package__) / "pipelines"
-    files = {}
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".toml"):
-            name = file.name.removesuffix(".toml")
-            files[PIPELINES + name] = file
-    return files
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return {PIPELINES + file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
 
 
 def read_recipe(name: str, children: tuple[str, ...] = ()) -> RecipeFile:
-    """Read a recipe's file and merge it over what it extends; ``children`` are the recipes that extend it."""
+    """Read a recipe and merge it over what it extends; ``children`` extend it."""
     if name in children:
         raise ConfigError(f"extends itself: {' -> '.join((*children, name))}", source=name)
     children = (*children, name)
@@ -74,24 +61,20 @@ def read_recipe(name: str, children: tuple[str, ...] = ()) -> RecipeFile:
     tables = _parsed(file)
 
     run = tables.pop("run", {})
-    if not isinstance(run, dict):
-        run = {}
     sweep = tables.get("sweep")
     if isinstance(sweep, dict):
         for choices in sweep.values():
             if isinstance(choices, dict):
                 _extend_choices(choices, tables.get("origin", {}), file, children)
-    return RecipeFile(str(file), _extended(tables, file, children), run)
+    return RecipeFile(str(file), _extended(tables, file, children), run if isinstance(run, dict) else {})
 
 
 def _parsed(file: Traversable) -> Tables:
     try:
         text = file.read_text("utf-8")
         if DEEP_KEY.search(text):  # tomllib's time grows with the square of the parts
-            raise ConfigError("a key is nested too deep; wanted the tables of a recipe", source=str(file))
+            raise ValueError("a key is nested too deep; wanted the tables of a recipe")
         return tomllib.loads(text)
-    except ConfigError:
-        raise
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", source=str(file)) from None
     except ValueError as error:  # also of bytes that are not UTF-8, and of integers of thousands of digits

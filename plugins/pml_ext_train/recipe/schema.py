@@ -1,4 +1,4 @@
-"""Schema of a recipe: the keys of its tables, their types and defaults."""
+"""Keys, types and defaults of a recipe's tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a r
 
 
 class Table(BaseModel):
-    """A table of a recipe: unknown keys are errors."""
+    """A table of a recipe; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,7 +48,7 @@ class Table(BaseModel):
         if isinstance(tables, dict) and cls.model_config["extra"] == "forbid":
             for key in tables:
                 if key not in cls.model_fields:
-                    raise ValueError(unknown_key("key", key, cls.model_fields))
+                    raise ConfigError(unknown_key("key", key, cls.model_fields))
         return tables
 
     def changed(self, keys: Iterable[str]) -> list[str]:
@@ -57,14 +57,14 @@ class Table(BaseModel):
 
 
 def _refuse(*problems: tuple[bool, str, str]) -> None:
-    """Raise ConfigError for the first problem that there is; each is whether it is there, its key, and its text."""
+    """Raise ConfigError for the first problem; each is a condition, a key, and a text."""
     for is_there, key, text in problems:
         if is_there:
             raise ConfigError(text, key=key)
 
 
 class NamedTable(Table):
-    """A table with the ``name`` of a component, data set or trunk, and its settings next to the table's own keys."""
+    """A table with a ``name``; further keys are settings of what it names."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -76,20 +76,12 @@ class NamedTable(Table):
         return dict(self.model_extra or {})
 
 
-def _table_of_name(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _list_of_one(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-_name_alone = BeforeValidator(_table_of_name)
-_listed = BeforeValidator(_list_of_one)
+_name_alone = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+_listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 
 
 class ImagesTable(Table):
-    """``[data.images]``: preprocessing of images in color in training, tests and retrieval."""
+    """``[data.images]``: preprocessing of color images."""
 
     resize: Count | None = None  # shorter side in pixels before cropping; by default 256/224 of the crop
     crop: Count | None = None  # size of the network's input; by default the data set's image size
@@ -135,7 +127,7 @@ class ImagesTable(Table):
 
 
 class PseudoTable(Table):
-    """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels."""
+    """``[data.pseudo]``: clusters of the training images as labels, renewed before each epoch."""
 
     clusters: int = Field(100, ge=2, le=MOST)  # number of clusters of k-means
     features: Literal["embedder", "trunk"] = "embedder"  # the outputs that are normalized and clustered
@@ -143,28 +135,27 @@ class PseudoTable(Table):
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
 
 
-def transform_tables(value: Any) -> list[NamedTable]:
-    """Return the tables of a list of transforms, names alone among them; ConfigError with the place in the list."""
+def transform_tables(value: Any, key: str) -> list[NamedTable]:
+    """Return the tables of a list of transforms; a name alone becomes a table.
+
+    ConfigError with the list's ``key`` and the place in the list.
+    """
     adapter = TypeAdapter(Annotated[list[Annotated[NamedTable, _name_alone]], _listed])
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise wrong_setting(error) from None
+        raise wrong_setting(error).inside(key) from None
 
 
 def _with_tables_of_transforms(augment: dict[str, Any]) -> dict[str, Any]:
-    """Return ``[data.augment]`` with all of its transforms as tables."""
     if "transforms" not in augment:
         return augment
-    try:
-        tables = transform_tables(augment["transforms"])
-    except ConfigError as error:
-        raise error.inside("transforms") from None
+    tables = transform_tables(augment["transforms"], "transforms")
     return augment | {"transforms": [table.model_dump() for table in tables]}
 
 
 class DataTable(NamedTable):
-    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
+    """``[data]``: the data set, its options, images and augmentation."""
 
     workers: int = Field(0, ge=0, le=MOST)  # processes that read images; 0 reads them in the process of the run
     cache: Literal["none", "memory"] = "none"  # whether decoded images are kept in memory
@@ -180,7 +171,7 @@ class DataTable(NamedTable):
 
     @property
     def listed(self) -> Literal["pairs", "triplets"] | None:
-        """What a data set lists in place of labels, by its name; None for labels."""
+        """What the data list in place of labels, or None."""
         kind, _, path = self.name.partition(":")
         if path and kind == "pairs":
             return "pairs"
@@ -224,7 +215,7 @@ class DataTable(NamedTable):
 
 
 class CutTable(Table):
-    """``freeze = {until = "BLOCK"}``: freeze the trunk before a block, and train the rest from cached activations."""
+    """``freeze = {until = "BLOCK"}``: freeze the layers before a block."""
 
     until: Text  # name of the first block that trains, such as "blocks.5"; "head": the head alone trains
     precision: Literal["float16", "float32"] = "float16"  # precision of the cached activations
@@ -235,12 +226,9 @@ _FORMS = ("word", "names", "cut")  # of a freeze, as pydantic places its errors
 
 
 def _kind_of_freeze(value: Any) -> str:
-    """Return which of its three forms a ``freeze`` has."""
     if isinstance(value, (dict, CutTable)):
         return "cut"
-    if isinstance(value, list):
-        return "names"
-    return "word"
+    return "names" if isinstance(value, list) else "word"
 
 
 Freeze = Annotated[
@@ -252,7 +240,7 @@ Freeze = Annotated[
 
 
 def frozen_patterns(freeze: Freeze) -> list[str]:
-    """Return the patterns of the parts of the trunk that ``freeze`` selects; none for a cut."""
+    """Return the patterns of frozen layers; none for a cut."""
     if isinstance(freeze, list):
         return freeze
     return ["*"] if freeze == "trunk" else []
@@ -264,7 +252,7 @@ def cut_of(freeze: Freeze) -> CutTable | None:
 
 
 class LoraTable(Table):
-    """``[model] lora``: low-rank adapters of linear layers, the only trained part of the trunk (extra peft)."""
+    """``[model] lora``: low-rank adapters, the only trained part of the trunk (extra peft)."""
 
     rank: Count = 8  # rank of the two matrices of an adapter
     targets: list[str]  # ends of the names of layers, such as "qkv", "query"
@@ -308,12 +296,11 @@ class ModelTable(Table):
 
     @property
     def takes_vectors(self) -> bool:
-        """Whether the network is a head on vectors, without a trunk for images."""
+        """Whether the network is a head on vectors."""
         return self.trunk.name == IDENTITY
 
     @model_validator(mode="after")
     def _vectors_have_no_trunk(self) -> Self:
-        """Refuse settings of a trunk for vectors, which are cached features."""
         if not self.takes_vectors:
             return self
         unused = ["freeze"] if self.freeze not in ("none", "trunk") else []
@@ -325,12 +312,12 @@ class ModelTable(Table):
 
     @property
     def trains_embedder(self) -> bool:
-        """Whether training changes the embedder, which is neither fitted in closed form nor left out."""
+        """Whether training changes the embedder."""
         return self.embedder in ("linear", "mlp")
 
     @property
     def hidden_layers(self) -> list[int]:
-        """The sizes of the embedder's hidden layers: one of 512 for "mlp", unless ``hidden_sizes`` say otherwise."""
+        """The sizes of the embedder's hidden layers."""
         return [512] if self.embedder == "mlp" and not self.hidden_sizes else self.hidden_sizes
 
     @model_validator(mode="after")
@@ -361,7 +348,6 @@ class ModelTable(Table):
         return self
 
     def _problems_of_whitening(self) -> Iterator[tuple[bool, str, str]]:
-        """Yield problems of shrinkage, which may have no effect, and of a layer in closed form in place of others."""
         is_linear = self.embedder == "linear" and not self.hidden_sizes and self.norm == "none" and not self.dropout
         is_within = "within-class" in (self.embedder, self.start, self.refit)
         for key in ("start", "refit"):
@@ -410,20 +396,20 @@ class OptimizerTable(NamedTable):
 
 
 class RegularizerTable(NamedTable):
-    """``[loss.regularizer]``: a regularizer, labeled or not, added to the loss with a weight."""
+    """``[loss.regularizer]``: a regularizer that is added to the loss with a weight."""
 
     weight: float = 1.0  # factor of the regularizer
 
 
 class MemoryTable(Table):
-    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from ``start_epoch`` on."""
+    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory`."""
 
     size: Count  # number of past embeddings
     start_epoch: Count = 1  # first epoch that uses them
 
 
 class LossTable(NamedTable):
-    """``[loss]``: the loss, its miner, regularizer and memory, and the optimizer of its own parameters."""
+    """``[loss]``: the loss, its miner, regularizer, memory, and the optimizer of its parameters."""
 
     miner: Annotated[NamedTable, _name_alone] | None = None  # selects pairs or triplets
     regularizer: Annotated[RegularizerTable, _name_alone] | None = None  # term that is added to the loss
@@ -434,7 +420,7 @@ class LossTable(NamedTable):
 
 
 class SamplerTable(NamedTable):
-    """``[sampler]``: composition of batches; an epoch has ``iterations`` of them, or one pass over the sampler."""
+    """``[sampler]``: composition of batches."""
 
     name: str = SHUFFLE  # "shuffle", or a sampler; its settings are keys too
     batch_size: int = Field(128, ge=2, le=MOST)  # images of a batch, over all processes
@@ -442,7 +428,7 @@ class SamplerTable(NamedTable):
 
 
 class StageTable(Table):
-    """``[[stages]]``: epochs with another loss (and sampler), before the recipe's own."""
+    """``[[stages]]``: epochs with another loss, before the recipe's own."""
 
     epochs: Count  # length of the stage
     loss: LossTable  # loss of the stage
@@ -452,7 +438,7 @@ class StageTable(Table):
 
 
 class ScheduleTable(Table):
-    """``[schedule]``: number of epochs, stages included, warm-up and decay of the learning rate."""
+    """``[schedule]``: epochs, warm-up and decay of the learning rate."""
 
     epochs: Count  # epochs of the run, including stages
     name: Literal["constant", "multi-step", "cosine"] = "constant"  # how the learning rate decays
@@ -487,7 +473,7 @@ class EngineTable(Table):
 
 
 class EvaluationTable(Table):
-    """``[evaluation]``: metrics, and the choice of the tested epoch; docs/recipes.md describes the protocols."""
+    """``[evaluation]``: metrics, and the choice of the tested epoch; see docs/recipes.md."""
 
     recall_at: list[Count] = [1, 2, 4, 8]  # K of Recall@K
     precision_at: list[Count] = [1]  # K of Precision@K
@@ -522,9 +508,8 @@ class EvaluationTable(Table):
                 not fits,
                 "",
                 (
-                    "select, the metric that chooses the epoch, goes with validation (a share of training "
-                    "classes to hold out) or select_on = 'test' or 'split', for example validation = 0.2, "
-                    "select = 'map_at_r'"
+                    "select, the metric that chooses the epoch, goes with validation (a share of the training "
+                    "classes) or select_on = 'test' or 'split'; for example validation = 0.2, select = 'map_at_r'"
                 ),
             ),
             (
@@ -541,21 +526,6 @@ class EvaluationTable(Table):
         )
         return self
 
-    def check_effects(self) -> None:
-        """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
-        _refuse(
-            (
-                self.held_out != "drawn" and not self.validation,
-                "evaluation",
-                f"held_out = {self.held_out!r} goes with validation, the share of the training classes",
-            ),
-            (
-                self.every > 1 and self.select is None,
-                "evaluation",
-                "every goes with select, the metric to choose the epoch by; test_every is for curves",
-            ),
-        )
-
     @property
     def validated_on(self) -> str:
         """A description of the validation images."""
@@ -569,9 +539,12 @@ class EvaluationTable(Table):
         """Return the names of the metrics that a run reports."""
         from pml_ext.evaluation.metrics import metrics_of
 
-        verifies = self.verification is not None
         metrics = metrics_of(
-            self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at, verification=verifies
+            self.recall_at,
+            self.precision_at,
+            self.clusters_per_class,
+            self.ndcg_at,
+            verification=self.verification is not None,
         )
         names = [metric.name for metric in metrics if metric.in_runs]
         names += registry.values("metric")
@@ -581,7 +554,7 @@ class EvaluationTable(Table):
 
 
 class PaperTable(BaseModel):
-    """``[paper]``: source of the settings, and the paper's results; other keys are shown unchanged."""
+    """``[paper]``: source of the settings; other keys are shown unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -613,7 +586,7 @@ class TuneTable(Table):
 
 
 class Recipe(Table):
-    """A validated recipe; each attribute is the table of its name."""
+    """A validated recipe."""
 
     description: str = ""  # one line for pml-ext list
     data: DataTable  # data set, preprocessing, augmentation
@@ -641,7 +614,7 @@ class Recipe(Table):
         return self
 
     def _check_key(self, place: str, key: str) -> None:
-        """Raise ValueError, with the place, for a key that no table of settings has."""
+        """Raise ConfigError for a key that no table of settings has."""
         tables = {name: field.annotation for name, field in type(self).model_fields.items() if name not in NO_SETTINGS}
         group, _, inner = key.partition(".")
         if group not in tables:
@@ -680,7 +653,6 @@ class Recipe(Table):
         return self
 
     def _problems_of_stage(self, stage: StageTable) -> Iterator[tuple[bool, str, str]]:
-        """Yield problems of several images of a class where each is a class, and of a memory."""
         assert stage.sampler is not None
         per_class = stage.sampler.settings.get("m", 1)
         yield (
@@ -703,7 +675,6 @@ class Recipe(Table):
         yield start > epochs, "loss.memory.start_epoch", f"found {start}, but the run has {epochs} epochs"
 
     def _problems_of_cuts(self) -> Iterator[tuple[bool, str, str]]:
-        """Yield problems of views that are not kept, and of cuts that do not fit the stages or the network."""
         model = self.model
         cuts = [cut_of(stage.freeze) for stage in self.stages]
         keeps_views = model.freeze == "trunk" or cut_of(model.freeze) is not None or any(cuts)
@@ -733,10 +704,20 @@ class Recipe(Table):
         )
 
     def check_effects(self) -> None:
-        """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
-        self.evaluation.check_effects()
+        """Raise ConfigError for settings without effect; earlier runs may have them."""
+        tests = self.evaluation
         name = self.schedule.name
         _refuse(
+            (
+                tests.held_out != "drawn" and not tests.validation,
+                "evaluation",
+                f"held_out = {tests.held_out!r} goes with validation, the share of the training classes",
+            ),
+            (
+                tests.every > 1 and tests.select is None,
+                "evaluation",
+                "every goes with select, the metric to choose the epoch by; test_every is for curves",
+            ),
             (
                 name != "multi-step" and bool(self.schedule.changed(["gamma"])),
                 "schedule.gamma",
@@ -750,17 +731,13 @@ class Recipe(Table):
         )
 
     def all_stages(self) -> list[StageTable]:
-        """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
-        stages = []
-        epochs = self.schedule.epochs  # that are left for the last stage
-        for stage in self.stages:
-            stages.append(stage.model_copy(update={"sampler": stage.sampler or self.sampler}))
-            epochs -= stage.epochs
-        stages.append(StageTable(epochs=epochs, loss=self.loss, sampler=self.sampler))
-        return stages
+        """Return all stages, with every sampler filled in; the last has the recipe's own loss."""
+        earlier = [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages]
+        epochs = self.schedule.epochs - sum(stage.epochs for stage in self.stages)
+        return [*earlier, StageTable(epochs=epochs, loss=self.loss, sampler=self.sampler)]
 
     def stages_by_prefix(self) -> Iterator[tuple[str, StageTable]]:
-        """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
+        """Yield prefix of keys and stage: ``"stages.0."``, and "" for the recipe's own loss."""
         for number, stage in enumerate(self.all_stages()):
             prefix = f"stages.{number}." if number < len(self.stages) else ""
             yield prefix, stage
@@ -774,26 +751,25 @@ class Recipe(Table):
         return self.evaluation.metric_names()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain tables that TOML can represent, with defaults."""
+        """Return the recipe as plain TOML tables, with defaults."""
         return self.model_dump(exclude_none=True)
 
 
 def wrong_setting(error: ValidationError) -> ConfigError:
-    """Return the first validation problem as an error with the key of its setting."""
+    """Return the first validation problem as an error with its key."""
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"] if part not in _FORMS)
-    text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":  # raised by a validator
+        found = problem["ctx"]["error"]
+        return ConfigError(*found.args, key=found.key).inside(key)
+    text = f"found {problem['input']!r}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
     if problem["type"] == "missing":
         text = "missing, and there is no default"
-    elif problem["type"] != "value_error":
-        text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
-    elif isinstance(found := problem["ctx"]["error"], ConfigError):
-        return ConfigError(*found.args, key=found.key).inside(key)
     return ConfigError(text, key=key)
 
 
 def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
-    """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
+    """Name the tables that have an unknown key, or else the most similar keys."""
     tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
     return f"no {what} {key!r}; it belongs to {tables}" if tables else unknown(what, key, known)
 

@@ -1,4 +1,4 @@
-"""The variants of ``[sweep]``, with overrides."""
+"""The variants of ``[sweep]``."""
 
 from __future__ import annotations
 
@@ -30,20 +30,18 @@ class _Choice(NamedTuple):
         return {key for key in keys if not any(inside(each, [f"tune.{key}"]) for each in keys)}
 
 
-class Expanded(NamedTuple):
+class Variants(NamedTuple):
     """The variants of a recipe, overridden, not validated."""
 
     tables: dict[str, Tables]  # by the variant's full name
     dropped: list[str]  # lines about settings that overrides drop
 
 
-def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: str) -> Expanded:
+def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: str) -> Variants:
     """Return the tables of all variants, overridden; ``source`` is for errors."""
     overrides = list(overrides)
     base = without_variant(name)
     sweep = tables.get("sweep", {})
-    if isinstance(sweep, dict):
-        sweep = dict(sweep)
     tables = {key: table for key, table in tables.items() if key != "sweep"}
     settings = []
     for override in overrides:
@@ -52,9 +50,9 @@ def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: s
 
     if isinstance(sweep, dict):
         all_variants = name == base
-        for key in [*sweep]:
-            if _is_fixed(key, sweep[key], tables, settings, all_variants):
-                del sweep[key]
+        sweep = {
+            key: values for key, values in sweep.items() if not _is_fixed(key, values, tables, settings, all_variants)
+        }
 
     overridden_keys = set().union(*(flat(nested(key, value)) for key, value in settings))
 
@@ -80,7 +78,7 @@ def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: s
     dropped: dict[str, None] = {}
     for full_name in variants:
         dropped |= dict.fromkeys(dropped_by(overrides, swept[full_name], variants[full_name]))
-    return Expanded(variants, [*dropped])
+    return Variants(variants, [*dropped])
 
 
 def without_variant(name: str) -> str:
@@ -103,13 +101,9 @@ def _is_fixed(key: str, values: Any, tables: Tables, settings: Sequence[tuple[st
         return True
     if not key or not settings or not all_variants:
         return False
-    for value in values[:2]:  # an override may be one of the values, and not both of them
-        if isinstance(value, dict):
-            continue
-        after = overridden(merged(tables, nested(key, value)), settings)
-        if name_or_value(key, after) != value:
-            return True
-    return False
+    first = [value for value in values[:2] if not isinstance(value, dict)]  # an override may equal one, but not both
+    after = [overridden(merged(tables, nested(key, value)), settings) for value in first]
+    return [name_or_value(key, each) for each in after] != first
 
 
 def _check_still_differ(swept: Mapping[str, Tables], overridden_variants: Mapping[str, Tables]) -> None:

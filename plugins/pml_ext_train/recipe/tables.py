@@ -20,19 +20,18 @@ NO_EFFECT = "without effect here"  # origin of settings that others make useless
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one.
 
-    ``[data]`` keeps the settings in :data:`KEPT_FOR_ANY_DATA`, and for another place of the same kind all settings.
-    A group in ``[tune]`` replaces the ranges of its keys; ranges of replaced tables are dropped. Settings that a
-    child sets lose inherited origins.
+    ``[data]`` keeps the settings in :data:`KEPT_FOR_ANY_DATA`, and all settings for another place of the same kind. A
+    group in ``[tune]`` replaces the ranges of its keys. Settings that are set again lose inherited origins, and those
+    of replaced tables their ranges.
     """
     result, _ = _merged(base, over)
     return result
 
 
 def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return tables with other values of dotted keys.
+    """Return tables with other values of dotted keys; the last value of a key wins.
 
-    Names go first, outermost first, because a new name replaces its table. Other values follow in order; the last
-    wins.
+    Names go first, outermost first, because a new name replaces its table.
     """
     settings = list(settings)
     result = dict(tables)
@@ -60,13 +59,12 @@ def _names_inside(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _depth_of_name(setting: tuple[str, Any]) -> int:
-    """Return the depth of a named thing: 0 for ``loss.name`` and ``loss``, 1 for ``loss.miner``."""
+    """Return 0 for ``loss.name`` and ``loss``, 1 for ``loss.miner``."""
     key, _ = setting
     return key.removesuffix(".name").count(".")
 
 
 def _is_name(key: str) -> bool:
-    """Return whether a value other than a table is a name; a text for a whole table is one."""
     return "." not in key or key.rpartition(".")[2] in ("name", *NAMES_ALONE)
 
 
@@ -87,7 +85,7 @@ def _without_names(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]
 
 
 def name_or_value(key: str, tables: Mapping[str, Any]) -> Any:
-    """Return the value of a dotted key, or the name in it if it is a table; None without either."""
+    """Return a dotted key's value, or a table's name; None without either."""
     found: Any = tables
     for part in key.split("."):
         if not isinstance(found, Mapping):
@@ -111,7 +109,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str,
         elif key == "origin":
             result[key] = _merged_origins(old, value, over)
         elif key == "tune":
-            result[key] = _without(old, value) | value
+            result[key] = {name: entry for name, entry in old.items() if not inside(name, value)} | value
         elif value.get("name", old.get("name")) == old.get("name"):
             result[key], replaced_inside = _merged(old, value)
             replaced += [f"{key}.{inner}" for inner in replaced_inside]
@@ -138,24 +136,12 @@ def _kept_for_other_data(old: Mapping[str, Any], name: Any) -> dict[str, Any]:
 
 
 def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``[origin]`` with new entries, without old ones of keys that were set."""
-    tables = {name: table for name, table in over.items() if name != "origin"}
-    given = flat(tables)
-    kept = {}
-    for key, entry in old.items():
-        is_replaced = inside(key, new) and any(inside(each, [key]) for each in given)
-        if not is_replaced:
-            kept[key] = entry
-    return {**kept, **new}
-
-
-def _without(old: Mapping[str, Any], groups: Iterable[str]) -> dict[str, Any]:
-    groups = list(groups)
-    return {key: entry for key, entry in old.items() if not inside(key, groups)}
+    given = flat({name: table for name, table in over.items() if name != "origin"})
+    set_again = [key for key in old if inside(key, new) and any(inside(each, [key]) for each in given)]
+    return {key: entry for key, entry in old.items() if key not in set_again} | dict(new)
 
 
 def _drop_ranges(result: dict[str, Any], over: Mapping[str, Any], replaced: Sequence[str]) -> None:
-    """Drop the ``[tune]`` ranges of replaced tables, unless given anew."""
     ranges = result.get("tune")
     if not isinstance(ranges, dict):
         return
@@ -171,10 +157,7 @@ def inside(key: str, groups: Iterable[str]) -> bool:
 def origin_of(key: str, origins: Mapping[str, str]) -> str:
     """Return a key's entry in ``[origin]``, or its nearest group's, or an empty string."""
     around = [group for group in origins if inside(key, [group])]
-    if not around:
-        return ""
-    nearest = max(around, key=len)
-    return origins[nearest]
+    return origins[max(around, key=len)] if around else ""
 
 
 def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
@@ -189,18 +172,12 @@ def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[
         unused.append("data.views")
     if "data.relation.name" not in settings:
         unused += [key for key in settings if key.endswith("loss.relation")]
-    found = {}
-    for key in settings:
-        has_no_effect = key in unused and key not in origins
-        if has_no_effect:
-            found[key] = NO_EFFECT
-        else:
-            found[key] = origin_of(key, origins)
-    return found
+    known = dict.fromkeys(unused, NO_EFFECT) | dict(origins)
+    return {key: origin_of(key, known) for key in settings}
 
 
 def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables, and lists of tables, to a mapping from dotted keys to values."""
+    """Return the values of nested tables, and lists of tables, by dotted key."""
     if isinstance(tables, list) and tables and isinstance(tables[0], dict):
         tables = {str(index): table for index, table in enumerate(tables)}
     if not isinstance(tables, dict):
@@ -212,7 +189,7 @@ def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def nested(key: str, value: Any) -> Any:
-    """Return nested tables that set a dotted key to a value; return the value itself for an empty key."""
+    """Return nested tables that set a dotted key; an empty key gives the value itself."""
     parts = key.split(".") if key else []
     for part in reversed(parts):
         value = {part: value}

@@ -1,4 +1,4 @@
-"""What a run writes while it trains: numbers, trackers, files."""
+"""What a run writes while it trains."""
 
 from pml_ext.lazy import lazily
 

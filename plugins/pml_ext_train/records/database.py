@@ -1,4 +1,4 @@
-"""The database of a run's records, by record-keeper, and its CSV files."""
+"""A run's database of records, by record-keeper, and its CSV files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOCK_SECONDS = 60.0  # for which a resumed run waits for another program that r
 
 
 class RecordKeeper:
-    """Tracker that writes record-keeper's tables, in SQLite."""
+    """Tracker that writes record-keeper's tables."""
 
     def __init__(self, folder: Path) -> None:
         from record_keeper import RecordWriter
@@ -37,24 +37,23 @@ class RecordKeeper:
         """Store the values of a step; NaN becomes NULL."""
         for name, value in values.items():
             table, column = name.split("/", 1)
-            stored = None if math.isnan(value) else value
-            self._writer.append(table, column, stored, step)
+            self._writer.append(table, column, None if math.isnan(value) else value, step)
 
     def flush(self) -> None:
-        """Write the values to the database."""
+        """Write the values."""
         try:
             self._writer.save_records()
         finally:
             self._writer.records.clear()  # else unwritten rows stay in memory
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Do nothing: all values are already written."""
+        """Do nothing."""
 
 
 def delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable[[str], None]) -> None:
-    """Delete the rows after a checkpoint; move a damaged database aside.
+    """Delete the rows after a checkpoint; rename a damaged database.
 
-    Raises DataError if the database is in use.
+    DataError if it is in use.
     """
     try:
         with closing(sqlite3.connect(database, timeout=_LOCK_SECONDS)) as connection, connection:
@@ -62,11 +61,9 @@ def delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem)
             for table in _tables(connection):
-                last = iteration
+                last = epoch if of_epochs(table) else iteration
                 if table == TEST:
                     last = -1  # of epoch 0 too, which is tested where nothing is trained
-                elif of_epochs(table):
-                    last = epoch
                 connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
                 connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
                 if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
@@ -87,7 +84,7 @@ def delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable
 
 
 def write_csv_files(folder: Path) -> None:
-    """Write a CSV file for every table of a run's database."""
+    """Write each table of a run's database as CSV."""
     for table, rows in rows_by_table(folder).items():
         columns = [column for column in rows[0] if column != "id"]
         write_csv(folder / f"{table}.csv", [columns, *([row[column] for column in columns] for row in rows)])
@@ -106,7 +103,7 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
 
 
 def rows_by_table(folder: Path, tables: tuple[str, ...] = ("",)) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of non-empty tables by iteration; ``tables`` are prefixes of their names."""
+    """Return the rows of non-empty tables in order; ``tables`` are prefixes of names."""
     if not (folder / "logs.db").exists():
         return {}
     with closing(sqlite3.connect(folder / "logs.db")) as connection:

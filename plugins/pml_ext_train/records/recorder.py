@@ -1,4 +1,4 @@
-"""Records of every iteration and epoch, in SQLite, CSV files and trackers."""
+"""Records of every iteration and epoch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ _SAVE_SECONDS = 30.0  # interval of writes inside an epoch, to monitor the run
 class Records:
     """The records of a run, in ``records/`` and in its trackers.
 
-    Values are written at the end of an epoch, or after 30 seconds. Rows after the checkpoint at ``iteration`` and
-    ``epoch`` are deleted; DataError if they cannot be. A failing tracker is left out with a warning and never ends
-    a training.
-
-    ``trackers`` are names and factories without arguments.
+    Values are written at the end of an epoch, or after 30 seconds. Rows after the checkpoint are deleted; DataError if
+    they cannot be. A failing tracker is left out with a warning. ``trackers`` are names and factories.
     """
 
     def __init__(
@@ -51,13 +48,13 @@ class Records:
                 self._trackers.append((name, factory()))
 
     def add(self, number: int, rows: Rows) -> None:
-        """Record values of an iteration, or of an epoch for tables that begin with "accuracies"."""
+        """Record values of an iteration, or epoch."""
         self._rows.append((number, rows))
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
 
     def save(self) -> None:
-        """Write the values added since the last call."""
+        """Write the values added so far."""
         flattened = [(number, _flattened(tables)) for number, tables in self._rows]
         self._rows = []
         self._saved = time.monotonic()
@@ -69,7 +66,7 @@ class Records:
                     tracker.flush()
 
     def close(self) -> None:
-        """Write the remaining values, and the CSV files."""
+        """Write remaining values, and CSV files."""
         self.save()
         with self._errors_as_warnings("records"):
             write_csv_files(self._folder)
@@ -100,8 +97,5 @@ def _flattened(tables: Rows) -> dict[str, float]:
     for table, row in tables.items():
         name = re.sub(r"\W", "_", table)  # record-keeper does not quote names
         for column, value in row.items():
-            if isinstance(value, int):
-                values[f"{name}/{column}"] = int(value)
-            else:
-                values[f"{name}/{column}"] = float(value)
+            values[f"{name}/{column}"] = int(value) if isinstance(value, int) else float(value)
     return values

@@ -1,4 +1,4 @@
-"""Whether a folder's run is finished, its metrics, and its missing or damaged files."""
+"""A run's recipe and metrics, and its damaged files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAST = "checkpoints/last.pt"
 
 
 def tables_of_run(folder: Path) -> dict[str, Any]:
-    """Return the recipe written by a run, with ``[run]``; DataError if it is damaged."""
+    """Return a run's recipe, with ``[run]``; DataError if it is damaged."""
     check_against_sums(folder, RECIPE)
     try:
         return read_toml(folder / RECIPE, "run")
@@ -27,13 +27,13 @@ def tables_of_run(folder: Path) -> dict[str, Any]:
 
 
 def check_against_sums(folder: Path, name: str) -> None:
-    """Raise DataError if a file differs from its checksum."""
+    """Like :func:`check_unchanged`, but damaged checksums are ignored."""
     if checksums.read_sums(folder):
         check_unchanged(folder, name)
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a finished run has all its files; the report's checksum is written last."""
+    """Return whether a run is finished."""
     return (folder / METRICS).exists() and REPORT in checksums.read_sums(folder)
 
 

@@ -26,7 +26,7 @@ DERIVED = ("figures/", NETWORK, RECIPE, REPORT, SUMS)  # written again for a fin
 
 
 def no_finished_run(folder: Path, missing: str) -> DataError:
-    """Return the error of a folder that lacks a file of a finished run, with the command to resume."""
+    """Return the error of a folder that lacks a file, with the command to resume."""
     command = f"pml-ext train RECIPE --out {shlex.quote(str(folder))}"
     if (folder / "checkpoints").is_dir():
         command += " --resume"
@@ -34,10 +34,7 @@ def no_finished_run(folder: Path, missing: str) -> DataError:
 
 
 def remove_run(folder: Path) -> None:
-    """Remove a run's files from its locked folder.
-
-    The recipe goes last, so an interrupted removal can still be resumed.
-    """
+    """Remove a run's files, the recipe last, so that an interrupted removal can be resumed."""
     for name in sorted([*FILES, SUMS], key=RECIPE.__eq__):
         path = folder / name
         if path.is_dir():
@@ -53,27 +50,22 @@ def write_run_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
 
 
 def write_checksums(folder: Path, lost: Collection[str] = ()) -> None:
-    """Write the checksums of a run's files, except checkpoints and ``lost`` files."""
+    """Write checksums of all files but checkpoints and ``lost`` ones."""
     kept = {name for name in read_sums(folder) if name.startswith("checkpoints/")}
     kept.update(lost)
-    names = []
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if name not in kept and _is_of_a_run(path, name):
-            names.append(name)
-    write_sums(folder, names, kept.__contains__)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if _is_of_a_run(folder, path)]
+    write_sums(folder, [name for name in names if name not in kept], kept.__contains__)
 
 
-def _is_of_a_run(path: Path, name: str) -> bool:
-    if name.partition("/")[0] not in FILES:
-        return False
-    if name.startswith("figures/") and path.suffix != ".png":
+def _is_of_a_run(folder: Path, path: Path) -> bool:
+    place, *inner = path.relative_to(folder).parts
+    if place not in FILES or (place == "figures" and inner and path.suffix != ".png"):
         return False
     return path.is_file() and final_path(path) is None
 
 
 def check_unchanged(folder: Path, name: str) -> None:
-    """Raise DataError if a file differs from its checksum, if it has one."""
+    """Raise DataError if a file differs from its checksum."""
     sums = read_sums(folder)
     if not sums and (folder / SUMS).exists():
         raise DataError(f"{folder / SUMS}: damaged; {how_to_redo(folder, SUMS)}")
@@ -88,7 +80,7 @@ def check_unchanged(folder: Path, name: str) -> None:
 
 
 def how_to_redo(folder: Path, name: str) -> str:
-    """Return the remedy for a missing or damaged file of a run."""
+    """Return the remedy for a missing or damaged file."""
     again = f"repeat the command that trained it, with --out {shlex.quote(str(folder))} --resume"
     if name == METRICS:
         return f"delete it and {again}: the run is tested again"

@@ -1,4 +1,4 @@
-"""Recorded values, read back: metrics over epochs, losses over iterations."""
+"""Recorded values, read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def metric_series(folder: Path, metric: str) -> Series:
 
 
 def metric_by_epoch(folder: Path, metric: str) -> Series:
-    """Return epochs and values of a metric, on ``"validation"`` and ``"test"`` images if measured."""
+    """Return epochs and values of a metric, on ``"validation"`` and ``"test"`` images."""
     names = {VALIDATION: "validation", CURVE: "test"}
     return {names[table]: series for table, series in metric_series(folder, metric).items()}
 
@@ -30,10 +30,8 @@ def loss_series(folder: Path, terms: Iterable[str]) -> Series:
             label = term.removesuffix("_loss")
             # Two parts of a loss may record a term of one name in the same iterations: each gets its class's name.
             # The losses of two stages follow one another, and share a curve.
-            overlaps = label in series and series[label][0][-1] >= iterations[0]
-            if overlaps:
-                class_name = table.rpartition("_")[2]
-                label = f"{label} ({class_name})"
+            if label in series and series[label][0][-1] >= iterations[0]:
+                label = f"{label} ({table.rpartition('_')[2]})"
             known = series.setdefault(label, ([], []))
             known[0].extend(iterations)
             known[1].extend(values)
@@ -45,12 +43,9 @@ def _series(folder: Path, columns: Iterable[str], tables: tuple[str, ...]) -> di
     found: dict[str, Series] = {}
     for table, rows in rows_by_table(folder / "records", tables).items():
         for column in columns:
-            numbers = []
-            values = []
-            for row in rows:
-                if row.get(column) is not None:
-                    numbers.append(row[ITERATION])
-                    values.append(float(row[column]))
-            if values:
+            recorded = [row for row in rows if row.get(column) is not None]
+            if recorded:
+                numbers = [row[ITERATION] for row in recorded]
+                values = [float(row[column]) for row in recorded]
                 found.setdefault(table, {})[column] = (numbers, values)
     return found

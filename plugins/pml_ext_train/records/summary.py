@@ -12,7 +12,7 @@ Metrics = dict[str, Any]
 
 
 def summarize(results: Sequence[Metrics]) -> Metrics:
-    """Return ``{recipe: {phase: {metric: spread}}}`` of several runs; see :func:`spread`."""
+    """Return ``{recipe: {phase: {metric: spread}}}``; see :func:`spread`."""
     summary: Metrics = {}
     by_recipe: dict[str, list[Metrics]] = {}
     for result in results:
@@ -20,15 +20,13 @@ def summarize(results: Sequence[Metrics]) -> Metrics:
     for name, results_of_recipe in by_recipe.items():
         summary[name] = {}
         for phase, metrics in phases_of(results_of_recipe[0]).items():
-            spreads = {}
-            for metric in metrics:
-                if all(metric in result.get(phase, {}) for result in results_of_recipe):  # else it failed in a run
-                    spreads[metric] = spread([result[phase][metric] for result in results_of_recipe])
-            summary[name][phase] = spreads
+            tested = [result.get(phase, {}) for result in results_of_recipe]
+            common = [metric for metric in metrics if all(metric in each for each in tested)]  # else it failed in a run
+            summary[name][phase] = {metric: spread([each[metric] for each in tested]) for metric in common}
     return summary
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Return mean and sample standard deviation; the deviation of one value is None."""
+    """Return mean and sample standard deviation; None for the deviation of one value."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std}

@@ -1,4 +1,4 @@
-"""Trackers, which record values during training: ``[track]`` or ``--track``."""
+"""Trackers, which record values during training."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from ..recipe import FILLED_FOR_TRACKER, NamedTable, options_of
 class Tracker(Protocol):
     """The interface of a tracker, on rank 0; ``flush()`` is optional.
 
-    Names are ``"TABLE/COLUMN"``. A step is the iteration of the whole run, from 1, or the epoch for tables that
-    begin with ``accuracies``.
+    Names are ``"TABLE/COLUMN"``. A step is the iteration of the run, from 1, or the epoch for ``accuracies...``.
     """
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -38,7 +37,7 @@ def of_epochs(name: str) -> bool:
 
 
 def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the metrics of each test in ``metrics.json``, by phase."""
+    """Return the phases of ``metrics.json`` with their metrics."""
     return {phase: values for phase, values in metrics.items() if isinstance(values, dict) and headline_metric(values)}
 
 
@@ -46,8 +45,7 @@ def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of ``metrics.json`` as ``"after/recall_at_1"``."""
     numbers: dict[str, float] = {}
     for phase, values in phases_of(metrics).items():
-        for name, value in values.items():
-            numbers[f"{phase}/{name}"] = value
+        numbers |= {f"{phase}/{name}": value for name, value in values.items()}
     return numbers
 
 
@@ -62,25 +60,21 @@ def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
 
 
 def import_tracker(name: str) -> None:
-    """Import the package of a built-in tracker; MissingExtraError if it is missing."""
+    """Import a built-in tracker's package, or raise MissingExtraError."""
     if name not in builtin_trackers():
         return
-    extra = name
-    package = name
-    if name == "tensorboard":
-        extra = "train"
-        package = "torch.utils.tensorboard"
+    extra, package = ("train", "torch.utils.tensorboard") if name == "tensorboard" else (name, name)
     with needs_extra(extra, f"track.name = {name!r}"):
         importlib.import_module(package)
 
 
 def builtin_trackers() -> dict[str, Callable[..., Tracker]]:
-    """Return the built-in trackers by name."""
+    """Return built-in trackers by name."""
     return {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow, "trackio": Trackio}
 
 
 class TensorBoard:
-    """TensorBoard event files in ``tensorboard/``; resuming purges later events."""
+    """Event files in ``tensorboard/``; resuming purges later events."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -103,7 +97,7 @@ class TensorBoard:
                 writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 
     def flush(self) -> None:
-        """Write what is buffered to the files."""
+        """Write what is buffered."""
         self._iterations.flush()
         self._epochs.flush()
 
@@ -114,7 +108,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Weights & Biases, with files in ``wandb/`` of the run's folder; its variables such as ``WANDB_MODE`` apply.
+    """Weights & Biases, with files in ``wandb/``; variables such as ``WANDB_MODE`` apply.
 
     The x-axes are ``iteration`` and ``epoch``, because W&B's steps cannot decrease.
     """
@@ -144,14 +138,13 @@ class WeightsAndBiases:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log the values of a step."""
-        for epochs in (False, True):
+        for step_name, epochs in (("iteration", False), ("epoch", True)):
             chosen = {name: value for name, value in values.items() if of_epochs(name) == epochs}
             if chosen:
-                step_name = "epoch" if epochs else "iteration"
                 self._run.log({**chosen, step_name: step})
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Add final metrics and report, and end the run."""
+        """Add final metrics and report."""
         self._run.summary.update(final_metrics(metrics))
         if report.exists():
             self._run.save(report, base_path=report.parent, policy="now")
@@ -187,12 +180,11 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        for name, value in values.items():
-            if step > self._last.get(name, -1):
-                self._values.append(Metric(name, value, now, step))
+        new = {name: value for name, value in values.items() if step > self._last.get(name, -1)}
+        self._values += [Metric(name, value, now, step) for name, value in new.items()]
 
     def flush(self) -> None:
-        """Write the buffered values to the store."""
+        """Write the buffered values."""
         from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
         values = self._values
@@ -201,7 +193,7 @@ class MLflow:
             self._client.log_batch(self._id, metrics=values[start : start + MAX_METRICS_PER_BATCH])
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Add final metrics and report, and end the run."""
+        """Add final metrics and report."""
         for name, value in final_metrics(metrics).items():
             self._client.log_metric(self._id, name, value)
         if report.exists():
@@ -227,14 +219,14 @@ class Trackio:
         self._run.log(dict(values), step=step)
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Log the final metrics, and end the run."""
+        """Log the final metrics."""
         if metrics:
             self._run.log(final_metrics(metrics))
         self._run.finish()
 
 
 def build_tracker(table: NamedTable, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> Tracker:
-    """Build a tracker from ``[track]``; see the hook ``pml_ext_trackers``."""
+    """Build a tracker of ``[track]``."""
     factory = registry.factory("tracker", table.name)
     options = options_of("track", table.name, factory, FILLED_FOR_TRACKER, table.settings)
     filled = {"folder": folder, "recipe": recipe, "iteration": iteration, "epoch": epoch}

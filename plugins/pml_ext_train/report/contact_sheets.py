@@ -1,4 +1,4 @@
-"""Contact sheets: rows of small pictures with captions in any script."""
+"""Contact sheets: rows of captioned pictures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contact_sheet(
     framed: Sequence[bool] = (),
     frame: str | None = None,
 ) -> Image.Image:
-    """Draw a title and rows of ten images in cells of :data:`CELL` pixels; frames are red by default."""
+    """Draw a title and rows of ten images; frames are red by default."""
     below = _CAPTION if captions else 0
     rows = math.ceil(len(images) / _ROW)
     width = _ROW * CELL + _GAP
@@ -53,9 +53,8 @@ def contact_sheet(
         color = GRAY
         if framed and framed[place]:
             color = frame or WRONG
-            right = picture_left + shown.width - 1
-            bottom = picture_top + shown.height - 1
-            draw.rectangle((picture_left, picture_top, right, bottom), outline=color, width=3)
+            corner = (picture_left + shown.width - 1, picture_top + shown.height - 1)
+            draw.rectangle((picture_left, picture_top, *corner), outline=color, width=3)
         if captions:
             _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, color)
     return sheet
@@ -70,17 +69,14 @@ _font = functools.cache(ImageFont.truetype)
 
 
 def font_file(text: str) -> str:
-    """Return the font of the first family with every letter of a text, else DejaVu Sans."""
+    """Return the first font with every letter of a text, else DejaVu Sans."""
     from matplotlib.font_manager import findfont
 
     if text.isascii():
         return findfont("DejaVu Sans")
     files = [findfont(family) for family in font_families()]
     codes = set(map(ord, text))
-    for file in files:
-        if codes <= _letters(file):
-            return file
-    return files[0]
+    return next((file for file in files if codes <= _letters(file)), files[0])
 
 
 @functools.cache

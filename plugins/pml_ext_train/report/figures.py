@@ -1,4 +1,4 @@
-"""Figures of runs and embeddings, drawn without matplotlib's global state."""
+"""Figures of runs and embeddings, without matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Cell = tuple[Tensor, str, str]  # image, uint8 [C, H, W]; caption; color of fram
 
 
 class PlainFigure(Figure):  # type: ignore[misc]
-    """A figure with literal texts: no mathtext or control characters; boxes for missing glyphs."""
+    """A figure with literal texts: no mathtext or control characters."""
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure with literal texts."""
@@ -66,7 +66,7 @@ def subplots(width: float, count: int, height: float = 3.2, **shared: Any) -> tu
 
 
 def label_axes(axes: Any, legend: bool = False, **labels: Any) -> None:
-    """Set the labels, grid and legend of axes."""
+    """Set labels, grid and legend of axes."""
     axes.set(**labels)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -79,7 +79,6 @@ def _note(axes: Any, text: str) -> None:
 
 
 def _plot_percent(axes: Any, curves: Series, labels: Sequence[str]) -> None:
-    """Draw curves; a label's index in ``labels`` sets color and style."""
     for label, (xs, values) in curves.items():
         number = labels.index(label)
         color = _COLORS[number % len(_COLORS)]
@@ -130,7 +129,7 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
 
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Draw Recall@K over K: ``{label: {K: fraction}}``."""
+    """Draw Recall@K: ``{label: {K: fraction}}``."""
     figure, (axes,) = subplots(3.6 + _width_of_legend(curves), 1)
     series = {label: (list(curve), list(curve.values())) for label, curve in curves.items()}
     _plot_percent(axes, series, list(series))
@@ -154,7 +153,7 @@ def similarity_distributions(
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
-        max_items: rows per part; a larger part is sampled with a fixed seed.
+        max_items: rows per part; larger parts are sampled.
         learned: learned metrics by title, whose values replace the similarities.
     """
     learned = learned or {}
@@ -171,24 +170,17 @@ def similarity_distributions(
             similarity = (points @ points.T).clamp(-1, 1)
             high = 1.0
             xlabel = "cosine similarity"
-        _plot_distributions(axes, similarity, labels.cpu()[chosen], high)
+        classes = labels.cpu()[chosen]
+        same = classes[:, None] == classes
+        above = torch.ones_like(same).triu(1)
+        _plot_histograms(axes, similarity[same & above], similarity[~same & above], float(similarity.min()), high)
         label_axes(axes, legend=True, title=title, xlabel=xlabel)
     panels[0].set_ylabel("density")
     return figure
 
 
-def _plot_distributions(axes: Any, similarity: Tensor, classes: Tensor, high: float) -> None:
-    low = float(similarity.min())
-    above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
-    same = classes[:, None] == classes
-    _plot_histograms(axes, similarity[same & above], similarity[~same & above], low, high)
-
-
 def listed_distributions(parts: Mapping[str, tuple[Any, Any]]) -> Figure:
-    """Draw the cosine similarities of listed pairs, a panel per part.
-
-    ``parts`` are ``{title: (similarities of positive pairs [P], of negative pairs [N])}``.
-    """
+    """Draw ``{title: (similarities of positive pairs [P], of negative pairs [N])}``."""
     figure, panels = subplots(3.6 * len(parts), len(parts), sharex=True, sharey=True)
     for axes, (title, (positives, negatives)) in zip(panels, parts.items(), strict=True):
         known = torch.as_tensor(positives)
@@ -234,13 +226,11 @@ def projections(
 ) -> Figure:
     """Draw normalized embeddings in two dimensions, colored by class, a panel per part.
 
-    Collapsed embeddings are drawn as one point with a note.
-
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``; parts of equal length show the same rows.
         class_names: names by label; the legend has the 10 most frequent.
-        method: principal components, or t-SNE initialized with them.
-        max_items: rows per part; a larger part is sampled.
+        method: principal components, or t-SNE.
+        max_items: rows per part; larger parts are sampled.
         seed: of the sample and of t-SNE.
         noun: what rows are, in titles.
     """
@@ -280,7 +270,7 @@ def _most_frequent(ranks: NDArray[np.int64]) -> list[int]:
 
 
 def _class_marks(ranks: NDArray[np.int64]) -> list[tuple[str, int]]:
-    """Return each class's color and marker; gray outside the legend if there are too many."""
+    """Return each class's color and marker; gray outside the legend."""
     classes = int(ranks.max(initial=-1)) + 1
     if classes <= len(COLORS) * SHAPES:
         return [mark(rank) for rank in range(classes)]
@@ -308,7 +298,7 @@ def _class_legend(axes: Any, names: Sequence[str], ranks: NDArray[np.int64]) -> 
 
 
 def _at_most(image: Tensor, side: int) -> Tensor:
-    """Return an image on the CPU, its longer side at most ``side``."""
+    """Return an image on the CPU with sides up to ``side``."""
     scale = side / max(image.shape[-2:])
     if scale < 1:
         size = [max(1, round(scale * length)) for length in image.shape[-2:]]
@@ -324,14 +314,9 @@ def answer(image: Tensor, caption: str, right: bool | None) -> Cell:
 
 
 def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
-    """Draw rows of captioned thumbnails on one Axes, which is faster than many."""
-    most_lines = 1
-    for row in rows:
-        for cell in row:
-            if cell is not None:
-                _, caption, _ = cell
-                most_lines = max(most_lines, 1 + caption.count("\n"))
-
+    """Draw rows of captioned thumbnails on one Axes."""
+    captions = [cell[1] for cell in itertools.chain.from_iterable(rows) if cell is not None]
+    most_lines = 1 + max((caption.count("\n") for caption in captions), default=0)
     above = 0.12 * (1 + most_lines)  # space above a thumbnail, in inches
     width = 1.08 * max(map(len, rows)) + 0.1
     height = (1 + above) * len(rows) + 0.1

@@ -1,4 +1,4 @@
-"""Names as drawable texts: DejaVu Sans, and installed fonts for other letters."""
+"""Names as drawable texts in any script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_DRAWABLE = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u
 
 
 def drawable(text: str) -> str:
-    """Return a text with placeholders for control characters and invalid UTF-8."""
+    """Replace control characters and invalid UTF-8 by placeholders."""
     return _NOT_DRAWABLE.sub("�", text)
 
 

@@ -30,7 +30,7 @@ class ReportFigure(NamedTuple):
 def draw(
     title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", keeps_colors: bool = False
 ) -> ReportFigure:
-    """Draw a figure, or return the error, after the owner's name, as its problem."""
+    """Draw a figure, or return its error."""
     try:
         buffer = io.BytesIO()
         figure().savefig(buffer, format="png")

@@ -1,4 +1,4 @@
-"""Thumbnails of image files, with placeholders for unreadable ones."""
+"""Thumbnails of image files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the 
 
 
 class PictureReader:
-    """Reader of thumbnails; it replaces unreadable images and records their errors."""
+    """Reader of thumbnails, with placeholders for unreadable images."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
@@ -38,7 +38,7 @@ class PictureReader:
         return image_tensor(self.image(path), self.channels)
 
     def warn(self, what: str) -> None:
-        """Warn about images that could not be read."""
+        """Warn about unreadable images."""
         if self.missing:
             images = "an image" if len(self.missing) == 1 else f"{len(self.missing)} images"
             text = f"{what} a placeholder for {images} that cannot be read; the first: "

@@ -14,7 +14,7 @@ ONE_POINT = 1e-5  # extent below which unit vectors count as one point
 
 
 def mark(rank: int) -> tuple[str, int]:
-    """Return color and marker number of the class with a rank."""
+    """Return color and marker number of a class's rank."""
     return COLORS[rank % len(COLORS)], rank // len(COLORS) % SHAPES
 
 
@@ -26,7 +26,7 @@ def unit_rows_on_cpu(points: Tensor) -> Tensor:
 def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
     """Return unit vectors ``[N, D]`` in two dimensions, ``[N, 2]``; zeros for a single point.
 
-    ``method`` is ``"tsne"`` or ``"pca"``; 10 points or fewer use PCA.
+    ``method`` is ``"tsne"`` or ``"pca"``; up to 10 points use PCA.
     """
     if len(points) < 2 or np.ptp(points, axis=0).max() <= ONE_POINT:
         return np.zeros((len(points), 2), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Results of a run: metrics, report, export, and the trained network."""
+"""Metrics, report and export of a run, and its trained network."""
 
 from pml_ext.lazy import lazily
 

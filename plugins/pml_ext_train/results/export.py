@@ -1,4 +1,4 @@
-"""Export of a run's network: weights, ONNX graph, preprocessing, model card."""
+"""Export of a run's network."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Normalized(nn.Module):
 def write_export(
     folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False, by: By = "embeddings"
 ) -> None:
-    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and checksums.
+    """Write weights, ``preprocess.json``, a model card, checksums, and with ``onnx`` a graph.
 
-    ``by`` is what the network outputs. Without ``onnx``, an earlier graph is removed. An edited model card is kept.
-    Raises ConfigError if no export wrote the existing files.
+    Without ``onnx``, an earlier graph is removed. An edited model card is kept. ConfigError if no export wrote the
+    existing files.
     """
     with needs_extra("train", "export"):
         from safetensors.torch import save
@@ -93,7 +93,8 @@ def write_export(
     whole = Normalized(merged_lora(network.trunk), network.embedder)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.state_dict().items()}
     replace_file(folder, WEIGHTS, lambda path: path.write_bytes(save(tensors)))  # save_file hides what failed
-    measured = _measured(run, by)
+    metrics: dict[str, Any] = read_metrics(run / METRICS) if (run / METRICS).exists() else {}
+    measured = {name: each for name, each in measurements_of(metrics).items() if each.by == by}
     if measured:
         about["measured"] = {name: each.values for name, each in measured.items()}
     about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
@@ -102,7 +103,8 @@ def write_export(
         whole = copy.deepcopy(whole).cpu().eval()
         with tempfile.TemporaryDirectory() as place:
             graph = Path(place) / ONNX
-            difference = write_onnx(graph, whole, _noise(seen), input_name=_input_name(seen))
+            input_name = "vectors" if isinstance(seen, VectorInput) else "images"
+            difference = write_onnx(graph, whole, _noise(seen), input_name)
             replace_file(folder, ONNX, functools.partial(shutil.copyfile, graph))
         about["onnx"] = {"file": ONNX, "sha256": sha256_of(folder / ONNX), "largest_difference": difference}
         written.append(ONNX)
@@ -127,16 +129,6 @@ def _without_folder(value: Any) -> Any:
     return f"{library}/{Path(place).name}" if Path(place).is_absolute() else value
 
 
-def _measured(run: Path, by: By) -> dict[str, Measurement]:
-    """Return tools' measurements of what the export outputs."""
-    metrics: dict[str, Any] = read_metrics(run / METRICS) if (run / METRICS).exists() else {}
-    return {name: each for name, each in measurements_of(metrics).items() if each.by == by}
-
-
-def _input_name(seen: Preprocessing | VectorInput) -> str:
-    return "vectors" if isinstance(seen, VectorInput) else "images"
-
-
 def _input_of(seen: Preprocessing | VectorInput) -> dict[str, Any]:
     if isinstance(seen, VectorInput):
         return seen.model_dump()
@@ -145,7 +137,6 @@ def _input_of(seen: Preprocessing | VectorInput) -> dict[str, Any]:
 
 
 def _noise(seen: Preprocessing | VectorInput) -> Tensor:
-    """Return noise inputs for comparing a graph with the network."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(seen, VectorInput):
         return torch.randn(COMPARED, *seen.input_shape, generator=generator)
@@ -155,7 +146,6 @@ def _noise(seen: Preprocessing | VectorInput) -> Tensor:
 
 
 def _check_folder(folder: Path, names: Iterable[str]) -> None:
-    """Raise ConfigError for checksums, or files to replace, that no export wrote."""
     files_of_export = (WEIGHTS, ONNX, ABOUT, CARD)
     listed = read_sums(folder)
     written_by_export = WEIGHTS in listed and listed.keys() <= {*files_of_export}
@@ -172,32 +162,34 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
 def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str = "images") -> float:
     """Write an ONNX file for batches of any size; the output is ``embeddings``.
 
-    Returns the largest absolute difference from the network on these images, in batches of one and seven. Raises
-    ConfigError, and deletes the file, if it is above 1e-4 or torch cannot export the network.
+    Returns the largest absolute difference from the network on these images. ConfigError, and no file, if it is above
+    1e-4 or torch cannot export the network.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)}}
-    settings: dict[str, Any] = {"input_names": [input_name], "output_names": ["embeddings"], "dynamic_shapes": shapes}
-    settings |= {"dynamo": True, "external_data": False}
+    settings: dict[str, Any] = {
+        "input_names": [input_name],
+        "output_names": ["embeddings"],
+        "dynamic_shapes": {"images": {0: torch.export.Dim("batch", min=1, max=2**16)}},
+        "dynamo": True,
+        "external_data": False,
+    }
+    largest = 0.0
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):  # torch's messages
             write_atomically(path, lambda new: torch.onnx.export(network, (images[:2],), str(new), **settings))
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        parts = (images[:1], *torch.split(images, 7))
-        differences = []
-        for part in parts:
+        for part in (images[:1], *torch.split(images, 7)):
             (embeddings,) = session.run(None, {input_name: part.numpy()})
-            difference = (torch.from_numpy(embeddings) - network(part)).abs().max()
-            differences.append(float(difference))
-        largest = max(differences)
-        if not largest <= MOST:  # NaN too
-            raise ConfigError(
-                f"{path.name} was deleted: its embeddings differ from the network's by {largest:.1e}, more "
-                f"than {MOST:.0e}. model.safetensors has the weights"
-            )
+            difference = float((torch.from_numpy(embeddings) - network(part)).abs().max())
+            if not difference <= MOST:  # NaN too
+                raise ConfigError(
+                    f"{path.name} was deleted: its embeddings differ from the network's by {difference:.1e}, more "
+                    f"than {MOST:.0e}. model.safetensors has the weights"
+                )
+            largest = max(largest, difference)
     except Exception as error:  # torch's exporters have no common base class of errors
         path.unlink(missing_ok=True)
         if isinstance(error, (ConfigError, OSError)):
@@ -210,38 +202,35 @@ def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str 
 
 
 def card(run: Path, recipe: Recipe, about: Mapping[str, Any], measurements: Sequence[Measurement] = ()) -> str:
-    """Return a model card for ``preprocess.json``: Markdown with YAML metadata."""
+    """Return a model card: Markdown with YAML metadata."""
     measured: dict[str, Any] = {}
     with contextlib.suppress(OSError, DamagedError):
         measured = read_json(run / METRICS)
-    text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
-    template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    phases = {"after": "after", "before": "before"}
-    if about["by"] == "features":
-        phases = {"after": "features", "before": "frozen"}
-    values = {key: measured.get(phase) or {} for key, phase in phases.items()}
-    are_of_untrained_trunk = about["by"] == "features" and not _trains_trunk(recipe)
-    values["trained"] = measured.get("best_epoch") != 0 and not are_of_untrained_trunk
-    values["alike"] = "of one class" if recipe.data.listed is None else "that belong together"
-    values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
-    values["description"] = html.escape(recipe.description, quote=False)
-    values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private
+    by_features = about["by"] == "features"
+    after, before = ("features", "frozen") if by_features else ("after", "before")
     trunk = recipe.model.trunk.settings
     weights = trunk["weights"] if is_pretrained(trunk) else None
-    if is_file(weights):
-        values["weights"] = Path(str(weights)).name
-    else:
-        values["weights"] = weights
-    tables = [(each.title, each.text, [*shown_values(each)]) for each in measurements]
-    about = {"onnx": None, **about}
-    return str(template.render(values, about=about, recipe=recipe, title_of=title_of, tables=tables))
+    values = {
+        "after": measured.get(after) or {},
+        "before": measured.get(before) or {},
+        "trained": measured.get("best_epoch") != 0 and (not by_features or _trains_trunk(recipe)),
+        "alike": "of one class" if recipe.data.listed is None else "that belong together",
+        "title": html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False),
+        "description": html.escape(recipe.description, quote=False),
+        "data": recipe.data.name.partition(":")[0],  # without the path of a folder, which is private
+        "weights": Path(str(weights)).name if is_file(weights) else weights,
+        "tables": [(each.title, each.text, [*shown_values(each)]) for each in measurements],
+        "about": {"onnx": None, **about},
+    }
+    text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
+    template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    return str(template.render(values, recipe=recipe, title_of=title_of))
 
 
 def _trains_trunk(recipe: Recipe) -> bool:
     """Return whether any stage trains a part of the trunk."""
-    if _freezes_trunk(recipe.model.freeze):
-        return False
-    return not all(_freezes_trunk(stage.freeze) for stage in recipe.all_stages())
+    are_frozen = all(_freezes_trunk(stage.freeze) for stage in recipe.all_stages())
+    return not are_frozen and not _freezes_trunk(recipe.model.freeze)
 
 
 def _freezes_trunk(freeze: Freeze) -> bool:

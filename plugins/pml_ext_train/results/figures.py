@@ -1,4 +1,4 @@
-"""Figures of a run's report: losses, curves, similarities, projections, neighbors, images."""
+"""Figures of a run's report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
     for stage in stages:
         for module in stage.loss.modules():
             recorded = getattr(module, "_record_these_stats", [])
-            terms.extend(name for name in recorded if name.endswith(("_loss", "_value")))
+            terms += [name for name in recorded if name.endswith(("_loss", "_value"))]
     series = loss_series(view.folder, terms)
     if series:
         yield draw(
@@ -106,11 +106,10 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
         title = "Recall@K"
         titles = shown_phases(metrics)
         phases = list(titles)
-    by_phase: dict[str, dict[int, float]] = {}
-    for phase in phases:
-        if phase in metrics:
-            recalls = {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at}
-            by_phase[titles[phase]] = recalls
+    tested_phases = [phase for phase in phases if phase in metrics]
+    by_phase = {
+        titles[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in tested_phases
+    }
     yield draw(
         title,
         lambda: figures.recall_curve(by_phase),
@@ -119,19 +118,15 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
 
 
 def _similarity_figure(view: View) -> ReportFigure:
-    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
     title = "Similarities of positive and negative pairs"
+    splits = {f"training {view.data.noun}": view.data.tested_training, _tested_images(view): view.queries}
+    drawn = {name: split for name, split in splits.items() if split is not None}
     if view.data.listed is not None:
-        parts = {_tested_images(view): _listed_scores(view, view.queries)}
-        if view.data.tested_training is not None:
-            parts = {f"training {view.data.noun}": _listed_scores(view, view.data.tested_training), **parts}
         caption = f"Of the listed {view.data.unit}; the legends give mean and standard deviation."
-        return draw(title, lambda: figures.listed_distributions(parts), caption)
-    compared = {}
-    if view.data.tested_training is not None:
-        training = view.data.tested_training
-        compared[f"training {view.data.noun}"] = (view.embeddings(training), view.true_labels(training))
-    compared[_tested_images(view)] = (view.embeddings(view.queries), view.true_labels(view.queries))
+        scores = {name: _listed_scores(view, split) for name, split in drawn.items()}
+        return draw(title, lambda: figures.listed_distributions(scores), caption)
+    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
+    compared = {name: (view.embeddings(split), view.true_labels(split)) for name, split in drawn.items()}
     return draw(title, lambda: figures.similarity_distributions(compared), caption)
 
 
@@ -148,14 +143,12 @@ def _listed_scores(view: View, split: str) -> tuple[Any, Any]:
 
 def _projections(view: View, is_trained: bool) -> Figure:
     labels = view.true_labels(view.queries)
-    if not is_trained:
-        parts = {_tested_images(view): (view.embeddings(view.queries), labels)}
-        return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.data.noun)
     parts = {}
-    if view.recipe.evaluation.baselines:
+    if is_trained and view.recipe.evaluation.baselines:
         before = load(view.checkpoint("before"), view.device, view.identity)
         parts["before training"] = (before["embeddings"], labels)
-    parts["after training"] = (view.embeddings(view.queries), labels)
+    title = "after training" if is_trained else _tested_images(view)
+    parts[title] = (view.embeddings(view.queries), labels)
     return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.data.noun)
 
 
@@ -173,7 +166,7 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
 
 
 def _gallery(view: View, result: Evaluation) -> Figure:
-    """Draw eight queries, half of them failures, with their nearest images."""
+    """Draw queries with their nearest images."""
     queries = view.images(view.queries)
     searched = view.images(view.data.gallery_of(view.queries))
     rows = []
@@ -216,11 +209,8 @@ def _batch(view: View) -> Figure:
         for label in generator.permutation(np.unique(images.labels))[:6].tolist():
             members = generator.permutation(np.flatnonzero(images.labels == label))[:4].tolist()
             name = short_name(images.class_names[label])
-            row = []
-            for member in members:
-                image = images[member][0]  # augmented by random numbers
-                row.append((_as_bytes(image), name, figures.GRAY))
-            rows.append(row)
+            augmented = [images[member][0] for member in members]  # by random numbers
+            rows.append([(_as_bytes(image), name, figures.GRAY) for image in augmented])
     pairs_of_rows = [list(chain(*rows[start : start + 2])) for start in range(0, len(rows), 2)]
     return figures.gallery(pairs_of_rows)
 

@@ -46,18 +46,12 @@ def recall_by_class(view: View) -> dict[str, float]:
     names = view.images(view.queries).class_names
     right = nearest(view, view.queries).right[:, :1].any(dim=1).double()
     found, means = class_means(right, labels, has_answer(view))
-    recalls = {}
-    for place in means.argsort(stable=True).tolist():
-        name = str(names[int(found[place])])
-        recalls[name] = round(float(means[place]), 4)
-    return recalls
+    order = means.argsort(stable=True).tolist()
+    return {str(names[int(found[place])]): round(float(means[place]), 4) for place in order}
 
 
 def confusions(view: View) -> list[tuple[str, str, int]]:
-    """Return the ten most frequent confusions: query class, class found, count.
-
-    Unanswerable queries are left out.
-    """
+    """Return the ten most frequent confusions: query class, class found, count."""
     result = nearest(view, view.queries)
     queries = view.images(view.queries)
     searched = view.images(view.data.gallery_of(view.queries))

@@ -20,9 +20,22 @@ from .verdict import better_features
 
 
 def finish(run: Run, records: Records) -> dict[str, Any]:
-    """Test the trained network on rank 0; write and return ``metrics.json``, and write the report."""
-    if not run.data.labeled:
-        return _finish_without_test(run, records)
+    """Test the network on rank 0; write the report, and write and return ``metrics.json``."""
+    best = run.epoch
+    metrics: dict[str, Any] = {"after": {}}  # of data without labels
+    if run.data.labeled:
+        best, metrics = _tested(run, records)
+    else:
+        Checkpointer(run).save_model()
+    records.close()
+    result = _about(run, best) | metrics
+    write_run_json(run.folder, METRICS, result)
+    write_report(run, result)
+    return result
+
+
+def _tested(run: Run, records: Records) -> tuple[int, dict[str, Any]]:
+    """Save the trained network; return the tested epoch, and the metrics by phase."""
     run.pseudo_labels = None
     run.listener.step("testing the trained network" if run.epochs else "testing the network, without training")
     started = time.perf_counter()
@@ -41,26 +54,12 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     Checkpointer(run).save_model()
     metrics |= metrics_after(run, run.stages, features)
     records.add(run.epoch, {TEST: metrics["after"]})
-    records.close()
     _warn_of_the_end(run)
     run.history.test_seconds += time.perf_counter() - started
     ahead = better_features(metrics, run.folder, run.recipe)
     if ahead and ahead not in run.history.warnings:
         run.history.warnings.append(ahead)  # shown with the metrics, not before
-    result = _about(run, best) | metrics
-    write_run_json(run.folder, METRICS, result)
-    write_report(run, result)
-    return result
-
-
-def _finish_without_test(run: Run, records: Records) -> dict[str, Any]:
-    """Write the network and report of unlabeled data; ``after`` has no metric."""
-    Checkpointer(run).save_model()
-    records.close()
-    result = _about(run, run.epoch) | {"after": {}}
-    write_run_json(run.folder, METRICS, result)
-    write_report(run, result)
-    return result
+    return best, metrics
 
 
 def _warn_of_the_end(run: Run) -> None:
@@ -78,11 +77,6 @@ def _warn_of_the_end(run: Run) -> None:
 def _about(run: Run, best: int) -> dict[str, Any]:
     """Return the content of ``metrics.json`` besides the metrics."""
     history = run.history
-    seconds = {
-        "baselines": round(history.baseline_seconds, 3),
-        "train": round(history.train_seconds, 3),
-        "test": round(history.test_seconds, 3),
-    }
     about = {
         "recipe": run.name,
         "seed": run.seed,
@@ -92,7 +86,11 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "plugins": plugins_in(run.recipe.as_dict()),
         "input": run.data.noun,
         "images": counts(run),
-        "seconds": seconds,
+        "seconds": {
+            "baselines": round(history.baseline_seconds, 3),
+            "train": round(history.train_seconds, 3),
+            "test": round(history.test_seconds, 3),
+        },
         "epochs": run.epochs,
         "best_epoch": best,
         "skipped_iterations": history.skipped,
@@ -105,7 +103,7 @@ def _about(run: Run, best: int) -> dict[str, Any]:
 
 
 def write_report(run: Run, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:
-    """Write the report, and the checksums of all but ``lost`` files."""
+    """Write the report, and checksums of all but ``lost`` files."""
     run.listener.step("writing the report")
     write_run_report(run, run.stages, metrics, run.listener.warn)
     write_checksums(run.folder, lost)

@@ -1,7 +1,4 @@
-"""Measurements of finished runs by tools: kept in ``metrics.json``, shown in report and export.
-
-A measurement brings its own titles and explanation.
-"""
+"""Measurements of finished runs by tools, in ``metrics.json``, report and export."""
 
 from __future__ import annotations
 
@@ -37,15 +34,14 @@ class Measurement(BaseModel, frozen=True):
 def add_measurement(folder: Path, name: str, measurement: Measurement) -> None:
     """Write or replace a measurement in ``metrics.json`` and in an unedited report.
 
-    Raises DataError for a missing, damaged or changed ``metrics.json``, ConfigError if the run is being written.
+    DataError for damaged metrics, ConfigError if the run is being written.
     """
     taken = ConfigError(f"{folder} is being written by another run; {measurement.title!r} was not added to its metrics")
     with locked_folder(folder, taken):
         recover(folder, WRITTEN)
         check_unchanged(folder, METRICS)
         metrics = read_metrics(folder / METRICS)
-        added = {**metrics.get(KEY, {}), name: measurement.model_dump()}
-        metrics = {**metrics, KEY: added}
+        metrics = {**metrics, KEY: {**metrics.get(KEY, {}), name: measurement.model_dump()}}
         write_run_json(folder, METRICS, metrics)
         if not is_unchanged(folder, REPORT):
             return
@@ -69,20 +65,13 @@ def measurements_of(metrics: Mapping[str, Any]) -> dict[str, Measurement]:
 
 def tables_of(metrics: Mapping[str, Any]) -> list[ReportTable]:
     """Return the report's tables of measurements."""
-    tables = []
-    for measurement in measurements_of(metrics).values():
-        rows = [*shown_values(measurement)]
-        tables.append(ReportTable(measurement.title, ["", ""], rows, measurement.text))
-    return tables
+    measured = measurements_of(metrics).values()
+    return [ReportTable(each.title, ["", ""], [*shown_values(each)], each.text) for each in measured]
 
 
 def shown_values(measurement: Measurement) -> Iterator[tuple[str, str]]:
-    """Yield the titles and values that a page shows."""
+    """Yield titles and values for a page; missing values are empty."""
     for name, title in measurement.titles.items():
-        yield title, _shown(measurement.values.get(name))
-
-
-def _shown(value: float | int | str | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        value = measurement.values.get(name)
+        text = "" if value is None else str(value)
+        yield title, f"{value:.4g}" if isinstance(value, float) else text

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from pml_ext.errors import ConfigError, UnknownNameError, needs_extra
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
@@ -51,60 +50,16 @@ _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 
 
 def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-    """Write ``report.html`` and ``figures/`` of a finished run, whose tested weights are loaded."""
-    if not view.data.labeled:
-        _write_report_without_test(view, metrics)
-        return
-    begun = time.perf_counter()
-    drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
-    for figure in drawn:
-        _write_figure(view, figure, warn)
-    drawing_seconds = time.perf_counter() - begun
-
-    trained_classes = set(view.images("train").labels.tolist())
-    tested_classes = set(view.images(view.queries).labels.tolist())
-    of_test = class_tables(view) if view.data.listed is None else [wrong_tuples_table(view)]
-    ahead = better_features(metrics, view.folder, view.recipe)
-    notes = [setback(view.recipe, metrics)]  # the metrics already warn of better features
-    by_features = " --by features" if ahead else ""
-    text = render(
-        "report",
-        **_shared_parts(view, metrics),
-        headline=headline_of_listed(view, metrics) or headline(metrics, bool(trained_classes & tested_classes)),
-        notes=[text for text in notes if text],
-        gain=gain_of_fine_tuning(view.recipe, metrics),
-        by_features=by_features,
-        phases={**_seconds_of_trials(view.folder), **metrics["seconds"], "figures": drawing_seconds},
-        tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
-        figures=drawn,
-        appendix=list(paper_tables(view.recipe, metrics)),
-    )
-    write_text(view.folder / "report.html", text)
+    """Write ``report.html`` and ``figures/``; the tested weights are loaded."""
+    parts = _parts_without_test(view, metrics)
+    if view.data.labeled:
+        parts |= _parts_of_test(view, stages, metrics, warn)
+    write_text(view.folder / "report.html", render("report", **parts))
 
 
-def _write_report_without_test(view: View, metrics: Mapping[str, Any]) -> None:
-    """Write the report of unlabeled data."""
+def _parts_without_test(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template's values for data without labels."""
     count = metrics["images"]["train"]["images"]
-    text = render(
-        "report",
-        **_shared_parts(view, metrics),
-        headline=(
-            f"{count:,} {view.data.noun} without labels, ready to be searched. Nothing was tested, because the "
-            "right answers are not known."
-        ),
-        notes=[],
-        gain="",
-        by_features="",
-        phases=metrics["seconds"],
-        tables=[],
-        figures=[],
-        appendix=[],
-    )
-    write_text(view.folder / "report.html", text)
-
-
-def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a report that need no test."""
     return {
         "title": Path(path_of_data(view.recipe)).name or metrics["recipe"],
         "recipe": view.recipe,
@@ -115,11 +70,46 @@ def _shared_parts(view: View, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "noun": view.data.noun,
         "settings": tomli_w.dumps(view.recipe.as_dict()),
         "measured": tables_of(metrics),
+        "headline": f"{count:,} {view.data.noun} without labels, ready to be searched. Nothing was tested, because "
+        "the right answers are not known.",
+        "phases": metrics["seconds"],
+        "notes": [],
+        "gain": "",
+        "by_features": "",
+        "tables": [],
+        "figures": [],
+        "appendix": [],
+    }
+
+
+def _parts_of_test(
+    view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the figures; return the template's values after a test."""
+    started = time.perf_counter()
+    drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
+    for figure in drawn:
+        _write_figure(view, figure, warn)
+    drawing_seconds = time.perf_counter() - started
+
+    trained_classes = set(view.images("train").labels.tolist())
+    tested_classes = set(view.images(view.queries).labels.tolist())
+    of_test = class_tables(view) if view.data.listed is None else [wrong_tuples_table(view)]
+    note = setback(view.recipe, metrics)  # the metrics already warn of better features
+    return {
+        "headline": headline_of_listed(view, metrics) or headline(metrics, bool(trained_classes & tested_classes)),
+        "notes": [note] if note else [],
+        "gain": gain_of_fine_tuning(view.recipe, metrics),
+        "by_features": " --by features" if better_features(metrics, view.folder, view.recipe) else "",
+        "phases": {**_seconds_of_trials(view.folder), **metrics["seconds"], "figures": drawing_seconds},
+        "tables": [metrics_table(view, metrics), *of_test, _images_table(view)],
+        "figures": drawn,
+        "appendix": list(paper_tables(view.recipe, metrics)),
     }
 
 
 def _seconds_of_trials(folder: Path) -> dict[str, float]:
-    """Return the seconds of a tool's trials, if there were any."""
+    """Return the seconds of a tool's trials, if any."""
     if not (folder / CHOICE).is_file():
         return {}
     try:
@@ -129,7 +119,7 @@ def _seconds_of_trials(folder: Path) -> dict[str, float]:
 
 
 def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None]) -> None:
-    """Write a figure's file; if it could not be drawn, warn and delete an earlier one."""
+    """Write a figure; if it could not be drawn, warn and delete an earlier one."""
     name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
     place = view.folder / "figures" / f"{name}.png"
     if figure.problem:
@@ -146,17 +136,14 @@ def _images_table(view: View) -> ReportTable:
 
 
 def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
-    """Return a sentence on the test of listed tuples; empty for labeled images."""
+    """Return a sentence on the test of listed tuples; empty for labels."""
     if view.data.listed is None:
         return ""
     name = headline_metric(metrics["after"])
+    text = "The anchor is more similar to the positive than to the negative in {} % of the test triplets"
     if view.data.listed.kind == "pairs":
-        text = "A matching test pair is more similar than another pair in"
-        of = "cases"
-    else:
-        text = "The anchor is more similar to the positive than to the negative in"
-        of = "the test triplets"
-    text = f"{text} {percent(metrics['after'][name])} % of {of}"
+        text = "A matching test pair is more similar than another pair in {} % of cases"
+    text = text.format(percent(metrics["after"][name]))
     if "raw" not in metrics:
         return f"{text}."
     return f"{text}; by {phase_titles(view.data.noun)['raw']} in {percent(metrics['raw'][name])} %."
@@ -166,30 +153,19 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return a row per metric and a column per phase; the best tested value is bold."""
     titles = shown_phases(metrics)
     phases = list(titles)
-    rows = []
-    for name in metrics["after"]:
-        if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
-            continue  # the same
-        rows.append([title_of(name), *_cells(metrics, name, phases)])
+    same = {"precision_at_1"} if "recall_at_1" in metrics["after"] else ()
+    rows = [[title_of(name), *_cells(metrics, name, phases)] for name in metrics["after"] if name not in same]
 
     if "frozen" in metrics and is_trained(metrics):  # the trunk is pretrained
-        if view.frozen:
-            titles["after"] = "head"
-        else:
-            titles["after"] = "fine-tuned network"
+        titles["after"] = "head" if view.frozen else "fine-tuned network"
         if "trained_head" in metrics:
             titles["after"] += ", head fitted again"
     delivered = delivered_phase(metrics)
     titles[delivered] = Markup("<mark>{}</mark>").format(titles[delivered])
-    columns = ["%", *titles.values()]
     where = "of the queries" if view.queries == "query" else f"on the test {view.data.noun}"
     subject = "Retrieval and clustering" if view.data.listed is None else view.data.listed.kind.capitalize()
-    return ReportTable(
-        f"{subject} {where}",
-        columns,
-        rows,
-        f"{_metrics_caption(view, metrics)} The underlined column is what the run delivers.",
-    )
+    caption = f"{_metrics_caption(view, metrics)} The underlined column is what the run delivers."
+    return ReportTable(f"{subject} {where}", ["%", *titles.values()], rows, caption)
 
 
 def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:
@@ -199,33 +175,29 @@ def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str
     cells = []
     for phase in phases:
         value = metrics[phase].get(name)
-        is_best = phase != "training" and value == best
-        cells.append(percent(value, bold=is_best))
+        cells.append(percent(value, bold=phase != "training" and value == best))
     return cells
 
 
 def _metrics_caption(view: View, metrics: Mapping[str, Any]) -> str:
+    noun = view.data.noun
+    training = view.data.tested_training
     if view.data.listed is not None:
         caption = f"The listed {view.data.unit} of the test, by cosine similarity."
-        if view.data.listed.kind == "pairs" and view.data.tested_training is not None:
+        if view.data.listed.kind == "pairs" and training is not None:
             caption += " The threshold is the best one on training pairs, chosen anew in each column."
         return caption
+    searched, classes = f"Every test {noun[:-1]} is searched among all others", "classes"
     if view.queries == "query":
-        caption = "Every query is searched in the gallery by cosine similarity; "
-        caption += "k-means has as many clusters as classes of queries."
-    else:
-        caption = f"Every test {view.data.noun[:-1]} is searched among all others by cosine similarity; "
-        caption += "k-means has as many clusters as classes."
-    caption += _queries_caption(metrics)
-    training = view.data.tested_training
+        searched, classes = "Every query is searched in the gallery", "classes of queries"
+    caption = f"{searched} by cosine similarity; k-means has as many clusters as {classes}.{_queries_caption(metrics)}"
     if training is None:
         return caption
     sampled = f", {len(view.images(training)):,} of them," if training != "train" else ""
-    return f"{caption} The column of the training {view.data.noun}{sampled} shows how much is lost on new ones."
+    return f"{caption} The column of the training {noun}{sampled} shows how much is lost on new ones."
 
 
 def _queries_caption(metrics: Mapping[str, Any]) -> str:
-    """Return how many queries each metric is over, if the numbers differ."""
     titles: dict[int, list[str]] = {}
     for name, number in metrics.get("queries", {}).items():
         titles.setdefault(number, []).append(title_of(name))
@@ -236,7 +208,7 @@ def _queries_caption(metrics: Mapping[str, Any]) -> str:
 
 
 def wrong_tuples_table(view: View) -> ReportTable:
-    """Return the listed test tuples that are most wrong."""
+    """Return the most wrong test tuples."""
     images = view.images(view.queries)
     assert images.tuples is not None
     embeddings = view.embeddings(view.queries)
@@ -260,7 +232,7 @@ def wrong_tuples_table(view: View) -> ReportTable:
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:
-    """Return the worst classes by Recall@1 with examples, and the most frequent confusions."""
+    """Return the worst classes by Recall@1, and the most frequent confusions."""
     by_class = recall_by_class(view)
     if not by_class:  # no query has a right answer
         return
@@ -276,16 +248,14 @@ def class_tables(view: View) -> Iterator[ReportTable]:
 
 
 def _confused_images(view: View, name: str) -> list[str]:
-    """Return a query of a class, and what it was taken for, in the most frequent wrong class."""
+    """Return a query of a class, and an image that it was taken for."""
     queries = view.images(view.queries)
     searched = view.images(view.data.gallery_of(view.queries))
     result = nearest(view, view.queries)
-    members = []  # queries of the class
+    labels = queries.labels.tolist()
+    members = [query for query, label in enumerate(labels) if str(queries.class_names[label]) == name]
     by_wrong_label: dict[int, list[tuple[int, int]]] = {}  # queries, and their nearest images, of a wrong class
-    for query, label in enumerate(queries.labels.tolist()):
-        if str(queries.class_names[label]) != name:
-            continue
-        members.append(query)
+    for query in members:
         other = int(result.indices[query, 0])
         is_mistaken = other >= 0 and not bool(result.right[query, 0])  # -1: the query has no gallery
         if is_mistaken:
@@ -300,14 +270,9 @@ def _confused_images(view: View, name: str) -> list[str]:
 
 
 def _shown(images: LabeledImages, index: int, name: str) -> str:
-    """Return an image's picture, or a vector's id."""
     if images.vector_size is not None:
         return short_name(images.ids[index])
-    return _picture(images.image(index), name)
-
-
-def _picture(image: Tensor, name: str) -> Markup:
-    shown = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())
+    shown = Image.fromarray(images.image(index).expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())
     shown.thumbnail((_PICTURE, _PICTURE))
     buffer = io.BytesIO()
     shown.save(buffer, "PNG")
@@ -328,11 +293,13 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
     entries = recipe.paper.model_dump()
     if place is not None:
         paper, table = place
-        entries["row"] = ""
-        entries["column"] = ""
-        entries["table"] = f"{recipe.paper.table}: {table.title}"
-        entries["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
-        entries["note"] = ". ".join(filter(None, (recipe.paper.note, table.note)))
+        entries |= {
+            "row": "",
+            "column": "",
+            "table": f"{recipe.paper.table}: {table.title}",
+            "paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}",
+            "note": ". ".join(filter(None, (recipe.paper.note, table.note))),
+        }
     rows = [[key, str(value)] for key, value in entries.items() if value]
     yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
     if not values:
@@ -343,7 +310,6 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
         name = f"{value.row}, {value.heading}, {value.column}"
         measured = metrics.get(value.phase, {}).get(value.metric)
         rows.append([name, percent(value.value), percent(measured)])
-    caption = ""
-    if not is_full(recipe.paper.table, recipe.data.name):
-        caption = f"The paper's values are on its own data, this run's on {recipe.data.name}."
+    other_data = f"The paper's values are on its own data, this run's on {recipe.data.name}."
+    caption = "" if is_full(recipe.paper.table, recipe.data.name) else other_data
     yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)

@@ -1,4 +1,4 @@
-"""A finished run loaded from its folder: the network, its learned metric, and export."""
+"""A finished run loaded from its folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 
 from pml_ext.errors import ConfigError, DataError, needs_extra, one_line, shortened
 
-from ..files import DamagedError, check_writable, read_json, read_toml, reading
+from ..files import DamagedError, check_writable, read_json, reading
 from ..files.checksums import read_sums, sha256_of
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
+from ..records.run_files import MODEL, tables_of_run
 from ..records.run_folder import METRICS, NETWORK, RECIPE, check_unchanged, how_to_redo, no_finished_run
 from ..training import checkpoint
 
@@ -23,8 +24,6 @@ with needs_extra("train", "a run"):
 
 if TYPE_CHECKING:  # seconds to import, not needed for a query
     from pml_ext.pml import BaseDistance
-
-WEIGHTS = "checkpoints/model.pt"
 
 
 class _Description(BaseModel):
@@ -46,7 +45,7 @@ class HeadDescription(VectorInput, _Description):
 class LoadedRun:
     """A trained network with the preprocessing of its run.
 
-    Raises DataError if the folder has no finished run, or a damaged or foreign file.
+    DataError if the folder has no finished run, or a damaged or foreign file.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
@@ -56,29 +55,29 @@ class LoadedRun:
         self.recipe = self._read_recipe()
         self.description = self._read_description()
         """The content of ``network.json``."""
-        with reading(folder / WEIGHTS):
-            digest = sha256_of(folder / WEIGHTS)
+        with reading(folder / MODEL):
+            digest = sha256_of(folder / MODEL)
         for name in (RECIPE, NETWORK):
             check_unchanged(folder, name)
         self._digest = digest
         self.identity = digest[:16]
         """The start of the SHA-256 of ``model.pt``."""
-        if read_sums(folder).get(WEIGHTS) != digest:  # damaged, or without a checksum: loading decides
+        if read_sums(folder).get(MODEL) != digest:  # damaged, or without a checksum: loading decides
             _ = self.network
 
     @functools.cached_property
     def network(self) -> Network:
-        """The trained network, built on first use; a query of an indexed image needs none."""
-        with reading(self.folder / WEIGHTS):
-            digest = sha256_of(self.folder / WEIGHTS)
+        """The trained network, built on first use."""
+        with reading(self.folder / MODEL):
+            digest = sha256_of(self.folder / MODEL)
         if digest != self._digest:
-            raise DataError(f"{self.folder / WEIGHTS}: changed since the run was loaded; load it again")
-        state = checkpoint.load(self.folder / WEIGHTS, self.device, digest=digest)
+            raise DataError(f"{self.folder / MODEL}: changed since the run was loaded; load it again")
+        state = checkpoint.load(self.folder / MODEL, self.device, digest=digest)
         self._loss_state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
         return self._build_network(state)
 
     def _check_files(self) -> None:
-        for name in (RECIPE, NETWORK, WEIGHTS):
+        for name in (RECIPE, NETWORK, MODEL):
             if (self.folder / name).is_file():
                 continue
             if (self.folder / METRICS).is_file():
@@ -86,19 +85,14 @@ class LoadedRun:
             raise no_finished_run(self.folder, name)
 
     def _read_recipe(self) -> Recipe:
-        """Read the recipe; plugins, which take a second, are imported only for their trunks."""
-        try:
-            tables = read_toml(self.folder / RECIPE, "run")
-        except DamagedError as error:
-            raise self._damaged(RECIPE, error) from None
+        """Read the recipe; importing plugins, for their trunks, takes a second."""
+        tables = tables_of_run(self.folder)
         tables.pop("run")
         try:
             recipe = Recipe.model_validate(tables)
         except ValidationError:
             return self._checked_recipe()
-        if builtin_trunk(recipe.model.trunk.name) is None:
-            return self._checked_recipe()
-        return recipe
+        return recipe if builtin_trunk(recipe.model.trunk.name) is not None else self._checked_recipe()
 
     def _checked_recipe(self) -> Recipe:
         return load_recipe(str(self.folder / RECIPE))
@@ -116,7 +110,7 @@ class LoadedRun:
         except ConfigError as error:
             self._checked_recipe()  # raises the recipe's own error, if it has one
             raise self._damaged(NETWORK, error) from None
-        with checkpoint.errors_with_path(self.folder / WEIGHTS, state):
+        with checkpoint.errors_with_path(self.folder / MODEL, state):
             network.trunk.load_state_dict(state["trunk"])
             network.embedder.load_state_dict(state["embedder"])
         return network.to(self.device).eval()
@@ -134,7 +128,7 @@ class LoadedRun:
         recipe = self._checked_recipe()
         context = loss_context(recipe, self.description.classes, self.description.class_names)
         loss, _ = build_loss(recipe.loss, context)
-        with checkpoint.errors_with_path(self.folder / WEIGHTS, self._loss_state):
+        with checkpoint.errors_with_path(self.folder / MODEL, self._loss_state):
             loss.load_state_dict(self._loss_state["loss"])
         metric: BaseDistance | None = learned_metric(loss.modules())
         if metric is not None:
@@ -143,12 +137,10 @@ class LoadedRun:
 
     def network_by(self, by: By) -> Network:
         """Return the whole network, or without its head for ``"features"``."""
-        if by == "features":
-            return self.network.without_head()
-        return self.network
+        return self.network.without_head() if by == "features" else self.network
 
     def export(self, out: str | Path, onnx: bool = False, by: By = "embeddings") -> Path:
-        """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
+        """Write weights, ``preprocess.json``, a model card and checksums; return the folder.
 
         ``by="features"`` leaves out the head. ``onnx`` adds ``model.onnx`` for batches of any size; ConfigError
         if torch cannot write it, or embeddings of 100 noise images differ by more than 1e-4.

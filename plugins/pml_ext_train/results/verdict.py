@@ -1,4 +1,4 @@
-"""What training achieved, in words: compared with the start and with alternatives."""
+"""What training achieved, in words."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def phase_titles(noun: str, metrics: Iterable[str] = ()) -> dict[str, str]:
 def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
     """Return the phases in a run's table, with titles, in order.
 
-    Without training, phases with equal values are shown once. Raw pixels and features stay separate even if their
-    values agree.
+    Without training, equal phases are shown once, except raw pixels beside features.
     """
     noun = metrics.get("input", "images")
     shown = {phase: title for phase, title in phase_titles(noun, metrics).items() if phase in metrics}
@@ -105,8 +104,7 @@ def _shown_values(values: Mapping[str, float]) -> dict[str, str]:
 
 def is_trained(metrics: Mapping[str, Any]) -> bool:
     """Return whether a run trained anything."""
-    epochs: int = metrics.get("epochs", 1)
-    return epochs > 0
+    return bool(metrics.get("epochs", 1) > 0)
 
 
 def path_of_data(recipe: Recipe) -> str:
@@ -114,10 +112,8 @@ def path_of_data(recipe: Recipe) -> str:
     kind, _, path = recipe.data.name.partition(":")
     if kind in ("folder", "vectors"):
         return path
-    settings = recipe.data.settings
-    if recipe.data.listed is not None and "vectors" in settings:
-        return str(settings["vectors"])
-    return str(settings.get("path", ""))
+    setting = "vectors" if recipe.data.listed is not None and "vectors" in recipe.data.settings else "path"
+    return str(recipe.data.settings.get(setting, ""))
 
 
 def data_of(recipe: Recipe) -> str:
@@ -128,8 +124,7 @@ def data_of(recipe: Recipe) -> str:
 def headline(metrics: Mapping[str, Any], seen: bool) -> str:
     """Return a report's first sentences: how often the nearest image is right.
 
-    Unanswerable queries are not counted, but mentioned. ``seen``: whether the tested classes were trained.
-    ``metrics`` come from ``metrics.json``.
+    Unanswerable queries are mentioned, but not counted. ``seen``: whether the tested classes were trained.
     """
     noun = metrics.get("input", "images")
     where = f"{noun} of its classes that it has not seen" if seen else "classes that it has never seen"
@@ -159,12 +154,11 @@ def headline(metrics: Mapping[str, Any], seen: bool) -> str:
 
 
 def _unanswerable(without_answer: Mapping[str, Any], queries: int) -> str:
-    """Return a sentence on unanswerable queries, after a space, or an empty string."""
     number = without_answer["queries"]
     if not number:
         return ""
-    verb = "has" if number == 1 else "have"
-    text = f" {number:,} of {queries:,} queries {verb} none and {'is' if number == 1 else 'are'} not counted"
+    verbs = ("has", "is") if number == 1 else ("have", "are")
+    text = f" {number:,} of {queries:,} queries {verbs[0]} none and {verbs[1]} not counted"
     classes = without_answer["classes"]
     if classes:
         text += f": {'class' if len(classes) == 1 else 'classes'} {first_of(classes, 5)}"
@@ -172,10 +166,9 @@ def _unanswerable(without_answer: Mapping[str, Any], queries: int) -> str:
 
 
 def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
-    """Say that features before the head beat the embeddings by Recall@1 or MAP@R, or nothing.
+    """Say that features before the head beat the embeddings, or nothing.
 
-    Before whitening, these are the frozen trunk's. ``folder`` is the run's, for the suggested command. Vectors are
-    searched without a run.
+    Compared by Recall@1 and MAP@R; ``folder`` is the run's, for the suggested command.
     """
     phase = "frozen" if recipe.model.embedder in CLOSED_FORMS else "features"
     if phase not in metrics or recipe.model.takes_vectors:
@@ -185,14 +178,14 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
         if name in after and metrics[phase][name] > after[name]:
             return (
                 f"The features before the head are better than the embeddings: {title_of(name)} is "
-                f"{percent(metrics[phase][name])} % instead of {percent(after[name])} %. To search by them, "
-                f"type: pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
+                f"{percent(metrics[phase][name])} % instead of {percent(after[name])} %. To search by them, type: "
+                f"pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
             )
     return ""
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say that a network is behind its start: untrained, frozen, or raw input; otherwise nothing.
+    """Say that a network is behind its untrained, frozen or raw start, or nothing.
 
     Compared by ``evaluation.select``, else by Recall@1 and MAP@R, also with within-class whitening.
     """
@@ -214,33 +207,26 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _nothing_is_learned(recipe: Recipe) -> bool:
-    """Return whether the embeddings are the raw features."""
     return recipe.model.freeze == "trunk" and recipe.model.embedder == "none"
 
 
 def _phases_to_compare(recipe: Recipe, metrics: Mapping[str, Any]) -> list[str]:
-    phases = ["before", "raw", "within_class"]
-    if not recipe.model.takes_vectors:
-        phases.insert(1, "frozen")
-    if any(phase in metrics for phase in STAGES):
-        phases.append("pca")
-    return [*phases, *STAGES]
+    frozen = [] if recipe.model.takes_vectors else ["frozen"]
+    closed_forms = ["within_class", "pca"] if any(phase in metrics for phase in STAGES) else ["within_class"]
+    return ["before", *frozen, "raw", *closed_forms, *STAGES]
 
 
 def _setback_sentence(recipe: Recipe, name: str, after: float, phase: str, before: float) -> str:
     titles = phase_titles("vectors" if recipe.model.takes_vectors else "images")
+    network = "head" if recipe.model.freeze == "trunk" else "trained network"
+    earlier = "before training."
     if recipe.model.embedder in CLOSED_FORMS:
         network = titles[CLOSED_FORMS[recipe.model.embedder]]
         earlier = "without whitening." if phase != "within_class" else "with it."
     elif phase == "within_class":
-        network = "head" if recipe.model.freeze == "trunk" else "trained network"
         earlier = 'without any training: [model] embedder = "within-class", or refit = "within-class" after it.'
     elif phase in STAGES:
-        network = "trained network"
         earlier = f"before the whole network trained. {_WITHOUT_FINE_TUNING}"
-    else:
-        network = "head" if recipe.model.freeze == "trunk" else "trained network"
-        earlier = "before training."
     if phase == "raw" and not recipe.model.takes_vectors:
         earlier = "without any network."
     numbers = f"{title_of(name)} is {percent(after)} %, and {percent(before)} % {earlier}"
@@ -248,10 +234,9 @@ def _setback_sentence(recipe: Recipe, name: str, after: float, phase: str, befor
 
 
 def not_compared(recipe: Recipe) -> str:
-    """Say that a network was not compared with its pretrained features; otherwise nothing."""
-    if recipe.evaluation.baselines or _nothing_is_learned(recipe):
-        return ""
-    if not is_pretrained(recipe.model.trunk.settings):
+    """Say that a network was not compared with its pretrained features, or nothing."""
+    is_compared = recipe.evaluation.baselines or _nothing_is_learned(recipe)
+    if is_compared or not is_pretrained(recipe.model.trunk.settings):
         return ""
     return (
         "The tests before training were skipped, so the network may be worse than the frozen trunk. To "
@@ -260,10 +245,7 @@ def not_compared(recipe: Recipe) -> str:
 
 
 def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say what training the whole network added to the head or last blocks.
-
-    Empty without such stages, or after a :func:`setback`.
-    """
+    """Say what training the whole network added, or nothing."""
     phase = next((phase for phase in STAGES if phase in metrics), None)
     if phase is None or setback(recipe, metrics):
         return ""

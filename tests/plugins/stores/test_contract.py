@@ -7,7 +7,7 @@ import pytest
 from pml_ext import registry
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.testing.contracts import Named
-from pml_ext_train.cli.named_values import check_named
+from pml_ext_train.cli.targets import check_named
 
 from . import careless
 

@@ -47,7 +47,7 @@ def test_a_plugin_adds_a_command(install_command, pml_ext_command):
     assert "--loud" in pml_ext_command("greet", "--help").stdout
 
 
-def test_help_imports_no_command(install_command, pml_ext_command):
+def test_help_of_all_imports_no_command(install_command, pml_ext_command):
     install_command("lazyone")
     sys.modules.pop("pml_ext_search.commands", None)
     assert pml_ext_command("--help").returncode == 0
@@ -75,7 +75,7 @@ def test_a_name_of_two_plugins_is_refused(install_command, pml_ext_command):
     assert "first:greet" in pml_ext_command("--help").stdout
 
 
-def test_ours_cannot_be_replaced(install_command, pml_ext_command):
+def test_our_commands_cannot_be_replaced(install_command, pml_ext_command):
     install_command("thief", name="report")
     assert "Redraw the report" in pml_ext_command("report", "--help").stdout
     assert pml_ext_command("thief:report").stdout == "hello from thief\n"

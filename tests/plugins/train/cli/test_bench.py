@@ -18,7 +18,7 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     assert rows[1]["loss"] == "cbml"
 
 
-def test_a_recipe_has_a_step_and_a_bare_loop(pml_ext_command):
+def test_steps_are_compared_with_a_bare_loop(pml_ext_command):
     quick = ["--set", "model.trunk.width=8", "--repeats=3", "--device=cpu", "--threads=1"]
     done = pml_ext_command("bench", "--run", "triplets/digits", *quick)
     assert done.returncode == 0

@@ -71,7 +71,7 @@ WANTED = {"cbml": 55, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 34, "ba
 
 
 @pytest.mark.parametrize(("name", "most"), [("floor", 11.5), *WANTED.items(), ("tiled-multi-similarity", 27)])
-def test_traffic_of_a_loss_with_boolean_masks_is_bounded(name, most, monkeypatch):
+def test_traffic_with_boolean_masks_is_bounded(name, most, monkeypatch):
     """1,024 embeddings of size 8, so that nothing counts but the matrices; with the masks that a GPU has."""
     monkeypatch.setattr(fill, "_FLOATS_ON", ())
     function = benchmark.floor if name == "floor" else registry.build(name, "loss")
@@ -126,12 +126,15 @@ def test_much_traffic_is_left_out_of_larger_batches():
     assert left == ["softmax"]
 
 
-def test_shapes_and_bad_input():
-    assert Shape.parse(" 1024x512x4") == Shape(1024, 512, 4)
-    assert str(Shape(120, 512, 8)) == "120x512x8"
-    for wrong in ("1024", "1024x512", "axbxc", "0x4x4", ""):
-        with pytest.raises(ConfigError, match="BATCHxSIZExPER_CLASS, for example 1024x512x4, not "):
-            Shape.parse(wrong)
+@pytest.mark.parametrize("wrong", ["1024", "1024x512", "axbxc", "0x4x4", ""])
+def test_texts_become_shapes_or_errors(wrong):
+    shape = Shape.parse(" 1024x512x4")
+    assert (shape, str(shape)) == (Shape(1024, 512, 4), "1024x512x4")
+    with pytest.raises(ConfigError, match="BATCHxSIZExPER_CLASS, for example 1024x512x4, not "):
+        Shape.parse(wrong)
+
+
+def test_losses_that_need_settings_are_refused():
     with pytest.raises(ConfigError, match="regularized cannot be measured by its name: it needs loss, regularizer"):
         bench(["regularized"], SMALL)
 

@@ -41,7 +41,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     assert done.returncode == 2
     assert done.stderr == (
         "pml-ext: the command line needs the package 'typer', which is not installed. "
-        'Type: pip install "pml-ext[train]"\n'
+        'Run: pip install "pml-ext[train]"\n'
     )
 
 

@@ -7,8 +7,7 @@ import torch
 
 from pml_ext.plugin import Command, DataError, DataSplits, LabeledImages
 from pml_ext.testing.contracts import Named
-from pml_ext_train.cli.named_values import check_named
-from pml_ext_train.cli.targets import find_named, find_named_by_name
+from pml_ext_train.cli.targets import check_named, find_named_by_name
 
 
 def shapes(root=None, seed=0, channels=1, dtype=torch.uint8, offset=0):
@@ -166,19 +165,18 @@ def test_a_bug_is_found_and_named(kind, value, text):
         ("tracker", Tracker),
     ],
 )
-def test_correct_ones_pass(kind, value):
+def test_correct_factories_pass_all_checks(kind, value):
     assert [(r.status, r.text) for r in check_named(Named(kind, "mine", value, "mine")) if r.fails] == []
 
 
-def test_ours_keep_their_contracts():
-    for name in ("RandomErasing", "ColorJitter", "RandomRotation"):
-        (named,) = find_named_by_name(name)
-        assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
-    for kind, name in (("trunk", "convnet"), ("trunk", "mlp"), ("data set", "digits"), ("tracker", "tensorboard")):
-        (named,) = [each for each in find_named_by_name(name) if each.kind == kind]
-        assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
-    for named in find_named("compare"):
-        assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
+@pytest.mark.parametrize(
+    "name",
+    ["RandomErasing", "ColorJitter", "RandomRotation", "convnet", "mlp", "digits", "tensorboard", "compare"],
+)
+def test_our_own_factories_keep_their_contracts(name):
+    results = [result for named in find_named_by_name(name) for result in check_named(named)]
+    assert results
+    assert [(result.check, result.text) for result in results if result.fails] == []
 
 
 def test_what_has_no_docstring_is_named():

@@ -20,7 +20,7 @@ def test_a_component_has_its_documentation_and_recipes():
     assert "cbml/digits" in shown["recipes"]
 
 
-def test_required_settings_are_named():
+def test_required_settings_are_named_as_such():
     (shown,) = describe("pml/proxy-anchor")
     required = [each["name"] for each in shown["settings"] if each["default"] == "(required)"]
     assert required == ["num_classes", "embedding_size"]
@@ -44,7 +44,7 @@ def test_a_recipe_has_all_settings_with_their_origins(tmp_path):
     ("name", "kind"),
     [("digits", "data set"), ("convnet", "trunk"), ("folder", "data set"), ("RandomErasing", "transform")],
 )
-def test_data_sets_and_trunks_have_options_that_a_recipe_sets(name, kind):
+def test_factories_show_options_that_recipes_set(name, kind):
     (shown,) = describe(name)
     assert shown["kind"] == kind
     required = [each["name"] for each in shown["settings"] if each["default"] == "(required)"]
@@ -52,14 +52,14 @@ def test_data_sets_and_trunks_have_options_that_a_recipe_sets(name, kind):
     assert describe(name, kind) == [shown]
 
 
-def test_unknown_names_have_the_nearest_of_their_kind():
-    for call, text in (
-        (
-            lambda: describe("digit"),
-            "no component, recipe, table, data set, transform or trunk 'digit'; nearest: .*dig",
-        ),
-        (lambda: describe("convnt", "trunk"), "no trunk 'convnt'; nearest: convnet"),
-        (lambda: describe("hard-pear", "miner"), "no miner 'hard-pear'; nearest: hard-pair"),
-    ):
-        with pytest.raises(UnknownNameError, match=text):
-            call()
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("digit", None, "no component, recipe, table, data set, transform or trunk 'digit'; nearest: .*dig"),
+        ("convnt", "trunk", "no trunk 'convnt'; nearest: convnet"),
+        ("hard-pear", "miner", "no miner 'hard-pear'; nearest: hard-pair"),
+    ],
+)
+def test_unknown_names_have_the_nearest_of_their_kind(name, kind, text):
+    with pytest.raises(UnknownNameError, match=text):
+        describe(name, kind)

@@ -8,7 +8,7 @@ import pml_ext.losses
 from pml_ext_train.cli import installation
 
 
-def test_every_extra_is_described():
+def test_every_extra_has_a_description():
     assert set(installation.EXTRAS) == set(importlib.metadata.metadata("pml-ext").get_all("Provides-Extra"))
 
 
@@ -34,7 +34,7 @@ def test_an_accelerator_is_tested_where_there_is_one(present, monkeypatch):
 
 
 @pytest.mark.parametrize(("margin", "text"), [(0.2, "PML's TripletMarginLoss"), (-1, "margin")])
-def test_a_loss_with_other_values_or_an_error_is_a_finding(monkeypatch, margin, text):
+def test_wrong_values_or_errors_are_a_finding(monkeypatch, margin, text):
     right = pml_ext.losses.TiledTripletMarginLoss
 
     def wrong():

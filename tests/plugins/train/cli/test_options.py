@@ -29,7 +29,7 @@ def commands():
 
 
 @pytest.mark.parametrize(("option", "parameter"), SHARED.items())
-def test_commands_share_an_option(option, parameter):
+def test_commands_share_name_and_help_of_an_option(option, parameter):
     annotation = getattr(options, option)
     own = {name: hints[parameter] for name, hints in commands().items() if parameter in hints}
     assert own, option

@@ -59,16 +59,15 @@ def test_messages_that_cannot_be_written_end_no_run(tmp_path):
     assert done.stdout.split() == ["0", "2"] * 2
 
 
-def test_a_terminal_has_a_bar():
-    for terminal in (True, False):
-        written = io.StringIO()
-        with Progress(Console(file=written, force_terminal=terminal, width=100)) as listener:
-            listener.step("cbml/digits, seed 0")
-            listener.iteration(1, 1, 5, 0.25)
-            listener._bar.refresh()
-            listener.warn("careful")
-        assert ("epoch 1: loss 0.2500" in written.getvalue()) is terminal
-        assert any("warning: careful" in line for line in written.getvalue().splitlines())
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_alone_has_a_bar(terminal):
+    written = io.StringIO()
+    with Progress(Console(file=written, force_terminal=terminal, width=100)) as listener:
+        listener.iteration(1, 1, 5, 0.25)
+        listener._bar.refresh()
+        listener.warn("careful")
+    assert ("epoch 1: loss 0.2500" in written.getvalue()) is terminal
+    assert any("warning: careful" in line for line in written.getvalue().splitlines())
 
 
 def test_a_warning_of_several_runs_is_written_once(capsys):

@@ -29,7 +29,7 @@ def test_plugins_are_listed_as_a_table_or_json(pml_ext_command):
     assert re.search(r"cbml: pml-ext \S+, module pml_ext_cbml, ok\n  hooks       .*pml_ext_components", done.stdout)
 
 
-def test_a_new_plugin_is_written_with_what_to_type_next(pml_ext_command, tmp_path, monkeypatch):
+def test_new_plugin_prints_files_and_next_steps(pml_ext_command, tmp_path, monkeypatch):
     done = pml_ext_command("new-plugin", "wide-margin", "--out", tmp_path / "new")
     *files, last = done.stdout.splitlines()
     written = {str(path) for path in (tmp_path / "new").rglob("*") if path.is_file()}

@@ -57,7 +57,7 @@ def test_columns_of_what_is_taken_as_it_is(about, titles):
     assert list(shown_phases(metrics).values()) == titles
 
 
-def test_the_path_of_a_report_stays_on_one_line(tmp_path, monkeypatch, capsys):
+def test_a_report_path_stays_on_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pml_ext_train.cli.output.WIDE", 40)  # columns, as of a narrow terminal
     folder = tmp_path / "a folder with a name of several words"
     folder.mkdir()

@@ -42,7 +42,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for text, names in REFUSED.items() for name in names])
-def test_names_that_are_refused(tmp_path, name, text):
+def test_names_that_a_plugin_cannot_have(tmp_path, name, text):
     with pytest.raises(ConfigError, match=text):
         new_plugin(name, tmp_path / "out")
     assert not (tmp_path / "out").exists()

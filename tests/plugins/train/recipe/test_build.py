@@ -7,7 +7,6 @@ from pml_ext_train.recipe import (
     augmentation_of,
     build_dataset,
     build_loss,
-    names_in,
     plugins_in,
     preprocessing_of,
 )
@@ -15,7 +14,7 @@ from pml_ext_train.recipe import (
 from .recipes import one
 
 
-def test_a_learned_metric_takes_its_size_from_the_model():
+def test_a_learned_metric_has_the_models_size():
     recipe = one("pddm/digits", "model.embedding_size=24")
     for table in (recipe.loss, type(recipe.loss)(name="pddm")):  # the class says what it needs
         loss, _ = build_loss(table, {"embedding_size": 24, "collect_stats": True})
@@ -45,7 +44,7 @@ def pml_ext_transforms():
 
 
 @pytest.mark.usefixtures("isolated_registry")
-def test_transforms_of_torchvision_and_of_plugins_are_built_with_their_settings(install_plugin):
+def test_transforms_are_built_with_their_settings(install_plugin):
     install_plugin("noisy", PLUGIN_WITH_A_TRANSFORM)
     inner = "{name='RandomApply', p=1.0, transforms=['RandomInvert', {name='RandomRotation', degrees=15}]}"
     recipe = one("cbml/digits", f"data.augment.transforms=[{{name='noise', strength=3}}, {inner}]")
@@ -63,13 +62,9 @@ def test_transforms_of_torchvision_and_of_plugins_are_built_with_their_settings(
         one("cbml/digits", "data.augment.transforms=[{name='noise', strength='x'}]")
 
 
-def test_a_transform_that_does_not_fit_the_images_is_refused_by_its_place():
+def test_an_unfit_transform_is_named_by_place():
     recipe = one("cbml/digits", "data.augment.transforms=['RandomInvert', {name='Resize', size=9}]")
     preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, None))
     wanted = r"data.augment.transforms.1: Resize gives uint8 \[1, 9, 9\]; wanted uint8 \[1, 8, 8\]"
     with pytest.raises(ConfigError, match=wanted):
         augmentation_of(recipe.data, preprocessing)
-
-
-def test_transforms_that_a_recipe_names_are_found():
-    assert ("transform", "RandomAffine") in names_in("pml/ntxent/digits-unlabeled")

@@ -36,22 +36,25 @@ def plugins_images(
     return digits()
 
 
-def test_options_of_data_sets_are_checked_by_their_annotations(monkeypatch):
-    for override, message in (
-        ("split=classes", r"data.split: found 'classes'; input should be 'class' or 'image'"),
-        ("image_size=16.0", r"data.image_size: found 16.0; input should be a valid integer"),
-        ("path=elsewhere", r"data.path: no setting of folder:photos 'path'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            one("cbml/digits", "data.name=folder:photos", f"data.{override}")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.name=folder:photos", "data.split=classes"], "data.split: found 'classes'; input should be 'class' or"),
+        (["data.name=folder:photos", "data.image_size=16.0"], "data.image_size: found 16.0; .* a valid integer"),
+        (["data.name=folder:photos", "data.path=elsewhere"], "data.path: no setting of folder:photos 'path'"),
+        (["data.mode=slow"], "data.mode: found 'slow'; input should be 'fast'"),
+        (["data.mask=3"], "data.mask: found 3; input should be a valid string"),
+        (["data.size=big"], "data.size: found 'big'; input should be a valid number"),
+    ],
+)
+def test_data_options_are_checked_by_annotation(monkeypatch, overrides, message):
     monkeypatch.setattr(registry, "factory", lambda what, name: plugins_images)
-    for override, message in (
-        ("mode=slow", "data.mode: found 'slow'; input should be 'fast'"),
-        ("mask=3", "data.mask: found 3; input should be a valid string"),
-        ("size=big", "data.size: found 'big'; input should be a valid number"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            one("cbml/digits", f"data.{override}")
+    with pytest.raises(ConfigError, match=message):
+        one("cbml/digits", *overrides)
+
+
+def test_converted_data_options_build_the_data(monkeypatch):
+    monkeypatch.setattr(registry, "factory", lambda what, name: plugins_images)
     overrides = ("data.mask=mask.png", "data.size=4", "data.parts=[1.5]", "data.path=p", "data.mode=fast")
     assert isinstance(build_dataset(one("cbml/digits", *overrides).data, None), DataSplits)
     with pytest.raises(ConfigError, match=r"data: digits refuses size = 7: size must be at most 5, not 7"):
@@ -72,16 +75,22 @@ def pml_ext_trunks():
 
 
 @pytest.mark.usefixtures("isolated_registry")
-def test_factories_that_fail_are_named_with_their_plugin(install_plugin):
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("{name='nothing'}", "data: nothing of the plugin 'careless' gives NoneType; wanted pml_ext.plugin.DataSplits"),
+        (
+            "{name='unread'}",
+            r"data: unread fails: ZeroDivisionError.*, in .*lambda> of the plugin 'careless', careless/__init__.py:6",
+        ),
+        ("{name='unread', size=2}", "data: unread refuses size = 2: ZeroDivisionError"),
+    ],
+)
+def test_failing_factories_are_named_with_their_plugin(install_plugin, data, text):
     install_plugin("careless", FACTORIES_OF_NOTHING)
-    text = "data: nothing of the plugin 'careless' gives NoneType; wanted pml_ext.plugin.DataSplits"
+    recipe = one("cbml/digits", f"data={data}", "model.trunk={name='nothing'}")
     with pytest.raises(ConfigError, match=text):
-        build_dataset(one("cbml/digits", "data.name=nothing").data, None)
-    text = r"data: unread fails: ZeroDivisionError.*, in .*lambda> of the plugin 'careless', careless/__init__.py:6"
-    with pytest.raises(ConfigError, match=text):
-        build_dataset(one("cbml/digits", "data.name=unread").data, None)
-    with pytest.raises(ConfigError, match="data: unread refuses size = 2: ZeroDivisionError"):
-        build_dataset(one("cbml/digits", "data.name=unread", "data.size=2").data, None)
-    text = "model.trunk: nothing of the plugin 'careless' gives NoneType; wanted a torch.nn.Module"
-    with pytest.raises(ConfigError, match=text):
-        build_trunk(one("cbml/digits", "model.trunk={name='nothing'}").model.trunk, 1, 8)
+        build_dataset(recipe.data, None)
+    wanted = "model.trunk: nothing of the plugin 'careless' gives NoneType; wanted a torch.nn.Module"
+    with pytest.raises(ConfigError, match=wanted):
+        build_trunk(recipe.model.trunk, 1, 8)

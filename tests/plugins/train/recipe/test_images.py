@@ -96,7 +96,7 @@ def test_weights_of_bn_inception_get_blue_green_red(tmp_path, photos):
     assert not preprocessing_of(next(iter(own.values())), splits)[0].bgr
 
 
-def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos):
+def test_contradicting_settings_of_images_are_refused(tmp_path, photos):
     file = recipe_file(tmp_path, photos)
     with pytest.raises(ConfigError, match=r"both set how images are cut; leave out augment.random_crop"):
         load_recipes(file, typed(["data.augment.random_crop=true"]))
@@ -127,7 +127,7 @@ def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["data.cache=memory", "data.workers=1"])
-def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(trained, photos, tmp_path, without_report, setting):
+def test_reading_otherwise_changes_no_number(trained, photos, tmp_path, without_report, setting):
     train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=typed([setting]))
     one, other = (json.loads((run / "metrics.json").read_text()) for run in (trained, tmp_path / "run"))
     assert all(one[phase] == other[phase] for phase in ("raw", "before", "after", "training"))

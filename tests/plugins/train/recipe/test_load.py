@@ -5,22 +5,26 @@ import warnings
 import pytest
 
 from pml_ext.errors import ConfigError, RecipeWarning
-from pml_ext_train.launch.launch import QUICK
+from pml_ext_train.launch.launch import QUICK, train
 from pml_ext_train.recipe import load_recipes
 
 from ....overrides import typed
 from .recipes import one, write
 
 
-def test_overrides():
-    assert one("cbml/digits", "loss.mvc_weight=0.25").loss.settings["mvc_weight"] == 0.25
-    assert one("cbml/digits", "loss.averaging=sqrt").loss.settings["averaging"] == "sqrt"
-    assert one("cbml/digits", "evaluation.recall_at=[1, 2, 4, 8, 16]").evaluation.recall_at == [1, 2, 4, 8, 16]
-    assert one("cbml/digits", "loss.name=pml/contrastive").loss.settings == {}
-    assert one("cbml/digits", "data.name=digits-unseen", "model.trunk=mlp").model.trunk.name == "mlp"
+def test_overrides_hold_in_any_order_of_names():
     both = "loss.name=pml/contrastive", "loss.neg_margin=0.5"
-    assert one("cbml/digits", *both) == one("cbml/digits", *reversed(both))
-    assert one("cbml/digits", *both).loss.settings == {"neg_margin": 0.5}
+    recipe = one("cbml/digits", *both, "evaluation.recall_at=[1, 16]", "data.name=digits-unseen", "model.trunk=mlp")
+    assert one("cbml/digits", *both).loss == one("cbml/digits", *reversed(both)).loss == recipe.loss
+    assert (recipe.loss.settings, recipe.evaluation.recall_at) == ({"neg_margin": 0.5}, [1, 16])
+    assert (recipe.data.name, recipe.model.trunk.name) == ("digits-unseen", "mlp")
+
+
+def test_a_wrong_variant_is_refused_before_any_run(tmp_path):
+    recipe = write(tmp_path, 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [1.0, -1.0]\n')
+    with pytest.raises(ConfigError, match="mvc_weight of CBMLLoss must be a finite number at least 0"):
+        train(recipe, tmp_path / "runs", overrides=typed(QUICK))
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def test_settings_without_effect_are_refused(recipe, texts, error):
         load_recipes(recipe, typed(texts))
 
 
-def test_settings_of_a_loss_with_parameters_have_an_effect():
+def test_an_optimizer_of_proxies_has_an_effect():
     recipe = one("pml/proxy-anchor/digits", "loss.optimizer.lr=3", "loss.optimizer.scheduled=true")
     assert recipe.loss.optimizer == {"lr": 3, "scheduled": True}
 

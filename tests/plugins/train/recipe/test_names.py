@@ -11,16 +11,17 @@ from pml_ext_train.recipe import names_in
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 
 
-def test_a_recipe_names_what_its_tables_and_sweeps_name():
+def test_names_in_a_recipe_are_found():
     named = names_in("cbml/digits")
     assert {("loss", "cbml"), ("data set", "digits"), ("trunk", "convnet")} <= named
+    assert ("transform", "RandomAffine") in names_in("pml/ntxent/digits-unlabeled")
     assert names_in("nobody/knows-it") == set()
 
 
 RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribution = "gone-losses", version = "1.2"}\n'
 
 
-def test_a_run_of_a_missing_plugin_says_how_to_install_it(tmp_path, monkeypatch, install_loss):
+def test_a_missing_plugin_comes_with_its_command(tmp_path, monkeypatch, install_loss):
     """A finished run, as far as it is read before that is noticed."""
     tables = registry.recipes()["cbml/digits"].read_text("utf-8")
     folder = tmp_path / "run"
@@ -29,7 +30,7 @@ def test_a_run_of_a_missing_plugin_says_how_to_install_it(tmp_path, monkeypatch,
     (folder / "network.json").write_text("{}")
     (folder / "metrics.json").write_text('{"recipe": "gone/digits", "seed": 0}')
     (folder / "checkpoints" / "model.pt").touch()
-    text = r"recipe.toml: the plugin 'gone' of gone-losses 1.2 is not installed; type: pip install gone-losses==1.2"
+    text = r"recipe.toml: the plugin 'gone' of gone-losses 1.2 is not installed; run: pip install gone-losses==1.2"
     with pytest.raises(PluginError, match=text):
         load_run(folder)
     with pytest.raises(PluginError, match=text):

@@ -7,7 +7,7 @@ import pytest
 
 from pml_ext.errors import ConfigError
 from pml_ext_train.launch.launch import QUICK
-from pml_ext_train.recipe import Override, load_recipe, load_recipes, overrides_of, parse_override, tables_of
+from pml_ext_train.recipe import Override, load_recipe, overrides_of, parse_override, tables_of
 
 
 @pytest.mark.parametrize(
@@ -30,39 +30,29 @@ def test_a_text_without_key_or_value_is_refused(text):
         parse_override(text)
 
 
-def test_python_gives_a_mapping_and_no_text():
+def test_python_gives_a_mapping_of_overrides():
     given = {"loss.delta": 1.5, "model.trunk": {"name": "convnet"}}
     assert overrides_of(given) == [Override("loss.delta", 1.5), Override("model.trunk", {"name": "convnet"})]
     assert load_recipe("cbml/digits", {"schedule.epochs": 16}).schedule.epochs == 16
-    for wrong in ("schedule.epochs=16", ["schedule.epochs=16"]):
-        with pytest.raises(ConfigError, match=r"^overrides: found 'schedule.epochs=16'; wanted values by key"):
-            load_recipe("cbml/digits", wrong)
-    with pytest.raises(ConfigError, match="^overrides: found the key 3; wanted"):
-        load_recipe("cbml/digits", {3: "a"})
 
 
-def test_errors_quote_what_was_typed():
-    for call, text in (
-        (
-            lambda: load_recipe("cbml/digits", {"schedule.epochs": 0}),
-            r"^override schedule\.epochs=0: schedule\.epochs: ",
-        ),
-        (
-            lambda: load_recipe("cbml/digits", [parse_override("schedule.epochs=0")]),
-            r"^--set schedule\.epochs=0: schedule\.epochs: ",
-        ),
-        (lambda: load_recipe("cbml/digits", [Override("track", 3, "--track nothing")]), r"^--track nothing: track"),
-        (
-            lambda: load_recipe("cbml/digits", [*QUICK, Override("evaluation.figures", "none", "--quick")]),
-            r"^--quick: evaluation\.figures: found 'none'",
-        ),
-        (
-            lambda: load_recipe("cbml/digits", {"loss": "cbml"}),
-            r"^override loss=cbml: loss is a table; wanted loss\.name=cbml",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            call()
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"schedule.epochs": 0}, r"^override schedule\.epochs=0: schedule\.epochs: "),
+        ([parse_override("schedule.epochs=0")], r"^--set schedule\.epochs=0: schedule\.epochs: "),
+        ([parse_override("schedule.epochs=3"), parse_override("schedule.epochs=-1")], r"^--set schedule\.epochs=-1: "),
+        ([Override("track", 3, "--track nothing")], r"^--track nothing: track"),
+        ([*QUICK, Override("evaluation.figures", "none", "--quick")], r"^--quick: evaluation\.figures: found 'none'"),
+        ({"loss": "cbml"}, r"^override loss=cbml: loss is a table; wanted loss\.name=cbml"),
+        ("schedule.epochs=16", r"^overrides: found 'schedule.epochs=16'; wanted values by key"),
+        (["schedule.epochs=16"], r"^overrides: found 'schedule.epochs=16'; wanted values by key"),
+        ({3: "a"}, "^overrides: found the key 3; wanted"),
+    ],
+)
+def test_errors_quote_what_was_typed(overrides, text):
+    with pytest.raises(ConfigError, match=text):
+        load_recipe("cbml/digits", overrides)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +75,7 @@ def test_an_error_names_its_override_or_the_file(tmp_path, settings, message):
     assert str(error.value).startswith(message.format(file=recipe))
 
 
-def test_of_two_overrides_of_a_key_the_last_is_quoted():
-    given = [parse_override("schedule.epochs=3"), parse_override("schedule.epochs=-1")]
-    with pytest.raises(ConfigError, match=r"^--set schedule\.epochs=-1: "):
-        load_recipes("cbml/digits", given)
-
-
-def test_tables_of_overrides():
+def test_overrides_are_turned_into_tables():
     assert tables_of({"data.relation": "near", "data.relation.within": 2}) == {
         "data": {"relation": {"name": "near", "within": 2}}
     }

@@ -30,7 +30,7 @@ def test_tables_are_listed_with_recipes_and_reasons(mine):
     assert "nothing is trained" in line
 
 
-def test_a_paper_that_is_no_table_leaves_the_other_recipes_listed(mine):
+def test_a_wrong_paper_hides_no_other_recipe(mine):
     mine('table = "mine/2"\nrow = "Small, Mine"', name="right")
     text = 'extends = "pml/contrastive/digits"\npaper = "Me et al."\n'
     Path(mine("", name="wrong")).write_text(text)

@@ -41,7 +41,7 @@ def test_a_recipe_names_table_and_row(mine):
     assert not is_full("mine/2", "omniglot-small")
 
 
-def test_heads_of_a_row_come_from_choices_of_a_sweep(mine):
+def test_choices_of_a_sweep_name_rows(mine):
     sweep = """
     [sweep.network.small]
     paper = { row.Network = "Small" }
@@ -107,7 +107,7 @@ def test_a_file_that_is_none_of_a_paper(mine, old, new, message):
     assert load_recipes("cbml/omniglot-small")
 
 
-def test_the_report_has_the_papers_values_beside_the_runs(mine):
+def test_the_report_compares_with_the_papers_values(mine):
     (recipe,) = load_recipes(mine('table = "mine/2"\nrow = ["Small, Mine", "Small, Scores"]\nnote = "ours"')).values()
     metrics = {"after": {"recall_at_1": 0.9}, "learned_metric": {"recall_at_1": 0.8}}
     about, values = paper_tables(recipe, metrics)
@@ -123,7 +123,7 @@ def test_the_report_has_the_papers_values_beside_the_runs(mine):
     ]
 
 
-def test_a_run_is_read_after_the_papers_file_has_changed(mine, tmp_path):
+def test_a_changed_paper_leaves_runs_readable(mine, tmp_path):
     (recipe,) = load_recipes(mine('table = "mine/2"\nrow = "Small, Mine"')).values()
     file = tmp_path / "recipe.toml"
     file.write_text(tomli_w.dumps(recipe.as_dict() | {"run": {"recipe": "mine/one"}}))

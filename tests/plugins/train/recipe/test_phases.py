@@ -24,7 +24,7 @@ LOSS = 'loss={name="cbml"}'
         (f"{{epochs=2, {LOSS}}}", None),
     ],
 )
-def test_the_stage_before_the_whole_network_is_a_phase(tmp_path, stages, wanted):
+def test_stages_before_the_whole_network_are_phases(tmp_path, stages, wanted):
     trunk = f'model.trunk={{name="convnet", blocks=2, width=8, weights="{tmp_path / "weights.pth"}"}}'
     recipe = one("cbml/digits", trunk, f"stages=[{stages}]")
     assert stage_before_whole(recipe) == wanted

@@ -10,15 +10,11 @@ from ....overrides import typed
 from .recipes import one
 
 
-def test_stages():
+def test_stages_come_before_the_recipes_own_loss():
     recipe = one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margin = 0.2}}]")
     stages = recipe.all_stages()
     assert [(stage.epochs, stage.loss.name) for stage in stages] == [(2, "pml/triplet-margin"), (13, "cbml")]
     assert stages[0].sampler == recipe.sampler
-    with pytest.raises(ConfigError, match="stages alone have 20 epochs"):
-        one("cbml/digits", "stages=[{epochs = 20, loss = {name = 'pml/triplet-margin'}}]")
-    with pytest.raises(ConfigError, match=r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: m"):
-        one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margn = 1}}]")
 
 
 @pytest.mark.parametrize(
@@ -56,9 +52,16 @@ def test_stages():
         ("loss.memory={size=80, start_epoch=99}", r"loss.memory.start_epoch: found 99, but the run has \d+ epochs"),
         ("data.images={random_crop=true, random_crop_scale=[0.2, 1.0]}", "leave out one"),
         ("epochs", r"--set epochs: wanted KEY=VALUE"),
+        ("optimizer.betas=[2, 2]", r"^--set optimizer.betas=.2, 2.: optimizer: adam refuses betas = .2, 2."),
+        ("loss.delta=-1", r"^--set loss.delta=-1: loss: cbml refuses .* delta = -1: delta of CBMLLoss"),
+        ("stages=[{epochs=20, loss={name='pml/triplet-margin'}}]", "stages alone have 20 epochs"),
+        (
+            "stages=[{epochs=2, loss={name='pml/triplet-margin', margn=1}}]",
+            r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: m",
+        ),
     ],
 )
-def test_what_is_wrong_is_one_line_with_the_key(override, message):
+def test_a_wrong_setting_is_one_line_with_key(override, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipes("cbml/digits", typed([override]))
     assert "\n" not in str(caught.value)

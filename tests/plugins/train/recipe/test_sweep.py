@@ -9,7 +9,7 @@ from ....overrides import typed
 from .recipes import one, write
 
 
-def test_sweeps():
+def test_a_sweep_gives_one_recipe_per_value():
     recipes = load_recipes("cbml/omniglot-small-mvc-weight")
     assert [r.loss.settings["mvc_weight"] for r in recipes.values()] == [0.0, 0.1, 1.0, 2.0]
     assert list(recipes)[1] == "cbml/omniglot-small-mvc-weight@0.1"

@@ -38,14 +38,17 @@ def test_a_setting_takes_its_inherited_origin_away():
     assert merged(base, {"loss": {"a": 3}})["origin"] == base["origin"]  # a child without origins states none
 
 
-def test_ranges_of_a_replaced_table_are_dropped():
+@pytest.mark.parametrize(
+    ("over", "left"),
+    [
+        ({"loss": {"name": "y"}}, {"losses": 1, "optimizer.lr": [0, 1]}),
+        ({"loss": "y", "tune": {"loss.b": [3, 4]}}, {"losses": 1, "optimizer.lr": [0, 1], "loss.b": [3, 4]}),
+        ({"tune": {"loss": "all"}}, {"losses": 1, "optimizer.lr": [0, 1], "loss": "all"}),
+    ],
+)
+def test_ranges_of_a_replaced_table_are_dropped(over, left):
     base = {"loss": {"name": "x"}, "tune": {"loss.a": [1, 2], "losses": 1, "optimizer.lr": [0, 1]}}
-    found = merged(base, {"loss": {"name": "y"}})
-    assert found["tune"] == {"losses": 1, "optimizer.lr": [0, 1]}
-    found = merged(base, {"loss": "y", "tune": {"loss.b": [3, 4]}})
-    assert found["tune"]["loss.b"] == [3, 4]
-    assert "loss.a" not in found["tune"]
-    assert merged(base, {"tune": {"loss": "all"}})["tune"] == {"losses": 1, "optimizer.lr": [0, 1], "loss": "all"}
+    assert merged(base, over)["tune"] == left
 
 
 @pytest.mark.parametrize(
@@ -58,20 +61,29 @@ def test_ranges_of_a_replaced_table_are_dropped():
         (["sampler.batch_size=64", "sampler={name='shuffle', batch_size=32}"], {"name": "shuffle", "batch_size": 32}),
     ],
 )
-def test_the_last_value_of_a_key_holds_in_tables_too(tmp_path, overrides, wanted):
+def test_the_last_value_of_a_key_wins(tmp_path, overrides, wanted):
     tables = {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}}
     settings = [(override.key, override.value) for override in typed(overrides)]
     assert overridden(tables, settings) == {"sampler": wanted}
 
 
-def test_names_inside_of_tables_go_first():
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [
+        (
+            [("model.trunk.width", 8), ("model", {"trunk": {"name": "mlp"}, "embedding_size": 4})],
+            {"trunk": {"name": "mlp", "width": 8}, "embedding_size": 4},
+        ),
+        (
+            [("model", {"trunk": {"name": "mlp", "width": 8}}), ("model.trunk", "convnet")],
+            {"trunk": {"name": "convnet"}},
+        ),
+    ],
+)
+def test_names_inside_of_tables_go_first(settings, model):
     tables = {"model": {"trunk": "convnet"}, "origin": {"loss.name": "paper"}}
-    settings = [("model.trunk.width", 8), ("model", {"trunk": {"name": "mlp"}, "embedding_size": 4})]
     found = overridden(tables, [*settings, ("origin", {"loss.name": "ours"})])
-    assert found["model"] == {"trunk": {"name": "mlp", "width": 8}, "embedding_size": 4}
-    assert found["origin"] == {"loss.name": "ours"}
-    found = overridden(tables, [("model", {"trunk": {"name": "mlp", "width": 8}}), ("model.trunk", "convnet")])
-    assert found["model"] == {"trunk": {"name": "convnet"}}
+    assert found == {"model": model, "origin": {"loss.name": "ours"}}
 
 
 @pytest.mark.parametrize(

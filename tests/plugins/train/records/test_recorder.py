@@ -45,7 +45,7 @@ def test_tables_csv_and_events_say_the_same(tmp_path):
     }
 
 
-def test_a_run_that_goes_on_has_each_row_once(tmp_path):
+def test_a_resumed_run_has_each_row_once(tmp_path):
     record(tmp_path / "whole", 1, 8)
     record(tmp_path / "killed", 1, 6)
     folder = tmp_path / "killed" / "records"

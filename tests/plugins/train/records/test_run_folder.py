@@ -51,7 +51,7 @@ def test_advice_of_an_unfinished_run_is_to_resume(tmp_path):
     assert str(files.no_finished_run(tmp_path, files.METRICS)).endswith(f"type: {command} --resume")
 
 
-def test_the_files_of_a_run_are_removed_and_others_stay(tmp_path):
+def test_only_the_files_of_a_run_are_removed(tmp_path):
     made(tmp_path)
     (tmp_path / SUMS).write_text("sums")
     (tmp_path / "choice.json").write_text("{}")

@@ -5,7 +5,7 @@ from pml_ext_train.records.recorder import Records
 from pml_ext_train.records.series import loss_series, metric_by_epoch
 
 
-def test_series_of_stages_are_joined_and_of_parts_are_not(tmp_path):
+def test_stages_share_a_curve_and_parts_do_not(tmp_path):
     records = Records(tmp_path, 0, 0)
     for iteration in (1, 2):
         records.add(iteration, {"loss_histories": {"total_loss": 1.0}, "metric_loss_A": {"positive_loss": 1.0}})

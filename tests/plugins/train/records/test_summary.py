@@ -8,7 +8,7 @@ def test_the_summary_of_one_run_has_no_spread():
     assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
 
 
-def test_a_metric_that_failed_in_one_run_is_not_summarized():
+def test_a_failed_metric_is_not_summarized():
     results = [
         {"recipe": "a", "after": {"recall_at_1": 0.5, "theirs": 1.0}},
         {"recipe": "a", "after": {"recall_at_1": 0.7}},

@@ -1,10 +1,8 @@
 """Trackers: the same values at the same steps in all of them, resumed runs, and trackers that fail."""
 
 import json
-import sqlite3
 import sys
 import time
-from contextlib import closing
 
 import pytest
 
@@ -14,8 +12,8 @@ from pml_ext_train.launch.launch import train
 from pml_ext_train.records.trackers import of_epochs
 from pml_ext_train.training.listener import Silence
 
-from ....faults import events
 from ....overrides import typed
+from ..training.written_records import scalars, tables
 
 SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]
 SHORT += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"]
@@ -23,11 +21,8 @@ pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def of_tensorboard(folder):
-    found = {}
-    for place in ("tensorboard", "tensorboard/epochs"):
-        for tag, points in events.scalars(folder / place).items():
-            found[tag] = {step: pytest.approx(value, rel=1e-6) for step, value in points}
-    return found
+    found = scalars(folder)
+    return {tag: {step: pytest.approx(value, rel=1e-6) for step, value in points} for tag, points in found.items()}
 
 
 def in_training(values):
@@ -36,15 +31,12 @@ def in_training(values):
 
 def of_record_keeper(folder):
     found = {}
-    with closing(sqlite3.connect(folder / "records" / "logs.db")) as database:
-        database.row_factory = sqlite3.Row
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        for table in tables:
-            for row in database.execute(f'SELECT * FROM "{table}"') if table != "sqlite_sequence" else ():
-                step = row["~iteration~"]
-                for column in [*row.keys()]:
-                    if column not in ("id", "~iteration~") and row[column] is not None:
-                        found.setdefault(f"{table}/{column}", {})[step] = row[column]
+    for table, rows in tables(folder).items():
+        for row in rows:
+            step = row.pop("~iteration~")
+            for column, value in row.items():
+                if value is not None:
+                    found.setdefault(f"{table}/{column}", {})[step] = value
     return found
 
 
@@ -139,7 +131,7 @@ def test_trackers_that_fail_change_nothing_else(tmp_path, seen):
     assert result["after"] == plain["after"]
 
 
-def test_a_tracker_that_is_not_installed_is_named_at_once(tmp_path, monkeypatch):
+def test_a_missing_tracker_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     told = []
 
@@ -201,7 +193,7 @@ def test_weights_and_biases_offline_has_the_same_values(tmp_path, monkeypatch):
     assert found == of_tensorboard(tmp_path / "run")
 
 
-def test_mlflow_has_the_same_values_once_where_a_run_is_resumed(tmp_path, monkeypatch):
+def test_mlflow_has_resumed_values_only_once(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
 

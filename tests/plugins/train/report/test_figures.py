@@ -26,7 +26,7 @@ def clusters(classes=3, count=60):
     return torch.eye(8)[labels] + 0.1 * torch.randn(count, 8, generator=generator), labels
 
 
-def test_curves_hold_their_numbers():
+def test_curves_hold_the_numbers_they_are_given():
     figure = figures.loss_curves({"loss": ([1, 2, 3], [3.0, 2.0, 1.0]), "variance": (range(100), [2.0] * 100)})
     assert [axes.get_title() for axes in figure.axes] == ["loss", "variance"]
     assert list(figure.axes[0].lines[0].get_ydata()) == [3.0, 2.0, 1.0]
@@ -72,7 +72,7 @@ def test_projection_separates_clusters_and_is_seeded(method):
     assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["a", "b", "c"]
 
 
-def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():
+def test_a_gallery_frames_right_and_wrong_images():
     photograph = torch.zeros(3, 400, 200, dtype=torch.uint8)
     drawing = torch.full((1, 4, 4), 50, dtype=torch.uint8)
     row = [figures.answer(drawing, f"{right}", right) for right in (True, False, None)]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pml_ext_train.report import figures, fonts
 
 
-def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):
+def test_letters_are_drawn_by_a_fitting_font(monkeypatch):
     """STIX comes with matplotlib and has the letter; DejaVu Sans lacks it."""
     monkeypatch.setattr(figures, "font_families", lambda: ["DejaVu Sans", "STIXGeneral"])
     drawn = []

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from unittest.mock import Mock
 
 import pytest
 from markupsafe import Markup
@@ -34,9 +35,7 @@ def test_a_page_has_tables_and_figures_in_it():
 
 @pytest.mark.parametrize("error", [ValueError("no\nbins"), SystemExit("enough")])
 def test_a_figure_that_fails_leaves_the_others(error):
-    def fails():
-        raise error
-
+    fails = Mock(side_effect=error)
     failed = draw("broken", fails, owner="MyLoss: ")
     first = str(error).splitlines()[0]
     assert (failed.png, failed.problem) == (b"", f"MyLoss: {type(error).__name__}: {first}")
@@ -44,10 +43,10 @@ def test_a_figure_that_fails_leaves_the_others(error):
     assert f"This figure could not be drawn: MyLoss: {type(error).__name__}: {first}</div>" in page
     assert page.count("data:image/png;base64,") == 1
     with pytest.raises(KeyboardInterrupt):
-        draw("stopped", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        draw("stopped", Mock(side_effect=KeyboardInterrupt))
 
 
-def test_shares_are_in_percent():
+def test_shares_are_formatted_in_percent():
     assert [percent(value) for value in (0.714, 1, 0, None)] == ["71.4", "100.0", "0.0", ""]
     assert [percent(value, "+") for value in (0.0126, -0.5)] == ["+1.3", "-50.0"]
     bold = percent(0.5, bold=True)

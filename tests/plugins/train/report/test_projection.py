@@ -7,7 +7,7 @@ from pml_ext_train.report import projection
 from pml_ext_train.report.projection import flattened
 
 
-def test_a_seed_gives_the_same_places_and_few_points_use_pca():
+def test_projections_are_seeded_and_few_points_use_pca():
     points = projection.unit_rows_on_cpu(torch.randn(40, 6, generator=torch.Generator().manual_seed(0))).numpy()
     assert np.array_equal(flattened(points, "tsne", 1), flattened(points, "tsne", 1))
     few = points[:10]
@@ -15,7 +15,7 @@ def test_a_seed_gives_the_same_places_and_few_points_use_pca():
     assert not np.allclose(flattened(points[:11], "tsne"), flattened(points[:11], "pca"))
 
 
-def test_directions_of_huge_and_tiny_rows_are_unit_vectors():
+def test_huge_and_tiny_rows_become_unit_vectors():
     points = torch.tensor([[3e38, 0, 3e38], [0, -1e-30, 0], [3, 4, 0]], requires_grad=True)
     found = projection.unit_rows_on_cpu(points)
     assert not found.requires_grad

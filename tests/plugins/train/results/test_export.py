@@ -42,7 +42,7 @@ def about(run, tmp_path):
     return json.loads(run.export(tmp_path / "out").joinpath("preprocess.json").read_text())
 
 
-def test_a_graph_gives_the_embeddings_in_batches_of_any_size(exported, run, folder):
+def test_a_graph_accepts_batches_of_any_size(exported, run, folder):
     import onnxruntime
 
     files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
@@ -64,7 +64,7 @@ def test_an_export_names_its_files_with_checksums(exported):
     assert 0 <= about["onnx"]["largest_difference"] < 1e-4
 
 
-def test_the_lines_of_the_model_card_give_the_embedding(exported, run, runs, folder, tmp_path, monkeypatch):
+def test_code_in_the_model_card_gives_embeddings(exported, run, runs, folder, tmp_path, monkeypatch):
     text = (exported / "README.md").read_text()
     _, head, body = text.split("---\n", 2)
     assert "license: unknown" in head.splitlines()
@@ -112,7 +112,7 @@ class Untraceable(torch.nn.Module):
         return images.flatten(1) * (2 if float(images.sum()) > 1 else 1)
 
 
-def test_a_graph_that_is_not_the_network_is_refused(tmp_path, monkeypatch):
+def test_a_graph_unlike_the_network_is_refused(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
     images = torch.rand(2, 3, 3, 3)
     with pytest.raises(ConfigError, match="cannot write this network as ONNX for batches of any size") as caught:
@@ -126,7 +126,7 @@ def test_a_graph_that_is_not_the_network_is_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("model*"))
 
 
-def test_a_changed_card_and_what_is_not_of_an_export_stay(run, tmp_path):
+def test_edited_cards_and_foreign_files_stay(run, tmp_path):
     (tmp_path / "model.onnx").write_text("somebody's own")
     run.export(tmp_path)
     assert "## License" in (tmp_path / "README.md").read_text()
@@ -186,7 +186,7 @@ def test_an_export_that_was_killed_is_written_again(run, tmp_path, monkeypatch):
         ("/home/somebody/my.pth", "license: other", "weights `my.pth` of `torchvision/resnet18`: their license holds"),
     ],
 )
-def test_the_card_names_data_and_weights_but_no_folder(run, tmp_path, weights, license, text):
+def test_a_card_names_weights_but_no_folder(run, tmp_path, weights, license, text):
     model = run.recipe.model
     trunk = type(model.trunk)(name="torchvision/resnet18", **({} if weights is None else {"weights": weights}))
     data = run.recipe.data.model_copy(update={"name": "folder:/somebody/photos"})
@@ -212,21 +212,18 @@ def test_a_full_disk_is_named_by_an_export(run, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_card_has_no_path_and_no_html_of_a_recipe(run, about, tmp_path):
-    trunk = run.recipe.model.trunk.model_copy(update={"weights": "/home/somebody/weights.pth"})
-    model = run.recipe.model.model_copy(update={"trunk": trunk})
-    recipe = run.recipe.model_copy(update={"model": model, "description": "<script>alert(1)</script> & more"})
+def test_a_card_has_no_path_or_html(run, about, tmp_path):
+    recipe = run.recipe.model_copy(update={"description": "<script>alert(1)</script> & more"})
     (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "/home/somebody/<b>mine.toml@36"}))
     words = export.card(tmp_path, recipe, about)
     assert "# &lt;b&gt;mine@36" in words.splitlines()
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in words
-    assert "the weights `weights.pth`" in words
     assert "<" not in words
     assert "somebody" not in words
 
 
 @pytest.mark.parametrize("side", [24, 40])
-def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(run, tmp_path, side):
+def test_code_in_a_card_keeps_exact_sizes(run, tmp_path, side):
     seen = run.network.preprocessing.model_copy(update={"image_size": 24, "crop": True, "resize": None})
     run.network.preprocessing = seen
     about = json.loads(run.export(tmp_path / "out").joinpath("preprocess.json").read_text())
@@ -241,22 +238,26 @@ def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(run, tmp_
     assert torch.equal(names["images"][0], transform(pixels[None]))
 
 
-def test_a_card_says_that_nothing_was_trained(run, about, runs, tmp_path):
-    (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", "best_epoch": 0}))
-    assert "Nothing was trained; the trunk is" in export.card(tmp_path, run.recipe, about)
-    frozen = run.recipe.model.model_copy(update={"freeze": "trunk"})
-    recipe = run.recipe.model_copy(update={"model": frozen})
-    assert "Trained on `digits`" in export.card(runs[0], recipe, about)
-    for freeze in ("trunk", ["*"], CutTable(until="head")):
-        frozen = run.recipe.model.model_copy(update={"freeze": freeze})
-        recipe = run.recipe.model_copy(update={"model": frozen})
-        assert "Nothing was trained; the trunk is" in export.card(runs[0], recipe, {**about, "by": "features"})
-    frozen = run.recipe.model.model_copy(update={"freeze": CutTable(until="last")})
-    recipe = run.recipe.model_copy(update={"model": frozen})
-    assert "Trained on `digits`" in export.card(runs[0], recipe, {**about, "by": "features"})
+@pytest.mark.parametrize(
+    ("best_epoch", "freeze", "by", "is_trained"),
+    [
+        (0, "none", "embeddings", False),
+        (3, "trunk", "embeddings", True),
+        (3, "trunk", "features", False),
+        (3, ["*"], "features", False),
+        (3, CutTable(until="head"), "features", False),
+        (3, CutTable(until="last"), "features", True),
+    ],
+)
+def test_a_card_says_that_nothing_was_trained(run, about, tmp_path, best_epoch, freeze, by, is_trained):
+    (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", "best_epoch": best_epoch}))
+    model = run.recipe.model.model_copy(update={"freeze": freeze})
+    words = export.card(tmp_path, run.recipe.model_copy(update={"model": model}), {**about, "by": by})
+    assert ("Nothing was trained; the trunk is" in words) is not is_trained
+    assert ("Trained on `digits`" in words) is is_trained
 
 
-def test_a_card_has_no_number_that_was_not_measured(run, about, tmp_path):
+def test_a_card_has_only_measured_numbers(run, about, tmp_path):
 
     def rows(**metrics):
         (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", **metrics}))
@@ -293,7 +294,7 @@ def _palette(generator):
 
 
 @pytest.mark.parametrize("draw", [_turned, _sixteen_bits, _transparent, _palette])
-def test_the_lines_of_a_card_read_images_as_the_program_does(exported, run, tmp_path, draw):
+def test_code_in_a_card_reads_all_images(exported, run, tmp_path, draw):
     file = tmp_path / "photo.png"
     image = draw(np.random.default_rng(0))
     image.save(file, exif=image.getexif())

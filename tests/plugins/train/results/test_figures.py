@@ -14,7 +14,7 @@ TITLES = [
 ]
 
 
-def test_a_run_has_its_figures_and_few_of_them_where_its_recipe_says_so(finished):
+def test_few_figures_are_drawn_on_request(finished):
     view = open_run(finished[0], 0, "cpu")
     drawn = list(figures_of_run(view, [], finished[1]))
     assert [figure.title for figure in drawn] == ["The loss and its terms", *TITLES]

@@ -52,7 +52,7 @@ def test_queries_without_an_answer_are_not_counted(tmp_path):
     assert "Shares are over different numbers: " in report
 
 
-def test_a_test_of_one_image_of_each_class_is_left_blank(tmp_path):
+def test_tests_of_lone_images_are_blank(tmp_path):
     metrics, report = run_on(tmp_path, [1] * 12)
     for name, value in metrics["after"].items():
         assert math.isnan(value), name

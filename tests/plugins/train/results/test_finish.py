@@ -45,7 +45,7 @@ def test_metrics_are_written_before_the_report(tmp_path, monkeypatch):
     assert not any(path.exists() for path in left)
 
 
-def test_what_is_gone_is_made_again_without_failing_figures(finished, tmp_path, monkeypatch):
+def test_lost_files_are_written_without_failing_figures(finished, tmp_path, monkeypatch):
     def fails(*_, **__):
         raise ValueError("bins must increase\nmonotonically")
 

@@ -53,7 +53,7 @@ def test_a_measurement_is_in_metrics_and_report(finished):
     assert changed_files(finished) == []
 
 
-def test_an_export_has_what_was_measured_on_what_it_gives(finished, tmp_path):
+def test_an_export_has_the_measurements_of_its_output(finished, tmp_path):
     run = load_run(finished, "cpu")
     run.export(tmp_path / "without")
     assert "measured" not in json.loads((tmp_path / "without" / "preprocess.json").read_text())
@@ -76,7 +76,7 @@ def test_a_report_that_was_changed_by_hand_stays(finished):
     assert "measured" in json.loads((finished / "metrics.json").read_text())
 
 
-def test_faults_leave_the_metrics_as_they_are(finished):
+def test_faults_leave_the_metrics_unchanged(finished):
     before = (finished / "metrics.json").read_bytes()
     with locked_folder(finished), pytest.raises(ConfigError, match="is being written by another run"):
         add_measurement(finished, "known_or_new", measurement())

@@ -39,7 +39,7 @@ def test_the_smallest_error_rate_is_the_best_value():
 
 
 @pytest.mark.parametrize(("width", "phases"), [(390, ["raw", "before", "after", "training"]), (1280, [*PHASES])])
-def test_no_number_is_cut(tmp_path, width, phases):
+def test_no_number_in_a_table_is_cut(tmp_path, width, phases):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no browser")

@@ -36,7 +36,7 @@ def test_the_network_has_the_weights_of_the_run(runs):
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "network.json", "checkpoints/model.pt"])
-def test_a_file_that_is_gone_is_named_with_what_to_do(copied, name):
+def test_a_missing_file_comes_with_a_remedy(copied, name):
     (copied / name).unlink()
     with pytest.raises(DataError, match=rf"^{copied / name} is missing; .*pml-ext (report|train)|--resume"):
         LoadedRun(copied, "cpu")
@@ -65,7 +65,7 @@ def test_a_changed_file_is_damage(copied, name, old, new):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_learned_metric_has_the_weights_of_the_loss(runs, tmp_path):
+def test_a_learned_metric_has_the_losss_weights(runs, tmp_path):
     assert LoadedRun(runs[0], "cpu").metric is None
     quick = ("schedule.epochs=7", "schedule.milestones=[6]", "sampler.iterations=2", "model.trunk.width=8")
     train("pddm/digits", tmp_path / "pddm", overrides=typed([*quick, "evaluation.baselines=false"]), device="cpu")

@@ -4,8 +4,7 @@ import pytest
 
 from pml_ext import registry
 from pml_ext.testing import Named
-from pml_ext_train.cli.named_values import CONTRACTS, check_named, checks_of_tools
-from pml_ext_train.cli.targets import find_named
+from pml_ext_train.cli.targets import CONTRACTS, check_named, checks_of_tools, find_named
 
 CHECKS = """
 from pml_ext.plugin import hookimpl
@@ -36,7 +35,7 @@ def test_a_plugin_checks_a_kind_of_its_own(install_plugin, isolated_registry, va
     assert text in results["check_size"].text
 
 
-def test_no_check_of_stores_without_a_plugin_that_has_one(isolated_registry, monkeypatch):
+def test_a_blocked_plugin_adds_no_check(isolated_registry, monkeypatch):
     monkeypatch.setenv("PML_EXT_BLOCK", "stores")
     assert [check.__name__ for check in checks_of_tools("store")] == []
 

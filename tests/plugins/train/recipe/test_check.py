@@ -78,6 +78,7 @@ def test_metrics_and_phases_of_lists(recipe):
         (["data.colour=1"], "data.colour: no setting of pairs:mine.csv 'colour'"),
         (["model.trunk=convnet"], "convnet is for images, and pairs:mine.csv has vectors; --set model.trunk=identity"),
         (['stages=[{epochs=1, loss={name="pml/nca"}}]'], "stages.0.loss.name: pml/nca cannot train on"),
+        (["data.name=pairs:"], r"wanted pairs:FILE.csv, a file with the columns image1, image2, same and"),
     ],
 )
 def test_what_needs_labels_is_refused(recipe, settings, text):
@@ -86,15 +87,10 @@ def test_what_needs_labels_is_refused(recipe, settings, text):
     assert "\n" not in str(caught.value)
 
 
-def test_a_regularizer_without_labels_and_the_choice_by_validation(recipe):
+def test_listed_data_allow_regularizer_and_validation(recipe):
     settings = ["loss.regularizer=pml/lp", "evaluation.select=verification_accuracy", "evaluation.select_on=split"]
     built = load_recipe(recipe, typed(settings))
     assert built.evaluation.select == "verification_accuracy"
-
-
-def test_a_list_without_a_path(recipe):
-    with pytest.raises(ConfigError, match=r"wanted pairs:FILE.csv, a file with the columns image1, image2, same and"):
-        load_recipe(recipe, typed(["data.name=pairs:"]))
 
 
 def test_listed_images_have_no_views(tmp_path):
