@@ -277,8 +277,8 @@ class Collection(Database):
             embedded,
             paths=all_paths,
             class_folders=ClassFolders.of_paths(all_paths, embedded.class_folders.levels),
-            stats=np.concatenate([embedded.stats, np.array([image.stat for image in images])]),
-            numbers=np.concatenate([embedded.numbers, np.array([image.vector for image in images])]),
+            stats=np.concatenate([embedded.stats, np.array([image.stat for image in images], dtype=np.int64)]),
+            numbers=np.concatenate([embedded.numbers, np.array([image.vector for image in images], dtype=np.int64)]),
         )
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:

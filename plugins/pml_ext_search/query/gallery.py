@@ -108,17 +108,17 @@ class Gallery:
         """Paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
             images = [self._checked(*row) for row in current.images("ORDER BY vector")]
-        class_numbers = [] if self._index.classes is None else [image.class_number for image in images]
-        return Embedded(
-            folder=self.folder,
-            paths=[image.path for image in images],
-            embeddings=self._vectors,
-            stats=np.array([image.stat for image in images], dtype=np.int64),
-            ids=np.array([image.id for image in images], dtype=np.int64),
-            class_numbers=np.array(class_numbers, dtype=np.int64),
-            class_names=self._index.classes,
-            class_folders=self._index.class_folders,
-        )
+            class_numbers = [] if self._index.classes is None else [image.class_number for image in images]
+            return Embedded(
+                folder=self.folder,
+                paths=[image.path for image in images],
+                embeddings=self._vectors,
+                stats=np.array([image.stat for image in images], dtype=np.int64),
+                ids=np.array([image.id for image in images], dtype=np.int64),
+                class_numbers=np.array(class_numbers, dtype=np.int64),
+                class_names=self._index.classes,
+                class_folders=self._index.class_folders,
+            )
 
     def check(self) -> tuple[list[str], list[str]]:
         """Verify every row, vector and faiss's file; return missing and changed images."""
