@@ -1,4 +1,4 @@
-"""The content of the page: nearest images, clusters, a map, right and wrong answers, thumbnails."""
+"""The content of the page: nearest images, clusters, a map, answers, thumbnails."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Neighbor(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The class that a photograph shows; ``nearest`` is None if that is unknown, and ``reason`` says why."""
+    """The class that a photograph shows; ``reason`` says why ``nearest`` is unknown."""
 
     known: bool
     nearest: str | None
@@ -75,7 +75,7 @@ class Pair(NamedTuple):
 
 
 class BrowsedRun:
-    """Embedded images of a run; thumbnails are read only from files inside the folder."""
+    """Embedded images of a run; thumbnails are read only from inside the folder."""
 
     def __init__(self, name: str, run: SearchedRun, embedded: EmbeddedImages, store: Mirror | None = None) -> None:
         self.name = name
@@ -99,11 +99,11 @@ class BrowsedRun:
 
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
-        """Whether the run was trained on each class; None if it does not record its classes."""
+        """Whether the run was trained on each class; None if that is not recorded."""
         recorded = set(map(composed, read_json(self.run.folder / "network.json").get("class_names", ())))
         if not recorded:
             return dict.fromkeys(self.class_names)
-        # What is written otherwise: those of symbols alone would all be alike.
+        # Other spellings; names without letters are not compared.
         others = {_comparable(name) for name in recorded.difference(self.class_names)} - {""}
         return {name: name in recorded or _comparable(name) in others for name in self.class_names}
 
@@ -113,7 +113,7 @@ class BrowsedRun:
         return folders_of([composed(path) for path in self.paths])
 
     def shown(self, part: Part = ALL) -> Tensor:
-        """The numbers of the images of a part; ConfigError if its sub-folder has none."""
+        """The numbers of the images of a part; ConfigError for an empty sub-folder."""
         below = self._below(part.folder)
         if not part.unseen:
             return below
@@ -121,7 +121,6 @@ class BrowsedRun:
         return below[torch.tensor(chosen, dtype=torch.bool)]
 
     def _below_folder(self, folder: str) -> Tensor:
-        """The numbers of the images below a sub-folder; all for an empty string."""
         if not folder:
             return torch.arange(len(self))
         start = f"{composed(folder)}/"
@@ -139,7 +138,7 @@ class BrowsedRun:
         return self._nearest(self.embeddings[number], number, k, folder)
 
     def others_of_class(self, path: str, folder: str = "") -> int:
-        """How many other images have the class of an image; 0 without a class."""
+        """How many other images have the class of an image."""
         number = self.numbers.get(path)
         if number is None or not self.classes[number]:
             return 0
@@ -148,13 +147,13 @@ class BrowsedRun:
         return len(same) - (number in same)
 
     def nearest_to_file(self, file: Path, k: int, folder: str = "") -> list[Neighbor]:
-        """The nearest images of a photograph; DataError if it cannot be read."""
+        """The nearest images of a photograph."""
         (point,) = self.run.embed(file).cpu()
         path = os.path.relpath(os.path.realpath(file), self.folder.resolve())
         return self._nearest(point, self.numbers.get(path), k, folder)
 
     def identity(self, file: Path) -> Identity | None:
-        """Whether a photograph shows a class of the index; None if the images have no classes."""
+        """Whether a photograph shows a class of the index; None without classes."""
         if not self.class_names:
             return None
         try:
@@ -167,7 +166,7 @@ class BrowsedRun:
         return Identity(found.known, found.classes[0], found.distances[0], found.threshold, "")
 
     def _nearest(self, point: Tensor, query: int | None, k: int, folder: str) -> list[Neighbor]:
-        """The nearest images of a point, without its own image ``query``. Stores cannot filter by sub-folder."""
+        """The nearest images of a point, without its own. Stores cannot filter by sub-folder."""
         if folder:
             below = self._below(folder)
             similarity = self.embeddings[below] @ point
@@ -195,7 +194,7 @@ class BrowsedRun:
         return self.run.group(self.embedded, clusters, self._below(folder).tolist() if folder else None)
 
     def _projection(self, method: str, part: Part = ALL) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
-        """A map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
+        """A map: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
         shown = self.shown(part)
         chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
         classes = " of unseen classes" if part.unseen else ""
@@ -214,7 +213,7 @@ class BrowsedRun:
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
-        """Pairs of an image and the nearest other one, both with a class, by distance, and a note."""
+        """Pairs of an image and the nearest other one, by distance, and a note."""
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         if len(known) < 2:
             raise DataError(f"{self.folder}: right and wrong answers need two images with a class, a sub-folder each")
@@ -242,7 +241,7 @@ class BrowsedRun:
         return [pair for pair in pairs if pair.query in shown]
 
     def recall(self, part: Part = ALL) -> list[tuple[str, int, int]]:
-        """Name, right answers and queries (quotient: Recall@1) of trained and unseen classes."""
+        """Name, right answers and queries of trained and unseen classes."""
         names = {True: "classes of training", False: "unseen classes", None: "all classes (training classes unknown)"}
         pairs = self.pairs(part)
         rows = []
@@ -260,11 +259,11 @@ class BrowsedRun:
 
     @functools.cached_property
     def missing(self) -> list[str]:
-        """Paths of images that are missing or outside the folder; takes a second for 100,000 images."""
+        """Paths of images that are missing or outside the folder."""
         return [path for path in self.paths if self._inside(path) is None]
 
     def _inside(self, path: str) -> Path | None:
-        """A file's path with links resolved; None if it is missing or outside the folder."""
+        """A file's path without links; None if it is missing or outside the folder."""
         try:
             file = Path(os.path.realpath(self.folder / path, strict=True))
         except (OSError, ValueError):  # missing, a loop of links, or an invalid name
@@ -274,7 +273,7 @@ class BrowsedRun:
         return None
 
     def _jpeg(self, number: int, longest: int) -> bytes:
-        """A thumbnail as JPEG, or a placeholder if the image cannot be read."""
+        """A thumbnail as JPEG, or a placeholder."""
         file = self._inside(self.paths[number])
         image = placeholder(longest)
         if file is not None:
@@ -292,7 +291,7 @@ def folders_of(paths: Sequence[str]) -> list[str]:
 
 
 def _comparable(name: str) -> str:
-    """The words of a class's name: the folder ``greek_character01`` may have ``Greek/character01``."""
+    """The words of a class's name."""
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
@@ -312,10 +311,10 @@ def open_collections(
     tell: Callable[[str], None] = warnings.warn,
     store: str | None = None,
 ) -> list[BrowsedRun]:
-    """The collections of runs, given by the runs' folders.
+    """The collections of runs, given by their folders.
 
-    ``folder`` has the images, by default the indexed ones; its new images are embedded, after a message to ``tell``.
-    The ``store`` at an address is searched instead of the embeddings.
+    ``folder`` has the images, by default the indexed ones; before new images are embedded, ``tell`` gets a message. A
+    ``store`` is searched instead of the embeddings.
     """
     search: SearchService = service("search", "pml-ext browse")
     collections: list[BrowsedRun] = []

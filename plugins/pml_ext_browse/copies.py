@@ -1,4 +1,4 @@
-"""The search for copies, in a thread of its own, and what somebody keeps of them."""
+"""The search for copies in a thread, and what somebody keeps."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ class _StopSearchError(Exception):
 
 
 class CopiesSearch:
-    """The search for copies of a collection, one at a time; the latest groups are kept.
-
-    Several threads may call its methods.
-    """
+    """The search for copies of a collection, one at a time, for several threads."""
 
     def __init__(self, collection: BrowsedRun) -> None:
         self._collection = collection
@@ -138,8 +135,8 @@ class CopiesSearch:
 
         Args:
             shown: keys of the groups that somebody saw, each with a kept image.
-            kept: texts ``KEY.PLACE``: a group's key, and the place of a kept image in it. Groups of an earlier search
-                are ignored; groups without a text stay as found.
+            kept: texts ``KEY.PLACE``: a group's key, and the place of a kept image. An earlier search's groups are
+                ignored.
 
         ConfigError if a shown group is not found, or has no kept image.
         """
@@ -163,7 +160,7 @@ class CopiesSearch:
         return _service().keep_chosen(found, chosen)
 
     def as_text(self, shown: Iterable[str], kept: Iterable[str], form: str) -> str:
-        """The copies with what somebody keeps, as the table (``"csv"``) or as JSON."""
+        """The copies with what somebody keeps, as ``"csv"`` or JSON."""
         chosen = self.chosen(shown, kept)
         if form == "csv":
             return chosen.as_csv()

@@ -1,4 +1,4 @@
-"""The page as HTML: query parameters are checked here, and a template renders the collections."""
+"""The page as HTML: parameters are checked here, and a template renders the collections."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Page:
         self._folders = {drawable(folder): folder for folder in collections[0].folders}
 
     def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
-        """A tab as HTML, or an error page for invalid options, and the HTTP status."""
+        """A tab as HTML, or an error page, and the HTTP status."""
         try:
             run = _number(options, "run", 0, 0, len(self.collections) - 1)
             last = len(self.collections[run]) - 1
@@ -109,7 +109,7 @@ class Page:
         return part
 
     def number_of_clusters(self, run: int, part: Part) -> int:
-        """The default number of clusters: as many as classes, 20 without."""
+        """The default number of clusters: as many as classes, else 20."""
         collection = self.collections[run]
         below = collection.shown(Part(folder=part.folder)).tolist()
         names = {collection.classes[number] for number in below} - {""}
@@ -138,8 +138,7 @@ class Page:
     def named(self, options: Mapping[str, str]) -> str:
         """A CSV table of the images of named clusters, with the columns ``path`` and ``class``.
 
-        ``options`` has the run, the sub-folder, the clusters, and the name of cluster N as ``clusterN``. Missing files
-        are left out. DataError without a name.
+        ``options`` has the name of cluster N as ``clusterN``. Missing files are left out.
         """
         run = _number(options, "run", 0, 0, len(self.collections) - 1)
         collection = self.collections[run]
@@ -167,7 +166,7 @@ class Page:
         self.copies.begin(folder, _choice(options, "keep", RULES), radius)
 
     def map(self, run: int, method: str, color: str, clusters: int | str, part: Part) -> dict[str, Any]:
-        """The points of the map, the groups that color them and a note, for the map's script."""
+        """The points of the map, the groups that color them and a note."""
         collection = self.collections[run]
         names = list(collection.classes)
         if color == "cluster":
@@ -199,7 +198,7 @@ def _clusters(options: Mapping[str, str]) -> int | str:
 
 
 def _up(tab: str, options: Mapping[str, str], carried: Mapping[str, str]) -> str:
-    """The address that Escape leads to: all photographs, or all clusters; else an empty string."""
+    """The address that Escape leads to, or an empty string."""
     if tab == "query" and ("image" in options or "upload" in options):
         return f"/?{urlencode(carried)}"
     if tab == "clusters" and "open" in options:

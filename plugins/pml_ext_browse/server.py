@@ -1,4 +1,4 @@
-"""The server of ``pml-ext browse``, on localhost, so that only this machine can reach it.
+"""The server of ``pml-ext browse``, on localhost.
 
 Pictures are requested by number, never by path. Cross-site requests are rejected before their body is read.
 """
@@ -204,7 +204,7 @@ def _file(text: str, name: str, media_type: str) -> Response:
 
 
 def listening(port: int) -> socket.socket:
-    """A socket bound to a port of localhost, or to a free one for 0; ConfigError if it is taken."""
+    """A socket bound to a port of localhost, or to a free one for 0."""
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
@@ -215,9 +215,9 @@ def listening(port: int) -> socket.socket:
 def serve(
     collections: Sequence[BrowsedRun], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
 ) -> None:
-    """Serve collections on a socket until Ctrl-C or another signal; call ``ready`` with the address.
+    """Serve collections until Ctrl-C or another signal; call ``ready`` with the address.
 
-    Uploaded photographs are deleted in the end.
+    Uploaded photographs are deleted at the end.
     """
     address = f"http://{HOST}:{bound.getsockname()[1]}"
     with (
@@ -237,7 +237,7 @@ def serve(
 
 @contextlib.contextmanager
 def _ended_by_hangup(server: uvicorn.Server) -> Iterator[None]:
-    """Let SIGHUP end a server as SIGTERM does: an event loop drops errors of callbacks."""
+    """Let SIGHUP end a server as SIGTERM does."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         yield

@@ -1,4 +1,4 @@
-"""Photographs that somebody drops on the page, kept in a folder until the page is closed."""
+"""Photographs that somebody drops on the page, kept until the page is closed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 20  # photographs that are kept, and that may be dropped together
 
 
 class Upload(NamedTuple):
-    """A photograph, or why there is none."""
+    """A photograph, or why a file is not one."""
 
     name: str
     file: Path | None = None
@@ -59,7 +59,7 @@ class Uploads:
         return token
 
     def refuse(self, name: str, problem: str) -> str:
-        """A token for a file that is not a photograph, to say so."""
+        """A token for a file that is not a photograph."""
         token = secrets.token_hex(16)
         self._add(token, Upload(shortened(name, 200), problem=problem))
         return token
@@ -72,7 +72,7 @@ class Uploads:
                 file.unlink()
 
     def of(self, tokens: str) -> list[Upload]:
-        """The uploads of comma-separated tokens; DataError for one that is no longer kept."""
+        """The uploads of comma-separated tokens; DataError for a forgotten one."""
         names = tokens.split(",")[:MOST]
         if any(name not in self._uploads for name in names):
             raise DataError("this photograph is no longer kept; drop it again")

@@ -1,11 +1,11 @@
-"""Embeddings of a large collection in Parquet files, written by many processes and read into an index.
+"""Embeddings of a large collection in Parquet files, for many processes.
 
-A listing of images is cut into at most 1,024 *segments* of whole batches of 64; each becomes one file, written
-atomically. A part is a range of segments. Two machines that compute the same part write the same files.
+A listing of images is cut into at most 1,024 *segments* of whole batches of 64; each becomes one file. A part is a
+range of segments. Two machines that compute the same part write equal files.
 
 Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; in tables and shards the
-CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata have the network's identity, embeddings or
-features, the listing's digest and the skipped files.
+CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata have the network's identity, the listing's
+digest and the skipped files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def pml_ext_services() -> dict[str, Callable[..., Any]]:
-    """What embeds parts of large collections, and reads them."""
+    """The service of embeddings in parts."""
     return {"parts": _parts}
 
 

@@ -18,7 +18,7 @@ Embedded = tuple[int, EmbeddedRows, dict[str, str]]
 
 
 def embedded_segments(embedder: FileEmbedder, work: Work, numbers: Sequence[int]) -> Iterator[Embedded]:
-    """Yield number, embedded images and reasons of skipped files of each segment; warn of these files."""
+    """Yield each segment's number, embedded images and skipped files; warn of these files."""
     stream = _stream_of_files(embedder, [work.segments[number] for number in numbers])
     for number in numbers:
         names: list[str] = []
@@ -47,10 +47,7 @@ def embedded_segments(embedder: FileEmbedder, work: Work, numbers: Sequence[int]
 
 
 def _stream_of_files(embedder: FileEmbedder, segments: Sequence[Segment]) -> Iterator[list[Vectors | str]] | None:
-    """Embeddings of all segments in batches, from one data loader; None unless all images are files.
-
-    Starting workers takes a second, so one loader reads all segments, which end where batches end.
-    """
+    """Embeddings of all segments from one data loader, or None unless all images are files."""
     files: list[Path] = []
     for segment in segments:
         if segment.files is None:

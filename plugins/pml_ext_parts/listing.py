@@ -1,4 +1,4 @@
-"""Listing of images, without reading them, in segments."""
+"""Segments of images, which are listed without reading them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FILES = 1024  # maximum number of segments of a listing; in tables each row grou
 def listed(images: ImageListing | str) -> Work:
     """Cut a listing into segments.
 
-    ``images`` is a listing of files, or text: an address for pyarrow's file systems, such as ``s3://bucket/photos``; a
-    Parquet table of ``path`` and ``image`` (bytes); or tar shards of webdataset, ``photos-{000..015}.tar``.
+    ``images`` is a listing of files, an address for pyarrow's file systems, a Parquet table of ``path`` and ``image``
+    (bytes), or tar shards, ``photos-{000..015}.tar``.
     """
     if not isinstance(images, str):
         return _cut(str(images.folder), images.names, images.stats, images.others)

@@ -1,4 +1,4 @@
-"""Embedding with Ray Data: workers embed segments, and the calling process writes the files."""
+"""Embedding with Ray Data; the calling process writes the files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Embedder:
         self._class_of = self._embedder.class_namer(self._work.names())
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A segment's number, number of images, Parquet file as bytes, and reasons of skipped files."""
+        """A segment's number, number of images, Parquet file, and skipped files."""
         ((number, table),) = tables(self._embedder, self._work, [row["number"]], self._class_of)
         file = io.BytesIO()
         parquet.write_table(table, file)
@@ -56,8 +56,8 @@ def write_on_ray(
 ) -> int:
     """Embed a part of a listing with Ray Data workers; return the number of images.
 
-    Each worker calls ``load``, and reads run and images by their paths, on storage that all machines share. A worker
-    that dies is replaced, and its segments are embedded again.
+    Each worker calls ``load``, and reads run and images by their paths. A worker that dies is replaced, and its
+    segments are embedded again.
     """
     with needs_extra("ray", "--on ray"):
         import ray

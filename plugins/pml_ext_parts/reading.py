@@ -16,7 +16,7 @@ with needs_extra("parquet", "a Parquet file"):
 
 
 def read(place: Path, identity: str, by: str) -> RowsOfFolder:
-    """Read all files of a folder; DataError if one is missing, damaged, or from another network or listing."""
+    """Read all files of a folder; DataError if one is missing, damaged, or of other origin."""
     every = _all_files(place, identity, by)
     skipped: dict[str, str] = {}
     for found in every.values():

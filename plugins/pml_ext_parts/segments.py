@@ -1,4 +1,4 @@
-"""A listing of images, cut into segments: files, a folder at an address, tables, or shards."""
+"""A listing of images, cut into segments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pml_ext_train.files import FileStat
 
 
 class ImageBytes(io.BytesIO):
-    """The bytes of an image, with its path as name in errors."""
+    """The bytes of an image, named by its path in errors."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
@@ -33,7 +33,7 @@ class ImageBytes(io.BytesIO):
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """The images of one embeddings file: some of a folder, a row group of a table, or a shard."""
+    """The images of one embeddings file: some of a folder, a row group, or a shard."""
 
     place: str  # path of a folder, a table or a shard, or address of a folder
     names: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Segment:
 
     @property
     def packed(self) -> bool:
-        """Whether the images are packed into one file."""
+        """Whether the images are in one file."""
         return self.place.endswith((".parquet", ".tar"))
 
     @property
@@ -75,7 +75,7 @@ class Segment:
                 yield name, stat, ImageBytes(content, name)
 
     def _content_of(self, name: str, system: Any, root: str) -> bytes:
-        """The bytes of an image at an address; empty if it is gone or private, so that it is skipped."""
+        """The bytes of an image at an address; empty if it is gone or private."""
         try:
             with system.open_input_file(f"{root}/{name}") as file:
                 return file.read()  # type: ignore[no-any-return]
@@ -108,7 +108,7 @@ class Work:
         return _digest([[each.names, each.place] if each.packed else [each.names] for each in self.segments])
 
     def names(self) -> Iterator[str]:
-        """The path of each image; for shards, none is known before they are read."""
+        """The path of each image; shards have none before they are read."""
         return itertools.chain.from_iterable(segment.names for segment in self.segments)
 
     def file(self, number: int) -> str:

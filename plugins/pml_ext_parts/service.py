@@ -15,7 +15,7 @@ from .segments import Work
 
 
 def write(embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:
-    """Embed a part of the images into files; existing files are kept."""
+    """Embed a part of the images into files, except existing ones."""
     from .writing import write_part
 
     work = listed(images)
@@ -31,7 +31,7 @@ def write_on_ray(
     out: Path,
     workers: RayWorkers,
 ) -> Written:
-    """Embed a part with workers of Ray Data, each of which calls ``load``."""
+    """Embed a part with Ray Data; each worker calls ``load``."""
     from . import on_ray
 
     work = listed(images)
@@ -45,14 +45,14 @@ def _written(work: Work, part: int, parts: int, images: int) -> Written:
 
 
 def read(place: Path, identity: str, by: str) -> RowsOfFolder:
-    """Read all files of a folder; DataError if one is missing, damaged, or from another network."""
+    """Read all files of a folder; DataError if one is missing or damaged."""
     from . import reading
 
     return reading.read(place, identity, by)
 
 
 def embedded(embedder: FileEmbedder, images: str) -> RowsOfFolder:
-    """Embed images without writing files; warn of each that is skipped."""
+    """Embed images without writing files."""
     work = listed(images)
     segments = embedded_segments(embedder, work, range(len(work.segments)))
     return RowsOfFolder(work.folder, (rows for _, rows, _ in segments), {})

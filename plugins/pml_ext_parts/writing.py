@@ -21,11 +21,9 @@ with needs_extra("parquet", "a Parquet file"):
 
 
 def pending(embedder: FileEmbedder, work: Work, part: int, parts: int, out: Path) -> list[int]:
-    """A part's segments that are not written, or whose images have changed; creates the folder.
+    """A part's segments that are not written or have changed; creates the folder.
 
-    The first part also names the files that are not images.
-
-    ConfigError if the folder has files of another listing or run.
+    The first part names the files that are not images.
     """
     numbers = work.part(part, parts)
     identity = embedder.identity

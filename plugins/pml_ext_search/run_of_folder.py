@@ -1,4 +1,4 @@
-"""A folder of images in place of a run: it gets a run of its own."""
+"""Runs for folders of images that have none."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LEFT_OF_RUNS = ("metrics.json", "network.json", "collection")  # without the ot
 
 
 def run_of(place: Path, device: str, listener: EmbeddingListener) -> tuple[Path, Path | None]:
-    """The run that a path names, and the folder of images if the path names one instead of a run.
+    """The run that a path names, and the folder of images if the path is one.
 
-    A folder of images without a run gets one, without labels and without training. DataError for anything else.
+    A folder of images gets a run, without labels and training. DataError for anything else.
     """
     if not place.exists():
         raise DataError(f"{place}: no such folder; wanted the folder of a run, or of images")

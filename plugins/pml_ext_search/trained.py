@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -59,14 +58,14 @@ def load_run(
     Args:
         path: the run's folder.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        workers: processes that read a folder's images; 0 reads in the calling process. By default one per processor, up
-            to 8, but 0 below 1,000 images, in a script, and on Windows and macOS. Workers import a script again, so
-            its work stands below ``if __name__ == "__main__":``.
-        store: the folder of the collection; by default ``collection`` in the run's folder.
-        listener: called with an :class:`EmbeddingProgress` after each batch of a folder's images.
-        by: ``"embeddings"``, or ``"features"`` of the trunk, before the head; by default what the collection has.
+        workers: processes that read a folder's images. By default one per processor, up to 8, but none below 1,000
+            images, in a script, and on Windows and macOS. Workers import a script again, so guard it with ``if __name__
+            == "__main__":``.
+        store: the collection's folder; by default ``collection`` in the run's folder.
+        listener: called with an :class:`EmbeddingProgress` after each batch.
+        by: ``"embeddings"``, or ``"features"`` of the trunk; by default what the collection has.
 
-    DataError for an unfinished or damaged run; ConfigError for the address of a database as ``store``.
+    DataError for an unfinished or damaged run.
     """
     if store is not None and is_store(str(store)):
         scheme = str(store).partition(":")[0]  # what follows may have a password
@@ -77,13 +76,13 @@ def load_run(
 
 
 def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
-    """Load what embeds images in a worker process, which reuses freed memory on a CPU."""
+    """Load the embedder of images in a worker process; on a CPU, freed memory is reused."""
     keep_freed_memory(choose_device(device))
     return load_run(path, device, workers=0, by=by).images
 
 
 class TrainedRun:
-    """A trained network that embeds, indexes and searches images or vectors; :func:`load_run` makes one."""
+    """A trained network that embeds, indexes and searches; :func:`load_run` makes one."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class TrainedRun:
 
     @property
     def metric(self) -> BaseDistance | None:
-        """The learned metric of the run's loss, in evaluation mode, or None."""
+        """The learned metric of the run's loss, or None."""
         return self.loaded.metric
 
     @property
@@ -161,44 +160,41 @@ class TrainedRun:
         """Embed images or vectors.
 
         Args:
-            images: a folder, one image, or several in a list, generator, array or tensor. An image is a path, a PIL
-                image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
-                channels. All but tensors are turned upright and converted to these channels. For a run of vectors: a
-                file, or ``[N, D]``.
+            images: a folder, an image, or several in a list, generator, array or tensor. An image is a path, a PIL
+                image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]``. All but tensors are
+                turned upright and converted to the run's channels. For a run of vectors: a file, or ``[N, D]``.
             batch_size: images per batch.
 
         Returns:
             ``[N, D]``, float32, of length 1, on the run's device; for a folder, in the order of its paths.
 
         Raises:
-            DataError: a file or folder has no readable image, or the network gives NaN. Unreadable files of a folder
-                are skipped with a :class:`SkippedImage` warning.
+            DataError: no image is readable, or the network gives NaN.
         """
         return self.search_index.embed(images, batch_size)
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
-        """Embed all images below a folder, reusing the embeddings in the collection.
+        """Embed all images below a folder, except unchanged ones in the collection.
 
-        A file is embedded again if its size or time has changed. Embeddings are written every 1,000 images or 30
-        seconds, so that an interrupted call resumes. Under ``torchrun``, each rank embeds a part and returns all.
-        UnwritableError for a full disk.
+        Unreadable files are skipped with a :class:`SkippedImage` warning. Embeddings are written every 1,000 images or
+        30 seconds; an interrupted call resumes. Under ``torchrun``, each rank embeds a part and returns all.
         """
         return self.search_index.embed_folder(folder, batch_size)
 
     def embed_part(
         self, items: Listed, part: int = 1, parts: int = 1, out: str | Path = "parts", folder: str | Path | None = None
     ) -> Path:
-        """Embed a part of many images into Parquet files, without the collection; return their folder.
+        """Embed a part of many images into Parquet files, and return their folder.
 
-        The files are bitwise equal for any number of parts, if all processes have the same number of threads. Existing
-        files are kept, so that a killed part resumes.
+        Existing files are kept, so that a killed part resumes. With equally many threads, the files do not depend on
+        the number of parts.
 
         Args:
             items: a folder, or its address, such as ``s3://bucket/photos``; a Parquet table of ``path`` and ``image``
                 (bytes); tar shards of webdataset, ``photos-{000..015}.tar``; or paths of images.
-            part: number of the part, from 1 to ``parts``.
-            parts: number of parts; at most 1,024 of a folder or a sequence are not empty.
-            out: the folder to write, shared by all parts; the input of :meth:`write_index`.
+            part: from 1 to ``parts``.
+            parts: number of parts, at most 1,024 for a folder or a sequence.
+            out: the folder to write, shared by all parts.
             folder: the root of the paths in a sequence; by default their deepest common folder.
         """
         service_of_parts: PartsService = service("parts", "embed_part")
@@ -208,36 +204,36 @@ class TrainedRun:
     # The index
 
     def write_index(self, parts: str | Path, folder: str | Path | None = None, factory: str = "") -> Gallery:
-        """Index what :meth:`embed_part` wrote; otherwise as :meth:`index`.
+        """Index what :meth:`embed_part` wrote; DataError if a part is missing.
 
-        ``folder`` has the images; by default the folder that they were read from. DataError if a part is missing.
+        ``folder`` has the images; by default where they were read.
         """
         return self.search_index.write_index(parts, folder, factory)
 
     def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Gallery:
-        """Embed and index a folder, a table or a file of vectors; what has not changed is kept.
+        """Embed and index a folder, a table or a file of vectors; unchanged images are kept.
 
-        The previous index stays until the new one is complete. An image keeps its id while its path stays the same, and
-        ids are never reused.
+        The previous index stays until the new one is complete. An image keeps its id while its path stays the same; ids
+        are never reused.
 
         Args:
-            folder: the folder of the images, or the file of vectors; by default the one that was indexed before. The
-                boxes of a ``.csv`` or ``.parquet`` table are cut into ``collection-images`` beside the collection.
-            factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default search
-                is exact up to 200,000 images, and ``IVFn,Flat`` above, n the square root of their number.
-            retry_damaged: whether to read files again that an earlier pass found damaged and that have not changed.
+            folder: the folder, table or file; by default the indexed one. Boxes of a ``.csv`` or ``.parquet`` table are
+                cut into ``collection-images`` beside the collection.
+            factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default exact
+                up to 200,000 images, above ``IVFn,Flat`` with n the square root of their number.
+            retry_damaged: whether to read and name unchanged skipped files again.
 
         Returns:
-            The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
+            The index; ``changes`` counts new, changed and deleted images.
         """
         return self.search_index.index(folder, factory, retry_damaged)
 
     def gallery(self) -> Gallery:
-        """Open the index and keep it open; DataError if it is missing, damaged or belongs to other weights."""
+        """Open the index; DataError if it is missing, damaged or belongs to other weights."""
         return self.search_index.gallery()
 
     def indexed_images(self) -> Embedded:
-        """The images of the index; DataError if it is missing, damaged or belongs to other weights."""
+        """The images of the index; errors as for :meth:`gallery`."""
         return self.search_index.indexed_images()
 
     def indexed_folder(self) -> Path:
@@ -258,17 +254,16 @@ class TrainedRun:
         """The nearest images of the index; a :class:`RetrievalWarning` if there are fewer than k.
 
         Args:
-            images: as for :meth:`embed`; an indexed image is not an answer to itself. For a run of vectors: ids of the
-                index, a file of vectors, or an array.
-            k: number of answers, at least 1.
-            metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
+            images: as for :meth:`embed`; an indexed image is not an answer to itself. For a run of vectors: ids, a file
+                of vectors, or an array.
+            k: number of answers.
+            metric: ``"euclidean"``, or ``"learned"``: the metric of the run's loss.
             shortlist: how many of the nearest images the learned metric re-ranks; by default all.
-            within: the only class to search, which is searched exactly.
+            within: the only class to search.
             radius: maximum distance of an answer; a minimum for learned metrics whose larger values are nearer.
             store: the address of a store to search, filled by :meth:`copy_to_store`.
             rerank: ``"average"`` or ``"alpha"`` query expansion, ``"k-reciprocal"`` among the 1,000 nearest images, or
-                a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`. It changes the
-                distances.
+                an object from :mod:`pml_ext.evaluation`. It changes the distances.
         """
         check_options(store, metric, shortlist, rerank, radius)
         reranking = None
@@ -284,10 +279,10 @@ class TrainedRun:
     def query_texts(
         self, texts: Sequence[str], k: int = 8, within: str | None = None, radius: float | None = None
     ) -> list[Answer]:
-        """The indexed images nearest to texts such as ``["a red car"]``; other arguments as for :meth:`query`.
+        """The indexed images nearest to texts, ``["a red car"]``; other arguments as for :meth:`query`.
 
-        The trunk must be the frozen image encoder of a pair such as CLIP or SigLIP, with ``pool = "projected"``; else
-        ConfigError. Texts are compared with its features, before any head, so distances have another scale.
+        The trunk must be the frozen image encoder of a pair such as CLIP or SigLIP, with ``pool = "projected"``. Texts
+        are compared with its features, so distances have another scale.
         """
         from .query.texts import answers_to_texts
 
@@ -324,10 +319,10 @@ class TrainedRun:
         store: str | None = None,
         folder: str | Path | None = None,
     ) -> tuple[int, int]:
-        """Write the answers to many queries to a ``.parquet`` or ``.jsonl`` file; return both numbers.
+        """Write the answers to many queries to a ``.parquet`` or ``.jsonl`` file.
 
-        ``items`` and ``folder`` are those of :meth:`embed_part`, or ``items`` is a file of vectors; other arguments as
-        for :meth:`query`. Unreadable images are skipped with a warning.
+        ``items`` and ``folder`` are as for :meth:`embed_part`, or ``items`` is a file of vectors. Returns the numbers
+        of queries and answers.
         """
         file = Path(out)
         if file.suffix not in (".parquet", ".jsonl"):
@@ -343,35 +338,32 @@ class TrainedRun:
                 raise ConfigError("-o needs one file of vectors; leave out --list")
             queries = self.vectors.read(Path(items))
             return match_vectors(
-                self.vectors, queries, find, file, names_in_index(self.search_index.kept_gallery(), queries)
+                self.vectors, queries, find, file, names_in_index(self.search_index.shared_gallery, queries)
             )
         return match(self.images, listed(items, folder), find, file)
 
     def _search_of_store(self, store: str, options: QueryOptions) -> Answers:
-        return answers_of_store(self.open_filled_store(store), self.search_index.kept_gallery(), options)
+        return answers_of_store(self.open_filled_store(store), self.search_index.shared_gallery, options)
 
     def open_filled_store(self, store: str) -> Mirror:
         """Open a store; DataError if it has no images of this network."""
         opened = self.open_store(store)
         if not opened.count():
-            command = ["pml-ext", "index", str(self.folder), "--to", opened.shown]
-            if self.by != "embeddings":
-                command += ["--by", self.by]
-            run = shlex.join(command)
+            remedy = self.collection.index_command("--to", opened.shown)
             raise DataError(
-                f"{opened.shown}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
+                f"{opened.shown}: no images of {self.folder} ({self.collection.identity}) in it; type: {remedy}"
             )
         return opened
 
     def open_store(self, store: str) -> Mirror:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
 
-        Each state of a network has its own table in it. PluginError without the plugin ``stores``.
+        Each state of a network has its own table.
         """
         return open_store(store, self.collection.identity, self.collection.size)
 
     def copy_to_store(self, store: str) -> tuple[Changes, float | None]:
-        """Synchronize a store with the index; return the changes, and recall@10 against exact search on a sample."""
+        """Synchronize a store with the index; return the changes and recall@10 on a sample."""
         opened = self.open_store(store)
         embedded = self.gallery().embedded
         return opened.update(embedded), opened.recall_at_10(embedded)
@@ -379,10 +371,9 @@ class TrainedRun:
     def duplicates(
         self, radius: float | None = None, keep: str = "most-pixels", kinds: Sequence[CopyKind] = get_args(CopyKind)
     ) -> FoundCopies:
-        """Groups of copies in the index, each with what to keep.
+        """Groups of copies in the index; see :func:`pml_ext_copies.duplicates.find_duplicates`.
 
-        See :func:`pml_ext_copies.duplicates.find_duplicates`. Vectors, and images in shards, are compared by
-        embeddings. PluginError without the plugin ``copies``.
+        Vectors, and images in shards, are compared by embeddings.
         """
         copies: CopiesService = service("copies", "TrainedRun.duplicates")
         embedded = self.gallery().embedded
@@ -393,9 +384,7 @@ class TrainedRun:
     def select(self, count: int = 10, kind: SelectionKind = "distinct") -> Selection:
         """The most distinct images of the index, its outliers, or those nearest to class centers.
 
-        Args:
-            count: how many; for ``"central"``, per class.
-            kind: ``"distinct"``, ``"outliers"`` or ``"central"``; see :mod:`pml_ext_search.select.selection`.
+        ``count`` is per class for ``"central"``.
         """
         from .select.selection import select
 
@@ -418,7 +407,7 @@ class TrainedRun:
     def identify(
         self, images: Images, k: int = 3, far: Rate = None, radius: float | None = None, nearest: Nearest | None = None
     ) -> list[Identified]:
-        """Which class of the index each photograph shows, or that it is new: farther than a threshold from all classes.
+        """The class of the index that each photograph shows, or that it is new.
 
         Args:
             images: as for :meth:`query`, or a folder; an indexed image is compared with the others.
@@ -427,21 +416,23 @@ class TrainedRun:
             radius: the greatest distance of a known photograph, in place of the calibrated threshold.
             nearest: distances are to a class's ``"center"`` or its nearest ``"image"``.
 
-        DataError if no class is indexed, or if no threshold can be calibrated.
+        DataError if no class is indexed, or no threshold can be calibrated.
         """
-        from .open_set.identify import identify
+        from .open_set.identify import Identifier, tell
 
-        return identify(self.search_index, self.loaded, images, k, far, radius, nearest)
+        identifier = Identifier(self.search_index, self.loaded, tell)
+        threshold, nearest = identifier.threshold(far, radius, nearest)
+        return identifier.identified(identifier.queries(images), k, threshold, nearest)
 
     def calibrate(self, far: Rate = None, nearest: Nearest | None = None, on: str | Path | None = None) -> Calibration:
-        """The threshold between known and new, calibrated if it is missing, out of date or not the one asked for.
+        """The threshold between known and new, calibrated unless a stored one fits.
 
         Args:
-            far: the share of photographs of new individuals that are taken for known, or ``"best-accuracy"`` for the
-                most right answers. By default what is kept, else 0.05.
-            nearest: ``"center"`` or ``"image"``; by default what is kept, else the center.
+            far: the share of new individuals' photographs that are accepted as known, or ``"best-accuracy"``; by
+                default as stored, else 0.05.
+            nearest: ``"center"`` or ``"image"``; by default as stored, else the center.
             on: a folder with photographs of other individuals, a sub-folder each. By default each enrolled class that
-                the run was not trained on is left out in turn, and stands for a new one.
+                the run was not trained on is left out in turn.
         """
         from .open_set.identify import Identifier, tell
 
@@ -449,57 +440,51 @@ class TrainedRun:
 
     def score(self, folder: str | Path, far: Rate = None, radius: float | None = None) -> Scored:
         """Open-set metrics of a folder with a sub-folder per class, or of a file of vectors with labels."""
-        from .open_set.identify import score
+        from .open_set.identify import Identifier, tell
 
-        return score(self.search_index, self.loaded, folder, far, radius)
+        identifier = Identifier(self.search_index, self.loaded, tell)
+        threshold, nearest = identifier.threshold(far, radius, None)
+        return identifier.scored(identifier.labelled(Path(folder)), threshold, nearest)
 
     def enroll(self, photographs: Sequence[str | Path], name: str) -> Enrolment:
-        """Copy photographs of an individual into the indexed folder and index them, without training.
+        """Copy photographs of an individual into the indexed folder and index them.
 
-        Args:
-            photographs: paths of images, or folders of them. One whose bytes the class already has is not copied again.
-            name: the class, a sub-folder of the indexed folder.
+        ``photographs`` are images or folders; ``name`` is the class. Bytes that the class already has are not copied
+        again.
         """
         from .open_set.enrolment import enroll
 
         return enroll(self.search_index, [Path(each) for each in photographs], name)
 
     def picture(self, answers: Sequence[Answer]) -> Figure:
-        """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
+        """Draw queries and their 50 nearest answers, framed green (right) or red (wrong)."""
         from .query.pictures import answers_picture
 
         channels = self.images.channels
-        gallery = self.search_index.kept_gallery()
-        if not gallery.is_open:
-            gallery = self.gallery()
-        return answers_picture(answers, gallery.folder, channels)
+        return answers_picture(answers, self.gallery().folder, channels)
 
     # Clusters
 
     def group(self, images: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
-        """Clusters of embedded images, without writing anything; see :func:`pml_ext_search.cluster.clusters.group`."""
+        """Cluster embedded images; see :func:`pml_ext_search.cluster.clusters.group`."""
         from .cluster.clusters import group
 
         return group(images, clusters, chosen)
 
     def cluster(self, folder: str | Path, clusters: Number, out: str | Path | None = None) -> Clusters:
-        """Cluster a folder's images; write a table, and contact sheets of the 100 largest clusters.
+        """Cluster a folder's images; write ``clusters.csv``, and sheets of the 100 largest clusters.
 
         Args:
             folder: the folder of the images.
             clusters: their number, for k-means, or ``"auto"``, by first neighbors.
-            out: the folder to write ``clusters.csv``, ``cluster-000.png`` and so on; by default ``clusters`` in the
-                run's folder.
+            out: the folder to write; by default ``clusters`` in the run's folder.
 
         Returns:
             The cluster of every path, numbered by decreasing size.
         """
         from .cluster.clusters import check_clusters, group, write_clusters
 
-        if out is not None:
-            place = Path(out)
-        else:
-            place = self.folder / "clusters"
+        place = Path(out or self.folder / "clusters")
         check_writable("-o", place)
         check_clusters(clusters)
         grouping = group(self.embed_folder(folder), clusters)

@@ -25,7 +25,7 @@ def unlabeled(
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
 
-    DataError for a missing folder or file, or fewer than two images or vectors.
+    DataError for fewer than two images or vectors.
     """
     place = (root or Path()) / Path(path).expanduser()
     if place.is_file() and is_vector_file(place):

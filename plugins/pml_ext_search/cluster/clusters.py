@@ -72,10 +72,9 @@ def check_clusters(clusters: Number) -> None:
 def group(embedded: Embedded, clusters: Number, chosen: Sequence[int] | None = None) -> Grouping:
     """Clusters of images, numbered by decreasing size.
 
-    A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` is the second partition of
-    :func:`pml_ext_search.cluster.first_neighbors.first_neighbor_partitions`, or the only one. Above 20,000 images, a
-    random sample of 20,000 is clustered, and each other image joins the cluster of its nearest one. With ``chosen``,
-    only these images, by number, are grouped.
+    A number runs k-means. ``"auto"`` is the second partition by first neighbors, or the only one. Above 20,000 images,
+    a random sample is clustered, and each other image joins its nearest one. With ``chosen``, only these images, by
+    number, are grouped.
     """
     check_clusters(clusters)
     if chosen is not None:
@@ -113,10 +112,7 @@ def _group_of(embedded: Embedded, clusters: Number, chosen: Numbers) -> Grouping
     numbers[chosen] = found.numbers
     distances = np.full(len(embedded.paths), np.nan, dtype=np.float32)
     distances[chosen] = found.distances
-    renumbered = []
-    for cluster in found.clusters:
-        members = chosen[cluster.members].tolist()
-        renumbered.append(dataclasses.replace(cluster, members=members))
+    renumbered = [dataclasses.replace(cluster, members=chosen[cluster.members].tolist()) for cluster in found.clusters]
     return dataclasses.replace(found, embedded=embedded, numbers=numbers, distances=distances, clusters=renumbered)
 
 
@@ -135,12 +131,11 @@ def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Gr
         distances[part] = np.linalg.norm(points[part] - center, axis=1)
         members = part[np.argsort(distances[part], kind="stable")].tolist()
         counts = Counter(classes[member] for member in members)
+        cluster = Cluster(number, members)
         if any(classes):
             shares = tuple((name, count / len(members)) for name, count in counts.most_common(3))
-            name, share = shares[0]
-            found.append(Cluster(number, members, name, share, shares))
-        else:
-            found.append(Cluster(number, members))
+            cluster = Cluster(number, members, *shares[0], shares)
+        found.append(cluster)
     return Grouping(embedded, method, numbers, distances, found)
 
 
@@ -159,11 +154,11 @@ class Clusters(dict[str, int]):
 
 
 def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
-    """Write ``clusters.csv`` and contact sheets of the largest clusters; delete the sheets of an older table.
+    """Write ``clusters.csv`` and contact sheets of the largest clusters; replace earlier ones.
 
-    ConfigError, before writing, for a file with such a name that no earlier call wrote.
+    ConfigError if a file of such a name has another origin.
     """
-    chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:SHEETS]
+    chosen = grouping.clusters[:SHEETS]  # the largest
     earlier = _earlier_sheets(place / CLUSTERS_TABLE)
     drawn = {}  # sheets by the numbers of their clusters
     for cluster in chosen:
@@ -211,7 +206,6 @@ def _table_of(grouping: Grouping, sheets: dict[int, Path]) -> str:
 
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
-    """Draw a contact sheet; images of a class other than the cluster's are framed red."""
     embedded = grouping.embedded
     shown = cluster.members[:SHEET]
     title = f"{cluster.title}, nearest to its center first"

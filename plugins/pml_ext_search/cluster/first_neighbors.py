@@ -11,12 +11,12 @@ from pml_ext_train.retrieval import Numbers
 
 
 def first_neighbor_partitions(points: Tensor) -> list[Numbers]:
-    """Partitions of points ``[N, D]`` of length 1, the finest first: the cluster of each point, from 0.
+    """Partitions of points ``[N, D]`` of length 1, the finest first: the cluster of each point.
 
-    The first one connects each point with its nearest neighbor. Each later one connects the clusters before it, by
-    their mean directions. A partition into one cluster is left out, unless it is the first.
+    The first connects each point with its nearest neighbor; each later one connects earlier clusters by their mean
+    directions. A partition into one cluster is left out, unless it is the first.
 
-    *Cost:* the nearest neighbor of each point, exactly; each later partition has at most half of the clusters.
+    *Cost:* the exact nearest neighbor of each point; each later partition has at most half of the clusters.
     """
     partitions: list[Numbers] = []
     labels = np.arange(len(points))

@@ -1,4 +1,4 @@
-"""The sub-folders of images that name their classes."""
+"""The sub-folders that name the classes of images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ClassFolders(BaseModel, frozen=True):
 
     @classmethod
     def of_paths(cls, paths: Iterable[str], levels: int | None) -> ClassFolders:
-        """The class folders of these images; below ``train`` and ``test``, if these are the outermost folders."""
+        """The class folders of these images; below ``train`` and ``test``, if these are outermost."""
         outermost = set()
         for path in paths:
             outermost.update(_folders_of(path)[:1])
@@ -40,6 +40,5 @@ class ClassFolders(BaseModel, frozen=True):
 
 
 def _folders_of(path: str) -> list[str]:
-    """The sub-folders in a path; for an image in a shard, those inside the shard."""
-    inside = path.rpartition(".tar/")[2]
-    return inside.split("/")[:-1]
+    """The sub-folders in a path; for an image in a shard, inside the shard."""
+    return path.rpartition(".tar/")[2].split("/")[:-1]

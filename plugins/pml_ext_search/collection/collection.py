@@ -1,4 +1,4 @@
-"""The embeddings of a network and their index; :mod:`pml_ext_search.collection.database` has the format."""
+"""The embeddings of a network and their index."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pml_ext_train.files import FileStat, path_bytes, sha256_of, write_atomicall
 from pml_ext_train.retrieval import Changes, Numbers, Vectors
 
 from .class_folders import ClassFolders
-from .database import DATABASE, STEMS, Database
+from .database import DATABASE, STEMS, Database, Transaction
 from .embedded import Embedded
 from .faiss_index import FaissIndex, chosen_factory
 from .problems import RetrievalWarning, StoreWarning
 from .state import Image, Index, crc_of
-from .transaction import Transaction
 
-LAYOUT = 2  # of the tables here and of stores; part of a collection's identity, so that those of another are made again
+BY_NAME = ""  # in place of a reader, for a file that is not an image by its name or kind
+LAYOUT = 2  # of tables and stores; part of a collection's identity, so a new layout replaces older collections
 _LIVE = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
 _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
@@ -40,18 +40,18 @@ def _live_vectors(connection: sqlite3.Connection) -> Numbers:
 
 
 def identity_of(*about: object) -> str:
-    """Digest of everything that changes embeddings, which identifies a collection."""
+    """Digest of everything that changes embeddings; identifies a collection."""
     return hashlib.sha256(json.dumps([LAYOUT, *about]).encode()).hexdigest()[:16]
 
 
 def is_below(path: str, places: Set[str]) -> bool:
-    """Whether a path is one of these places, or lies inside one."""
+    """Whether a path is one of these places, or inside one."""
     folders_and_file = itertools.accumulate(path.split("/"), "{}/{}".format)  # "a", "a/b", "a/b/c"
     return not places.isdisjoint(folders_and_file)
 
 
 def _range_of(folder: bytes) -> tuple[bytes, bytes]:
-    """The first path below a folder, ``b"folder/"``, and the first one behind it: "0" follows "/"."""
+    """The first path below ``b"folder/"``, and the first one behind it: "0" follows "/"."""
     return folder, folder[:-1] + b"0"
 
 
@@ -67,16 +67,15 @@ class Collection(Database):
 
     def find(
         self, files: Mapping[bytes, FileStat], folder: bytes | None = None
-    ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
-        """Vector numbers of unchanged files, paths below a folder that are gone, and all vectors."""
+    ) -> tuple[dict[bytes, int], list[bytes]]:
+        """Vector numbers of unchanged files, and missing paths below a folder."""
         with self.transaction() as current:
-            found, gone = self.find_within(current, files, folder)
-            return found, gone, current.vectors
+            return self.find_within(current, files, folder)
 
     def find_within(
         self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None = None
     ) -> tuple[dict[bytes, int], list[bytes]]:
-        """The first two results of :meth:`find`, within a transaction."""
+        """As :meth:`find`, within a transaction."""
         self.check_identity(current.state)
         found: dict[bytes, int] = {}
         gone: list[bytes] = []
@@ -115,20 +114,21 @@ class Collection(Database):
             return {path: DamagedFile((size, time), os.fsdecode(why)) for path, size, time, why in rows}
 
     def damaged_paths(self, current: Transaction, folder: bytes) -> list[bytes]:
-        """The paths of the damaged files below a folder; none in a collection of an earlier version."""
+        """The damaged images below a folder; none in a collection of an earlier version."""
         if not current.connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'damaged'").fetchone():
             return []
-        query = "SELECT path FROM damaged WHERE path >= ? AND path < ?"
-        return [path for (path,) in current.connection.execute(query, _range_of(folder))]
+        query = "SELECT path FROM damaged WHERE path >= ? AND path < ? AND reader != ?"
+        return [path for (path,) in current.connection.execute(query, (*_range_of(folder), BY_NAME))]
 
-    def keep_damaged(self, folder: bytes, reader: str, files: Mapping[bytes, DamagedFile]) -> None:
-        """Replace the record of the files below a folder that are not readable images."""
-        if files == self.damaged_files(folder, reader):
+    def keep_damaged(self, folder: bytes, skipped: Mapping[str, Mapping[bytes, DamagedFile]]) -> None:
+        """Replace the record of files below a folder that are not readable images, by reader."""
+        if all(files == self.damaged_files(folder, reader) for reader, files in skipped.items()):
             return
-        rows = [(path, *file.stat, reader, os.fsencode(file.why)) for path, file in files.items()]
         with self.transaction(write=True) as current:
             current.connection.execute("DELETE FROM damaged WHERE path >= ? AND path < ?", _range_of(folder))
-            current.connection.executemany("INSERT INTO damaged VALUES (?, ?, ?, ?, ?)", rows)
+            for reader, files in skipped.items():
+                rows = [(path, *file.stat, reader, os.fsencode(file.why)) for path, file in files.items()]
+                current.connection.executemany("INSERT INTO damaged VALUES (?, ?, ?, ?, ?)", rows)
 
     def vectors_of(self, numbers: Numbers) -> Vectors:
         """Vectors by number, ``[N, D]``; a view of the mapped file if they are contiguous."""
@@ -150,7 +150,7 @@ class Collection(Database):
         return dict(zip(paths, range(first, first + len(vectors)), strict=True))
 
     def append_vectors(self, vectors: Vectors) -> int:
-        """Write vectors, ``[N, D]``, for an index that is written next; return the number of the first."""
+        """Write vectors, ``[N, D]``; return the number of the first."""
         with self.transaction(write=True) as current:
             return self._append(current, vectors)
 
@@ -160,7 +160,7 @@ class Collection(Database):
         file_path = self.place / state.file
         end = 4 * state.size * state.vectors
         with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
-            file.truncate(end)  # vectors of a process that was killed before it committed their rows
+            file.truncate(end)  # cuts off the vectors of a killed process, whose rows were not committed
             file.seek(end)
             file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
             file.flush()
@@ -169,9 +169,9 @@ class Collection(Database):
         return state.vectors
 
     def compact(self, gone: Sequence[bytes] = ()) -> None:
-        """Delete rows of missing files and damaged rows; rewrite the vectors if a fifth of the file is unused.
+        """Delete missing files and damaged rows; rewrite a file of vectors with a fifth unused.
 
-        Call it inside :meth:`locked`. Readers keep the old file mapped until they read the version.
+        Call it inside :meth:`locked`.
         """
         self._forget(gone)
         self._close_holes()
@@ -202,7 +202,6 @@ class Collection(Database):
                 self._move_vectors(current, path)
 
     def _delete_unused_files(self) -> None:
-        """Delete the files that the state no longer uses, and forget those that are gone."""
         with self.transaction(write=True) as current:
             state = current.state
             self._delete(state.own_files - state.used_files)
@@ -214,13 +213,12 @@ class Collection(Database):
     def _move_vectors(self, current: Transaction, path: Path) -> None:
         state = current.state
         connection = current.connection
-        version = current.state.version + 1
         live = _live_vectors(connection)
         write_atomically(path, current.vectors[live].tofile)
         new_number = {old: new for new, old in enumerate(live.tolist())}
         connection.create_function("moved", 1, new_number.get)
         connection.execute("UPDATE embedded SET vector = moved(vector)")
-        # below 0 first, so that no two images have the same number meanwhile
+        # negative numbers first, since numbers are unique
         connection.execute("UPDATE images SET vector = -1 - moved(vector)")
         connection.execute("UPDATE images SET vector = -1 - vector")
         index = state.index
@@ -228,14 +226,14 @@ class Collection(Database):
             first, last = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
             are_contiguous = last - first + 1 == index.images
             index = index.model_copy(update={"first": first if are_contiguous else None})
-        current.save(file=path.name, vectors=len(live), version=version, index=index)
+        current.save(file=path.name, vectors=len(live), version=state.version + 1, index=index)
 
     # The index
 
     def write_index(self, embedded: Embedded, factory: str) -> Changes | None:
         """Replace the index in one transaction, inside :meth:`locked`.
 
-        Returns the changes; None if another folder, or nothing, was indexed before.
+        Returns the changes, or None if this folder was not indexed before.
         """
         embedded = self._with_unlisted(embedded)
         numbers = np.sort(embedded.numbers)
@@ -263,7 +261,7 @@ class Collection(Database):
             return self._replace_images(current, index, embedded)
 
     def _with_unlisted(self, embedded: Embedded) -> Embedded:
-        """Keep the indexed images that could not be looked at, with their ids."""
+        """Keep the indexed images below unreadable folders, with their ids."""
         if not embedded.unlisted:
             return embedded
         places = frozenset(embedded.unlisted)
@@ -271,35 +269,26 @@ class Collection(Database):
             index = current.state.index
             if index is None or index.folder != str(embedded.folder.resolve()):
                 return embedded
-            paths = []
-            stats = []
-            numbers = []
-            for image, fits in current.images():
-                if fits and is_below(image.path, places):
-                    paths.append(image.path)
-                    stats.append(image.stat)
-                    numbers.append(image.vector)
-        if not paths:
+            images = [image for image, fits in current.images() if fits and is_below(image.path, places)]
+        if not images:
             return embedded
-        all_paths = [*embedded.paths, *paths]
+        all_paths = [*embedded.paths, *(image.path for image in images)]
         return dataclasses.replace(
             embedded,
             paths=all_paths,
             class_folders=ClassFolders.of_paths(all_paths, embedded.class_folders.levels),
-            stats=np.concatenate([embedded.stats, np.array(stats, dtype=np.int64)]),
-            numbers=np.concatenate([embedded.numbers, np.array(numbers, dtype=np.int64)]),
+            stats=np.concatenate([embedded.stats, np.array([image.stat for image in images], dtype=np.int64)]),
+            numbers=np.concatenate([embedded.numbers, np.array([image.vector for image in images], dtype=np.int64)]),
         )
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
         state = current.state
-        before = current.state.index
-        known = dict[str, Image]()
+        before = state.index
+        known: dict[str, Image] = {}
         if before is not None and before.folder != index.folder:
             before = None
         if before is not None:
-            for indexed, fits in current.images():
-                if fits:
-                    known[indexed.path] = indexed
+            known = {image.path: image for image, fits in current.images() if fits}
             if len(known) < before.images:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
                 warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
@@ -332,7 +321,7 @@ class Collection(Database):
         return None
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
-        """Open the faiss index, None for exact search; ``thorough`` hashes large files, too."""
+        """Open the faiss index, or None for exact search; ``thorough`` hashes large files, too."""
         if not index.file:
             return None
         path = self.place / index.file

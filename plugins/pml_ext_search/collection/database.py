@@ -3,26 +3,27 @@
 ``images.sqlite`` has four tables:
 
 - ``collection``: one row of JSON with the network and the index;
-- ``embedded``: a row per embedded file, so that no file is embedded twice;
-- ``images``: a row per image of the indexed folder, or vector of the indexed file; queries search these;
-- ``damaged``: a row per file that is not a readable image, so that later passes skip it.
+- ``embedded``: a row per embedded file;
+- ``images``: a row per image of the indexed folder, or vector of the indexed file;
+- ``damaged``: a row per file that is not a readable image.
 
-``vectors.f32`` has the embeddings, float32, of length 1, ``[vectors, D]``. A collection of features has
-``features.f32``, so that the name is right even if the database is damaged. New vectors are flushed before their rows
-are committed; vectors without rows, of a killed process, are cut off by the next one. Deleted rows leave holes, and a
-new file replaces one with a fifth of holes. A checksum of each row and its vector detects damage.
+``vectors.f32`` (``features.f32``) has the embeddings, float32, of length 1, ``[vectors, D]``. New vectors are flushed
+before their rows are committed; vectors without rows are cut off by the next process. Deleted rows leave holes; at a
+fifth of holes the file is rewritten. Each row has a checksum.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sqlite3
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import time_ns
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +32,9 @@ from pml_ext_train.files import final_path, locked_folder, writing
 from pml_ext_train.networks import By
 from pml_ext_train.retrieval import Vectors
 
+from .class_folders import ClassFolders
 from .problems import DamagedCollectionError, StoreWarning
-from .state import Index, State, state_of
-from .transaction import Transaction
+from .state import Image, Index, State, crc_of, state_of
 
 COLLECTION = "collection"  # the folder in a run's folder
 DATABASE = "images.sqlite"
@@ -44,19 +45,19 @@ _SCHEMA = (
     "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, class_number INTEGER, size INTEGER, "
     "fingerprint INTEGER, vector INTEGER UNIQUE, crc INTEGER)",
 )
-_DAMAGED = (  # earlier versions had no such table
+_DAMAGED = (  # missing in collections of earlier versions
     "CREATE TABLE IF NOT EXISTS damaged (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, reader TEXT, why BLOB) "
     "WITHOUT ROWID"
 )
 LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
-STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the names of files of vectors
+STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the vector files
 
 
 def recorded_by(place: Path) -> By | None:
-    """What a folder's collection compares images by; None without a collection.
+    """What a folder's collection compares images by, or None without a collection.
 
-    Vectors are not checked. If the row cannot be read, the names of the vector files decide. SQLite may have to write,
-    to roll back the journal of a killed process.
+    If the row cannot be read, the names of the vector files decide. SQLite may have to write, to roll back a killed
+    process.
     """
     database = place.resolve() / DATABASE
     try:
@@ -72,27 +73,63 @@ def recorded_by(place: Path) -> By | None:
 
 
 def vector_files(place: Path) -> list[Path]:
-    """Files of a folder that may be vectors of a collection, by their names."""
-    files: list[Path] = []
-    for stem in STEMS.values():
-        files += place.glob(f"{stem}*.f32")
-    return files
+    """Files of a folder that are named like a collection's vectors."""
+    return [path for path in place.glob("*.f32") if path.name.startswith(tuple(STEMS.values()))]
+
+
+class Transaction:
+    """A transaction on a collection, with its state and vectors."""
+
+    def __init__(self, connection: sqlite3.Connection, mapped: Callable[[State], Vectors]) -> None:
+        self.connection = connection
+        ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
+        self.state = state_of(about, crc)
+        self.vectors = mapped(self.state)
+
+    def save(self, **changes: Any) -> None:
+        """Change the state."""
+        self.state = self.state.model_copy(update=changes)
+        text = self.state.model_dump_json()
+        self.connection.execute("UPDATE collection SET about = ?, crc = ?", (text, zlib.crc32(text.encode())))
+
+    def is_intact(self, vector: Any, crc: Any, *values: object) -> bool:
+        """Whether a row and its vector have the row's checksum."""
+        in_file = isinstance(vector, int) and 0 <= vector < len(self.vectors)
+        return in_file and crc_of(self.vectors[vector].data, *values) == crc
+
+    def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
+        """Rows of ``images``, each with whether it and its vector are undamaged."""
+        query = f"SELECT id, path, class_number, size, fingerprint, vector, crc FROM images {where}"
+        index = self.state.index
+        classes = None if index is None else index.classes
+        class_folders = ClassFolders() if index is None else index.class_folders
+        for id, path, class_number, size, fingerprint, vector, crc in self.connection.execute(query, values):
+            text = os.fsdecode(path) if isinstance(path, (bytes, str)) else repr(path)
+            is_intact = self.is_intact(vector, crc, id, path, class_number, size, fingerprint)
+            class_name = ""
+            if classes is None:
+                class_name = class_folders.class_of(text)
+            elif isinstance(class_number, int) and 0 <= class_number < len(classes):
+                class_name = classes[class_number]
+            else:
+                is_intact = False
+            yield Image(id, text, class_number, size, fingerprint, vector, class_name), is_intact
 
 
 class Database:
-    """The database and files of a network's embeddings, identified by weights, preprocessing and precision."""
+    """The database and files of a network's embeddings."""
 
     def __init__(
         self, place: Path, run: Path | None, identity: str, size: int, by: By = "embeddings", source: str = "FOLDER"
     ) -> None:
-        self.source = source  # what is indexed, as a command has it
+        self.source = source  # what is indexed, in commands
         self.place = place.absolute()
-        self.run = run  # None: an embedder of another kind
+        self.run = run  # None for other embedders
         self.identity = identity
         self.size = size
         self.by = by
         self.database = self.place / DATABASE
-        self._index: Index | None = None  # the last that was read, for errors
+        self._index: Index | None = None  # the last one read, for errors
 
     @property
     def exists(self) -> bool:
@@ -110,7 +147,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, write: bool = False, create: bool = False) -> Iterator[Transaction]:
-        """Open a transaction; an error undoes what was written in it."""
+        """Open a transaction; an error rolls it back."""
         if not create and not (self.database.is_file() and self.database.stat().st_size):
             raise self.damaged("missing or empty")
         address = f"{self.database.as_uri()}?mode={'rwc' if create else 'rw'}"
@@ -152,10 +189,7 @@ class Database:
         """Translate SQLite errors into DamagedCollectionError, UnwritableError or DataError."""
         try:
             yield
-        except UnicodeDecodeError as error:  # of a text, a name or a message of a damaged database
-            raise self.damaged(shortened(error, 100)) from error
-        except sqlite3.Error as error:
-            # without a name: Python could not decode a text of the database
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # damage can also be a text that Python cannot decode
             name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
             if not isinstance(error, sqlite3.OperationalError) or name == "SQLITE_ERROR":
                 raise self.damaged(shortened(error, 100)) from error
@@ -165,7 +199,7 @@ class Database:
             raise DataError(f"{self.database}: cannot be read ({error})") from error
 
     def mapped(self, state: State) -> Vectors:
-        """Memory-map the vectors: fewer than the state says if the file is truncated."""
+        """Memory-map the vectors; a truncated file gives fewer."""
         path = self.place / state.file
         count = 0
         if path.exists():
@@ -181,7 +215,7 @@ class Database:
         return DamagedCollectionError(f"{path or self.database}: empty, cut or damaged ({why}); type: {self.command()}")
 
     def create(self, replace: bool) -> None:
-        """Create the collection, or replace a damaged one; with ``replace``, also one of another network."""
+        """Create the collection, or replace a damaged one; with ``replace``, also another network's."""
         why = self._reason_to_replace(replace)
         if why:
             self._remove(why)
@@ -191,7 +225,6 @@ class Database:
             pass
 
     def _reason_to_replace(self, replace: bool) -> str:
-        """Why the existing collection must be made again, or an empty string."""
         there = self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
@@ -210,7 +243,6 @@ class Database:
             return ""
 
     def _remove(self, why: str) -> None:
-        """Delete the collection's files with a warning; DataError for somebody else's database."""
         self._check_own()
         text = f"{self.place}: the collection is replaced, and its images are embedded again, because it is {why}"
         removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
@@ -222,14 +254,13 @@ class Database:
         self._delete(removed)
 
     def _check_own(self) -> None:
-        """DataError for a database without our tables, or an unreadable one without our vectors beside it."""
         if not self.database.is_file() or not self.database.stat().st_size:
             return
         try:
             with contextlib.closing(sqlite3.connect(f"{self.database.as_uri()}?mode=ro", uri=True)) as connection:
                 names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             own = {"collection", "embedded", "images"} <= names
-        except (sqlite3.Error, UnicodeDecodeError):  # damaged: then our vectors lie beside it
+        except (sqlite3.Error, UnicodeDecodeError):  # damaged; ours has vectors beside it
             own = bool(vector_files(self.place))
         if not own:
             raise DataError(f"{self.database} belongs to another program; type --store FOLDER to choose another folder")
@@ -242,7 +273,6 @@ class Database:
             return set()
 
     def _delete(self, names: Iterable[str]) -> None:
-        """Delete files of the collection, and what killed processes left of them under temporary names."""
         paths = {self.place / name for name in names}
         for temporary in list(self.place.glob(".*.tmp")):
             if final_path(temporary) in paths:
@@ -252,7 +282,7 @@ class Database:
                 path.unlink(missing_ok=True)
 
     def _new_file(self, stem: str, ending: str) -> Path:
-        """Path of a new file, whose name nobody else uses; it is listed as the collection's."""
+        """An unused path for a new file, which is recorded as the collection's."""
         with self.transaction(write=True) as current:
             state = current.state
             unused = state.own_files - state.used_files
@@ -273,7 +303,7 @@ class Database:
 
     @property
     def is_in_run(self) -> bool:
-        """Whether this is the collection in the run's folder, which ``index`` replaces for another network."""
+        """Whether it lies in the run's folder, where ``index`` replaces another network's."""
         return self.run is not None and self.place == (self.run / COLLECTION).absolute()
 
     def command(self) -> str:
@@ -282,13 +312,14 @@ class Database:
         if self.run is None:
             return f"open_index(embedder, {str(self.place)!r}).index({index.folder!r})"
         options = ["--index", index.factory] if index.factory else []
-        return self._index_command(index.folder, *options)
+        return self.index_command(index.folder, *options)
 
     def check_command(self) -> str:
         """The command that names missing, changed and damaged files."""
-        return self._index_command("--check")
+        return self.index_command("--check")
 
-    def _index_command(self, *arguments: str) -> str:
+    def index_command(self, *arguments: str) -> str:
+        """The command ``index`` for this collection, with further arguments."""
         command = ["pml-ext", "index", str(self.run), *arguments]
         if not self.is_in_run:
             command += ["--store", str(self.place)]
@@ -305,7 +336,7 @@ class Database:
             )
 
     def check_identity(self, state: State) -> None:
-        """DataError for a collection of another network, ConfigError for another of its outputs."""
+        """DataError for another network's collection, ConfigError for another output's."""
         self.check_by(state)
         if state.identity == self.identity:
             return

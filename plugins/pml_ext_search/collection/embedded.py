@@ -23,17 +23,17 @@ def _unknown() -> Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class Embedded:
-    """Images of a folder, or vectors of a file, and their embeddings; unknown arrays are empty."""
+    """Images of a folder, or vectors of a file, with embeddings; unknown arrays are empty."""
 
     folder: Path  # or the file of vectors
-    paths: Sequence[str]  # relative to the folder; of vectors their ids
+    paths: Sequence[str]  # relative to the folder; ids of vectors
     embeddings: Tensor  # [N, D], of length 1
-    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is not a readable image, by path
     stats: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and fingerprints, [N, 2]; see Image
     new: int | None = None  # how many were embedded now
-    numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
+    numbers: Numbers = dataclasses.field(default_factory=_unknown)  # numbers of the vectors in the collection, [N]
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
-    unlisted: Sequence[str] = ()  # folders and files that could not be looked at
+    unlisted: Sequence[str] = ()  # unreadable folders and files
     class_numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of vectors, in class_names, [N]
     class_names: tuple[str, ...] | None = None  # of vectors
     class_folders: ClassFolders = dataclasses.field(default_factory=ClassFolders)  # of images
@@ -48,12 +48,10 @@ class Embedded:
     @property
     def checksums(self) -> Numbers:
         """The checksum of each row, ``[N]``: id, path, class, size, fingerprint and vector."""
-        checksums = []
         vectors = self.embeddings.cpu().numpy()
         columns = (self.ids.tolist(), self.paths, self.classes, self.stats.tolist(), vectors)
-        for id, path, class_name, stat, vector in zip(*columns, strict=True):
-            checksums.append(crc_of(vector.data, id, path_bytes(path), class_name, *stat))
-        return np.array(checksums)
+        rows = zip(*columns, strict=True)
+        return np.array([crc_of(row.data, id, path_bytes(path), name, *stat) for id, path, name, stat, row in rows])
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:

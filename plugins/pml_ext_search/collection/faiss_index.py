@@ -1,11 +1,8 @@
 """Nearest vectors by Euclidean distance: exact, or approximate with faiss.
 
-By default search is exact up to 200,000 images or without faiss, and ``IVFn,Flat`` above, n the square root of their
-number.
-
 The *effort* of a search is the number of lists (``nprobe`` of ``IVF...``) or candidates (``efSearch`` of ``HNSW...``)
-that a query is compared with. It is doubled, from 1 or 64, until recall@10 on at most 200 images reaches 0.95; if none
-reaches it, the smallest effort within 0.01 of the best recall is used. With fewer than 64 candidates, a graph finds
+that a query is compared with. It is doubled, from 1 or 64, until recall@10 on at most 200 images reaches 0.95;
+otherwise the smallest effort within 0.01 of the best recall is used. With fewer than 64 candidates, a graph finds
 indexed images better than new ones.
 """
 
@@ -27,11 +24,15 @@ from pml_ext_train.retrieval import RecallSample
 EXACT = "exact"  # name of exact search
 MOST_EXACT = 200_000  # number of images up to which exact search is the default
 TARGET = 0.95  # recall@10 that the chosen effort must reach
+_SETTINGS = {"IVF": "nprobe", "HNSW": "efSearch"}  # the parameter for the effort of a kind of index
 _MOST_CANDIDATES = 1024  # the largest efSearch that is tried
 
 
 def chosen_factory(factory: str, images: int) -> str:
-    """The factory string of an index; an empty string for exact search."""
+    """The factory string of an index; an empty string for exact search.
+
+    Without ``factory``, search is exact up to 200,000 images or without faiss.
+    """
     if factory:
         return "" if factory == EXACT else factory
     if images > MOST_EXACT and has_faiss():
@@ -57,17 +58,12 @@ class FaissIndex:
         self.index = index
         self.effort = effort
         self.recall = recall
-        if "IVF" in factory:
-            self.setting = "nprobe"
-        elif "HNSW" in factory:
-            self.setting = "efSearch"
-        else:
-            self.setting = ""
+        self.setting = next((setting for kind, setting in _SETTINGS.items() if kind in factory), "")
         self._effort_set = 0
 
     @classmethod
     def build(cls, factory: str, points: Tensor) -> FaissIndex:
-        """Index points, choose the effort as the module's docstring says, and measure recall@10."""
+        """Index points, choose the effort, and measure recall@10."""
         rows = _rows(points)
         built = cls(factory, new_index(factory, rows.shape[1]))
         try:
@@ -88,11 +84,9 @@ class FaissIndex:
             built.effort = min(2 * built.effort, most)
         best = max(tried.values())
         enough = TARGET if best >= TARGET else best - 0.01
-        for effort, recall in tried.items():  # the least effort first
-            if recall >= enough:
-                built.effort = effort
-                built.recall = recall
-                break
+        efforts = (effort for effort, recall in tried.items() if recall >= enough)
+        built.effort = next(efforts)  # the least one
+        built.recall = tried[built.effort]
         return built
 
     def _range_of_effort(self) -> tuple[int, int]:
@@ -104,10 +98,7 @@ class FaissIndex:
 
     @classmethod
     def read(cls, path: Path, factory: str, effort: int, recall: float | None) -> FaissIndex:
-        """Open an index that :meth:`write` wrote; RuntimeError for a damaged file.
-
-        Lists are memory-mapped, and graphs and codes too with faiss 1.11 or later.
-        """
+        """Open a memory-mapped index that :meth:`write` wrote; RuntimeError for a damaged file."""
         with needs_extra("cpu", f"the index {factory!r}"):
             import faiss
         if "IVF" not in factory:
@@ -135,7 +126,7 @@ class FaissIndex:
         return int(faiss.extract_index_ivf(self.index).nlist if self.setting == "nprobe" else self.index.ntotal)
 
     def search(self, points: Tensor, k: int, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Distances and numbers of the nearest points, ``[Q, k]`` on the CPU; number -1 if there are fewer."""
+        """Distances and numbers of the nearest points, ``[Q, k]`` on the CPU; number -1 if missing."""
         rows = _rows(points)
         effort = self.effort
         if self.setting == "efSearch":

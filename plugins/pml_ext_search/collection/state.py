@@ -38,12 +38,12 @@ class State(BaseModel, frozen=True):
     size: int
     by: By = "embeddings"  # what the vectors are
     file: str = "vectors.f32"
-    made: int = 0  # nanoseconds since 1970: tells apart collections that were made anew in one folder
+    made: int = 0  # nanoseconds since 1970, different for a new collection in the same folder
     vectors: int = 0  # in the file, holes included
     version: int = 0  # raised when the index or the numbers of vectors change
-    next_id: int = 0  # the first that no image has had
+    next_id: int = 0  # never used so far
     index: Index | None = None
-    files: tuple[str, ...] = ()  # all that were written, or begun, and not deleted since
+    files: tuple[str, ...] = ()  # written or begun, and not deleted since
 
     @property
     def used_files(self) -> set[str]:
@@ -67,13 +67,13 @@ def state_of(about: str, crc: int) -> State:
 
 
 class Image(NamedTuple):
-    """A row of the table ``images``: an image of the indexed folder, or a vector of the indexed file."""
+    """A row of the table ``images``: an indexed image or vector."""
 
     id: int
-    path: str  # relative to the folder; of a vector its id
+    path: str  # relative to the folder; a vector's id
     class_number: int | None  # of a vector, among the index's classes
-    size: int  # of the file, or of the vector's numbers, in bytes
-    fingerprint: int  # the file's time of modification; of a vector the CRC-32 of its numbers
+    size: int  # bytes of the file or the vector
+    fingerprint: int  # the file's time of modification, or the vector's CRC-32
     vector: int
     class_name: str
 
@@ -84,7 +84,7 @@ class Image(NamedTuple):
 
 
 def crc_of(vector: Any, *values: object) -> int:
-    """CRC-32 of a row's values and its vector; not of the vector's number, which may change."""
+    """CRC-32 of a row's values and its vector, without the vector's number, which may change."""
     return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
 
 

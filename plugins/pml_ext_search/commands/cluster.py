@@ -44,9 +44,7 @@ def cluster(
     folder = folder or images
     if folder is None:
         raise ConfigError(f"wanted a folder of images to cluster; type: pml-ext cluster {run} FOLDER")
-    number: int | str = clusters
-    if clusters.removeprefix("-").isdecimal():
-        number = int(clusters)
+    number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
     with embedding_run(run, folder, device, workers, store, by) as trained:
         result = trained.cluster(folder, number, out)
     sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
@@ -71,9 +69,7 @@ def cluster(
 def _cluster_rows(result: Clusters) -> tuple[list[str], list[list[str]]]:
     paths = result.grouping.embedded.paths
     with_classes = any(each.share is not None for each in result.clusters)
-    columns = ["cluster", "images", "for example"]
-    if with_classes:
-        columns = ["cluster", "images", "class", "share", "for example"]
+    columns = ["cluster", "images", *(["class", "share"] if with_classes else []), "for example"]
     rows = []
     for each in result.clusters:
         row = [str(each.number), str(len(each.members))]

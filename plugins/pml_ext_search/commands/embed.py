@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -13,7 +13,6 @@ from pml_ext.registry import service
 from pml_ext_train.cli import (
     AsJson,
     ComparedBy,
-    Device,
     OnDevice,
     Progress,
     RayAddress,
@@ -23,7 +22,7 @@ from pml_ext_train.cli import (
     print_result,
 )
 from pml_ext_train.files import check_writable
-from pml_ext_train.retrieval import PartsService, RayWorkers, Written
+from pml_ext_train.retrieval import PartsService, RayWorkers
 
 from .loading import embedding_run, load_for_command, read_list
 
@@ -79,11 +78,22 @@ def embed(
     if store is not None or (workers is not None and on == "ray"):
         raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
     number, parts = _part_numbers(part or "1/1")
-    options = _RayOptions(device, ray_address, jobs or 2, num_gpus or 0.0) if on == "ray" else None
-    sources = None if listing is None else read_list(listing)
+    sources = folder if listing is None else read_list(listing)
+    service_of_parts: PartsService = service("parts", "embed --part" if on == "here" else "embed --on ray")
+
+    from ..embedding.reading import listed
+    from ..trained import load_embedder
+
     with Progress() as bar:
         trained = load_for_command(run, device, workers, listener=bar.embedding, by=by)
-        written = _write_part(trained, folder, sources, number, parts, out, options)
+        embedder = trained.images  # refuses a run of vectors
+        images = listed(sources, folder)
+        if on == "here":
+            written = service_of_parts.write(embedder, images, number, parts, out)
+        else:
+            load = functools.partial(load_embedder, str(trained.folder.resolve()), device, embedder.by)
+            ray = RayWorkers(ray_address, jobs or 2, num_gpus or 0.0)
+            written = service_of_parts.write_on_ray(embedder, load, images, number, parts, out, ray)
     text = f"{written.images} images embedded now, {written.files} of {written.files_of_all_parts} files: {out}"
     if part is not None:
         text = f"part {number} of {parts}: {text}"
@@ -94,36 +104,6 @@ def embed(
         "files_of_all_parts": written.files_of_all_parts,
     }
     print_result(as_json, about, text)
-
-
-class _RayOptions(NamedTuple):
-    device: Device  # of each worker
-    address: str | None
-    jobs: int
-    gpus: float
-
-
-def _write_part(
-    trained: TrainedRun,
-    folder: str,
-    sources: list[str] | None,
-    part: int,
-    parts: int,
-    out: Path,
-    ray: _RayOptions | None,
-) -> Written:
-    from ..embedding.reading import listed
-    from ..trained import load_embedder
-
-    embedder = trained.images  # refuses a run of vectors
-    service_of_parts: PartsService = service("parts", "embed --part" if ray is None else "embed --on ray")
-    images = listed(folder) if sources is None else listed(sources, folder)
-    if ray is None:
-        return service_of_parts.write(embedder, images, part, parts, out)
-    load = functools.partial(load_embedder, str(trained.folder.resolve()), ray.device, embedder.by)
-    return service_of_parts.write_on_ray(
-        embedder, load, images, part, parts, out, RayWorkers(ray.address, ray.jobs, ray.gpus)
-    )
 
 
 def _embed_to_file(trained: TrainedRun, folder: Path, out: Path, as_json: bool) -> None:

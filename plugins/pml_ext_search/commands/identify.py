@@ -87,10 +87,7 @@ def identify(
         if not photographs:
             print_result(as_json, calibration.model_dump(), str(calibration))
             return
-        if radius is not None:
-            threshold, to = identifier.threshold(None, radius, nearest)
-        else:
-            threshold, to = identifier.threshold(far, None, nearest)
+        threshold, to = identifier.threshold(far, radius, nearest)
         if score:
             _print_scored(identifier.scored(identifier.labelled(photographs[0]), threshold, to), as_json)
             return
@@ -108,9 +105,8 @@ def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
     for answer in answers:
         found = zip(answer.classes, answer.distances, answer.paths, strict=True)
         for rank, (name, distance, path) in enumerate(found):
-            first = ["", ""]
-            if rank == 0:
-                first = [printable(answer.query), "new" if answer.name is None else "known"]
+            known = "new" if answer.name is None else "known"
+            first = ["", ""] if rank else [printable(answer.query), known]
             rows.append([*first, printable(name), f"{distance:.4f}", printable(path)])
     noun = "id" if trained.takes_vectors else "image"
     print_table(["query", "", "nearest classes", "distance", f"nearest {noun}"], rows, right=[3])
@@ -122,9 +118,7 @@ def _print_answers(trained: TrainedRun, answers: list[Identified]) -> None:
 def _print_scored(scored: Scored, as_json: bool) -> None:
     from ..open_set.open_set import title_of
 
-    rows = []
-    for name, value in scored.metrics.items():
-        rows.append([title_of(name), str(percent(value))])
+    rows = [[title_of(name), str(percent(value))] for name, value in scored.metrics.items()]
     line = f"{scored.known} photographs of enrolled classes, {scored.new} of others, within {scored.threshold:.4g}"
     print_result(as_json, dataclasses.asdict(scored), line, columns=["metric", "%"], rows=rows, right=[1])
     if not as_json and not scored.new:

@@ -53,17 +53,14 @@ def index(
         _check_index(load_for_command(run, device, store=store, by=by).gallery(), as_json)
         return
     run, images = run_for_command(run, device)
-    if parts is None:
-        folder = folder or images
     opened: AbstractContextManager[TrainedRun]
     if parts is None:
+        folder = folder or images
         opened = embedding_run(run, folder, device, workers, store, by)
     else:
         opened = nullcontext(load_for_command(run, device, store=store, by=by))
     with opened as trained:
-        store_to_fill = None
-        if to is not None:
-            store_to_fill = trained.open_store(to)  # raises an error before anything is embedded
+        store_to_fill = None if to is None else trained.open_store(to)  # raises an error before anything is embedded
         if parts is None:
             gallery = trained.index(folder, factory)
         else:
@@ -95,11 +92,7 @@ def index(
 
 def _about_index(gallery: Gallery) -> dict[str, Any]:
     new, changed, gone, as_before = gallery.changes or (len(gallery), 0, 0, 0)
-    effort = None
-    recall = None
-    if gallery.faiss is not None:
-        effort = gallery.faiss.effort
-        recall = gallery.faiss.recall
+    faiss = gallery.faiss
     return {
         "index": str(gallery.place),
         "folder": str(gallery.folder),
@@ -110,8 +103,8 @@ def _about_index(gallery: Gallery) -> dict[str, Any]:
         "gone": gone,
         "as_before": as_before,
         "search": gallery.factory or "exact",
-        "effort": effort,
-        "recall_at_10": recall,
+        "effort": None if faiss is None else faiss.effort,
+        "recall_at_10": None if faiss is None else faiss.recall,
     }
 
 
@@ -120,7 +113,7 @@ def _recall_text(name: str, recall: float) -> str:
 
 
 def _check_index(gallery: Gallery, as_json: bool) -> None:
-    """Print which images are gone, changed or damaged; exit code 1 if any is gone or changed."""
+    """Print missing, changed and damaged images; exit code 1 for missing or changed ones."""
     gone, changed = gallery.check()
     how = " by the size and time of their files" if gallery.noun == "images" else ""
     lines = [f"{len(gallery)} {gallery.noun} checked{how}: {gallery.place}"]

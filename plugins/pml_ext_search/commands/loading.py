@@ -36,7 +36,7 @@ STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 
 
 def run_for_command(place: Path, device: Device) -> tuple[Path, Path | None]:
-    """The run that the first argument of a command names; see :func:`pml_ext_search.run_of_folder.run_of`."""
+    """The run that a first argument names, and its folder of images, if any."""
     from ..run_of_folder import run_of
 
     with Progress() as bar:
@@ -46,7 +46,7 @@ def run_for_command(place: Path, device: Device) -> tuple[Path, Path | None]:
 def searched_run(
     place: Path, device: Device, bar: Progress, store: Path | None, by: By | None, workers: int | None = None
 ) -> TrainedRun:
-    """Load the run of a command's first argument; a folder in its place is indexed if it has changed."""
+    """Load the run of a command's first argument; index a folder in its place."""
     from ..run_of_folder import run_of
 
     run, images = run_of(place, device, bar)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -48,7 +48,7 @@ def query(
             "(CLIP, SigLIP); may be repeated.",
         ),
     ] = None,
-    k: Annotated[int | None, Option("-k", help="Number of answers (default 8).")] = None,
+    k: Annotated[int, Option("-k", help="Number of answers.")] = 8,
     metric: Annotated[
         Literal["euclidean", "learned"], Option(help="Of the embeddings, or the run's learned metric.")
     ] = "euclidean",
@@ -83,15 +83,17 @@ def query(
         pml-ext query photographs bird.jpg
         pml-ext query runs/birds bird.jpg -k 20
     """
-    stored, collection = _place_of(store)
+    from ..query.query import check_options
+    from ..query.stored import is_store
+
+    stored = store if store is not None and is_store(store) else None
+    collection = Path(store) if store is not None and stored is None else None
     reranks = shortlist is not None or rerank is not None or metric != "euclidean"
-    answers_each = 8 if k is None else k
     if text and (images or out or listing or stored or reranks):
         raise ConfigError(
             "--text is looked for in the features of the run's own index; leave out images, -o, --list, --store STORE, "
             "--metric, --shortlist and --rerank"
         )
-    search = _Search(answers_each, within, radius, stored)
     if out is not None:
         if picture or reranks:
             advice = "leave out --picture, --shortlist, --rerank and --metric"
@@ -100,17 +102,18 @@ def query(
             raise ConfigError(f"-o needs one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
             trained = searched_run(run, device, bar, collection, by, workers)
-            about = _match_to_file(trained, images[0] if images else None, listing, out, search)
-        answered = counted(about["answers"], "answer")
-        print_result(as_json, about, f"{answered} for {counted(about['queries'], _noun(trained))}: {out}")
+            place = images[0] if images else ""
+            items = place if listing is None else read_list(listing)
+            root = None if listing is None else place
+            queried, answered = trained.match(items, out, k, within, radius, stored, root)
+        line = f"{counted(answered, 'answer')} for {counted(queried, _noun(trained))}: {out}"
+        print_result(as_json, {"file": str(out), "queries": queried, "answers": answered}, line)
         return
 
     if listing is not None or workers is not None:
         raise ConfigError("--list and --workers go with -o FILE")
     if not images and not text:
         raise ConfigError(f"wanted images or ids to look for; type: pml-ext query {run} IMAGE")
-
-    from ..query.query import check_options
 
     check_options(stored, metric, shortlist, rerank, radius)
     if picture is not None:
@@ -124,53 +127,19 @@ def query(
         picture = run / "query.png"
         check_writable("--picture", picture, file=True)
 
-    queries: list[str] | list[Path] = images or []
-    if not trained.takes_vectors:
-        queries = [Path(image) for image in images or []]
     if text:
-        answers = trained.query_texts(text, answers_each, within, radius)
+        answers = trained.query_texts(text, k, within, radius)
     else:
-        answers = trained.query(queries, answers_each, metric, shortlist, within, radius, stored, rerank)
+        queries = images if trained.takes_vectors else [Path(image) for image in images or []]
+        answers = trained.query(queries, k, metric, shortlist, within, radius, stored, rerank)
     if not as_json:
         _print_answers(trained, answers, metric, radius)
-    written = None
-    if picture is not None:
-        written = _write_picture(trained, answers, picture)
+    written = None if picture is None else _write_picture(trained, answers, picture)
     if as_json:
         about = {"run": str(run), "metric": metric, "picture": None if written is None else str(written)}
         print_json([dataclasses.asdict(answer) | about for answer in answers])
     elif written is not None:
         stdout().print(f"picture: {written}")
-
-
-class _Search(NamedTuple):
-    k: int
-    within: str | None
-    radius: float | None
-    store: str | None  # the address of one that is searched instead of the index
-
-
-def _place_of(store: str | None) -> tuple[str | None, Path | None]:
-    """The address of a store, or the folder of another collection, from ``--store``."""
-    from ..query.stored import is_store
-
-    if store is None:
-        return None, None
-    if is_store(store):
-        return store, None
-    return None, Path(store)
-
-
-def _match_to_file(
-    trained: TrainedRun, folder: str | None, listing: Path | None, out: Path, search: _Search
-) -> dict[str, Any]:
-    items: str | list[str] = folder or ""
-    if listing is not None:
-        items = read_list(listing)
-    elif trained.takes_vectors:
-        folder = None
-    queries, answers = trained.match(items, out, *search, folder)
-    return {"file": str(out), "queries": queries, "answers": answers}
 
 
 def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radius: float | None) -> None:
@@ -182,7 +151,12 @@ def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radi
             if trained.takes_vectors:
                 row.insert(3, printable(class_name))
             rows.append(row)
-    columns = ["query", "rank", _name_column(trained), "distance" if metric == "euclidean" else "score"]
+    columns = [
+        "query",
+        "rank",
+        "id" if trained.takes_vectors else "path",
+        "distance" if metric == "euclidean" else "score",
+    ]
     if trained.takes_vectors:  # whose class is not a part of the name
         columns.insert(3, "class")
     print_table(columns, rows, right=[1, len(columns) - 1])
@@ -192,7 +166,7 @@ def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radi
 
 
 def _write_picture(trained: TrainedRun, answers: list[Answer], place: Path) -> Path | None:
-    """Draw queries and answers; if that fails, warn, since the answers are already printed."""
+    """Draw queries and answers, which are printed already; a failure is a warning."""
     from pml_ext_train.files import write_atomically
 
     try:
@@ -202,10 +176,6 @@ def _write_picture(trained: TrainedRun, answers: list[Answer], place: Path) -> P
         say(f"warning: no picture: {one_line(error)}")
         return None
     return place
-
-
-def _name_column(trained: TrainedRun) -> str:
-    return "id" if trained.takes_vectors else "path"
 
 
 def _noun(trained: TrainedRun) -> str:

@@ -25,7 +25,7 @@ from pml_ext_train.training import FeatureCache
 
 from ..collection.collection import identity_of
 from ..collection.problems import StoreWarning
-from .reading import READ, as_tensor, joined
+from .reading import READ, as_tensor
 
 
 class BatchEmbedder:
@@ -45,16 +45,12 @@ class BatchEmbedder:
         self.title = f"{embedder.identity}: the embedder"  # in errors
 
     def prepared(self, image: Any) -> Tensor:
-        """A path, PIL image, array or uint8 tensor as the input of :meth:`forward`."""
+        """An image as the input of :meth:`forward`."""
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
-
-    def embed(self, images: Sequence[Any]) -> Tensor:
-        """Embeddings of images, ``[N, D]``, computed in one batch."""
-        return self.forward(joined([self.prepared(image) for image in images]))
 
     @torch.no_grad()
     def forward(self, images: Tensor | list[Tensor], files: Mapping[Path, FileStat] | None = None) -> Tensor:
-        """L2-normalized embeddings, ``[B, D]``, float32; ``files`` are the files of images, if known."""
+        """L2-normalized embeddings, ``[B, D]``, float32; ``files`` are the images' files."""
         pictures = [Image.fromarray(image.permute(1, 2, 0).cpu().numpy()) for image in images]
         rows = torch.as_tensor(self._embedder.embed(pictures), dtype=torch.float32, device=self.device)
         if rows.shape != (len(images), self.size):
@@ -72,18 +68,17 @@ class BatchEmbedder:
 
 
 class NetworkEmbedder(BatchEmbedder):
-    """The network of a finished run with its preprocessing; ``by="features"`` leaves out its head."""
+    """The network of a finished run; ``by="features"`` leaves out its head."""
 
     remedy = "; train it again, with a lower optimizer.lr"
 
     def __init__(self, run: LoadedRun, by: By = "embeddings") -> None:
-        preprocessing = run.description
-        assert isinstance(preprocessing, Preprocessing)
+        assert isinstance(run.description, Preprocessing)
         self._run = run
         self.by = by
         self.device = run.device
-        self.preprocessing: Preprocessing = preprocessing
-        self.channels = preprocessing.channels
+        self.preprocessing: Preprocessing = run.description
+        self.channels = self.preprocessing.channels
         self.title = f"{run.folder}: its network"
         self.precision = run.recipe.engine.precision
         try:
@@ -91,7 +86,7 @@ class NetworkEmbedder(BatchEmbedder):
         except ConfigError as error:
             self.precision = "float32"
             warnings.warn(f"{run.folder} computes in float32: {error}", StoreWarning, stacklevel=5)
-        about = [run.identity, preprocessing.model_dump(), self.precision]
+        about = [run.identity, self.preprocessing.model_dump(), self.precision]
         self.size = run.recipe.model.embedding_size
         if by == "features":
             self.size = run.description.features
@@ -103,7 +98,7 @@ class NetworkEmbedder(BatchEmbedder):
 
     @functools.cached_property
     def network(self) -> Network:
-        """The network, loaded on first use; on a CPU, it decides the memory format of images."""
+        """The network; on a CPU, it decides the memory format of images."""
         network = self._run.network_by(self.by)
         if self.device.type == "cpu":
             self._memory_format = use_channels_last(network, self.channels, self.preprocessing.image_size)
@@ -123,11 +118,11 @@ class NetworkEmbedder(BatchEmbedder):
 
     @property
     def caches_features(self) -> bool:  # type: ignore[override]
-        """Whether features of files are cached and shared by runs: the trunk is frozen."""
+        """Whether runs share cached features of files: the trunk is frozen."""
         return self._features is not None
 
     def features_of(self, files: Sequence[Path]) -> Tensor:
-        """The trunk's features of files, ``[N, F]``, cached or computed; DataError for a bad file."""
+        """The trunk's features of files, ``[N, F]``; DataError for a bad file."""
         cached: dict[int, Vectors] = {}
         with self._features_may_fail():
             if self._features is not None:
@@ -146,7 +141,7 @@ class NetworkEmbedder(BatchEmbedder):
 
     @torch.no_grad()
     def forward(self, images: Tensor | list[Tensor], files: Mapping[Path, FileStat] | None = None) -> Tensor:
-        """L2-normalized embeddings, ``[B, D]``, float32; features of files are cached if the trunk is frozen."""
+        """L2-normalized embeddings, ``[B, D]``, float32; features of ``files`` are cached."""
         network = self.network
         if isinstance(images, list):
             images = torch.stack(images)
@@ -177,7 +172,7 @@ class NetworkEmbedder(BatchEmbedder):
 
     @contextlib.contextmanager
     def _features_may_fail(self) -> Iterator[None]:
-        """Warn and continue without the feature cache if it cannot be read or written."""
+        """Warn and go on without the feature cache if it cannot be read or written."""
         try:
             yield
         except (DataError, UnwritableError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -22,8 +23,8 @@ from pml_ext_train.retrieval import Vectors
 
 from ..collection.class_folders import ClassFolders
 from ..collection.collection import Collection
+from ..collection.database import Transaction
 from ..collection.problems import StoreWarning
-from ..collection.transaction import Transaction
 from .batch_embedder import BatchEmbedder
 from .reading import READ, Images, as_images, default_workers, joined, read_batches
 
@@ -82,19 +83,16 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def embed(self, images: Images, batch_size: int = 256, current: Transaction | None = None) -> Tensor:
-        """Embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`.
+        """Embeddings of single images, ``[N, D]``; ``batch_size`` of them are held at a time.
 
-        Files are looked up in the collection first, within the transaction ``current`` if it is given. At most
-        ``batch_size`` other images are held at a time.
+        Files are looked up in the collection first, within the transaction ``current`` if given.
         """
         batches = []
         for batch in _split_in_batches(as_images(images), batch_size):
-            inputs: list[Path | Tensor] = []
-            for image in batch:
-                if isinstance(image, (str, os.PathLike)):
-                    inputs.append(Path(image))
-                else:
-                    inputs.append(self.computed.prepared(image))
+            inputs = [
+                Path(image) if isinstance(image, (str, os.PathLike)) else self.computed.prepared(image)
+                for image in batch
+            ]
             batches.append(self._embed_batch(inputs, current))
         if not batches:
             raise DataError("no images to embed; wanted one or more")
@@ -105,16 +103,13 @@ class ImageEmbedder:
         return rows
 
     def _embed_batch(self, images: Sequence[Path | Tensor], current: Transaction | None) -> Tensor:
-        """Embeddings of a batch: from the collection, from cached features, or new.
-
-        An image's key is the path of its file, or its place in the batch.
-        """
+        """An image's key is the path of its file, or its place in the batch."""
         stats: dict[bytes, FileStat] = {}
         keys: list[bytes | int] = []
         for place, image in enumerate(images):
             if isinstance(image, Path):
-                path, size_and_mtime = _key_and_stat(image)
-                stats[path] = size_and_mtime
+                path, stat = _key_and_stat(image)
+                stats[path] = stat
                 keys.append(path)
             else:
                 keys.append(place)
@@ -122,48 +117,34 @@ class ImageEmbedder:
         if stats and self.collection.exists:
             known |= self._looked_up(stats, current)
 
-        missing: dict[bytes | int, Path | Tensor] = {}
-        missing_files: dict[bytes | int, Path] = {}
-        for key, image in zip(keys, images, strict=True):
-            if key not in known:
-                missing[key] = image
-                if isinstance(image, Path):
-                    missing_files[key] = image
-        known |= self.computed.from_features(missing_files)
+        missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
+        files = {key: image for key, image in missing.items() if isinstance(image, Path)}
+        known |= self.computed.from_features(files)
 
-        inputs: dict[bytes | int, Tensor] = {}  # of the network
-        for key, image in missing.items():
-            if key not in known:
-                inputs[key] = image if isinstance(image, Tensor) else self.computed.prepared(image)
+        inputs = {key: image for key, image in missing.items() if key not in known}
         if inputs:
-            rows = self.computed.forward(joined(list(inputs.values())))
+            tensors = [
+                image if isinstance(image, Tensor) else self.computed.prepared(image) for image in inputs.values()
+            ]
+            rows = self.computed.forward(joined(tensors))
             known |= zip(inputs, rows, strict=True)
 
-        new: dict[bytes, FileStat] = {}
-        for key in missing:
-            if isinstance(key, bytes) and known[key].isfinite().all():
-                new[key] = stats[key]
+        new = {path: stat for path, stat in stats.items() if path in files and known[path].isfinite().all()}
         self._keep(new, known)
         return torch.stack([known[key].to(self.device) for key in keys])
 
     def _looked_up(self, stats: Mapping[bytes, FileStat], current: Transaction | None) -> dict[bytes | int, Tensor]:
-        """The collection's embeddings of files; a warning if it is damaged or belongs to another network."""
+        """The collection's embeddings of files; a warning if it is damaged or another network's."""
+        opened = self.collection.transaction() if current is None else contextlib.nullcontext(current)
         try:
-            if current is None:
-                found, _, vectors = self.collection.find(stats)
-            else:
-                found, _ = self.collection.find_within(current, stats)
-                vectors = current.vectors
-            rows: dict[bytes | int, Tensor] = {}
-            for path, number in found.items():
-                rows[path] = torch.from_numpy(vectors[number].copy())
-            return rows
+            with opened as transaction:
+                found, _ = self.collection.find_within(transaction, stats)
+                return {path: torch.from_numpy(transaction.vectors[number].copy()) for path, number in found.items()}
         except DataError as error:
             warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=7)
             return {}
 
     def _keep(self, new: Mapping[bytes, FileStat], rows: Mapping[bytes | int, Tensor]) -> None:
-        """Store new single files, if there are enough; a collection of another network stays unchanged."""
         if len(new) < SEVERAL:
             return
         try:
@@ -208,15 +189,10 @@ class ImageEmbedder:
     def embed_files(
         self, files: Sequence[Any], batch_size: int = READ, workers: int | None = None, with_progress: bool = True
     ) -> Iterator[list[Vectors | str]]:
-        """Embed paths or open files in batches; yield the embedding of each, or why it is unreadable.
-
-        ``with_progress`` is for the files of a whole pass.
-        """
+        """Embed paths or open files in batches; yield each embedding, or why it is unreadable."""
         for batch in self.batches_of(files, batch_size, workers=workers, with_progress=with_progress):
-            bad = []
-            for place, row in batch.items():
-                if not isinstance(row, str) and not np.isfinite(row).all():
-                    bad.append(place)
+            rows = {place: row for place, row in batch.items() if not isinstance(row, str)}
+            bad = [place for place, row in rows.items() if not np.isfinite(row).all()]
             if bad:
                 raise self.computed.not_finite(len(bad), len(batch), str(files[min(bad)]))
             yield [batch[place] for place in sorted(batch)]
@@ -229,9 +205,9 @@ class ImageEmbedder:
         workers: int | None = None,
         with_progress: bool = True,
     ) -> Iterator[Batch]:
-        """Embed files in batches, and report progress to the listener.
+        """Embed files in batches, and report progress.
 
-        With ``stats``, sizes and times from before the files are read, features of a frozen trunk are cached.
+        With ``stats``, from before the files are read, features of a frozen trunk are cached.
         """
         if workers is None:
             workers = self._workers
@@ -239,13 +215,11 @@ class ImageEmbedder:
             workers = default_workers(len(files))
         begun = time.perf_counter()
         done = 0
-        transform = self.computed.transform
-        for images, read, bad in read_batches(files, self.channels, transform, size, workers, self.device):
+        steps = self.computed.transform
+        for images, read, bad in read_batches(files, self.channels, steps, size, workers, self.device):
             batch: dict[int, Vectors | str] = dict(bad)
             if read:
-                stats_by_file = {}
-                if stats:
-                    stats_by_file = {files[place]: stats[place] for place in read}
+                stats_by_file = {files[place]: stats[place] for place in read} if stats else {}
                 rows = self.computed.forward(images, stats_by_file).cpu().numpy()
                 batch |= zip(read, rows, strict=True)
             done += len(batch)
@@ -257,7 +231,7 @@ class ImageEmbedder:
 
 
 def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:
-    """A file's path in its resolved folder, its size and time; DataError if it is missing."""
+    """A file's path without links, its size and time; DataError if it is missing."""
     size_and_mtime = file_stat(file)
     if size_and_mtime is None:
         raise DataError(f"{file}: no such file")

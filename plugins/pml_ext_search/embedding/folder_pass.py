@@ -1,4 +1,4 @@
-"""A pass over a folder, which embeds the images that the collection does not have."""
+"""Passes over a folder: images are embedded, or embeddings of other processes are added."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,13 +14,13 @@ import numpy as np
 import torch
 
 from pml_ext.distributed import from_rank_0, from_ranks, num_processes, rank, share_of
-from pml_ext.errors import DataError, counted
+from pml_ext.errors import ConfigError, DataError, counted, shortened
 from pml_ext_train.data import list_folder
-from pml_ext_train.files import check_writable, path_bytes
-from pml_ext_train.retrieval import Vectors
+from pml_ext_train.files import MISSING, FileStat, check_writable, path_bytes
+from pml_ext_train.retrieval import RowsOfFolder, Vectors
 
 from ..collection.class_folders import ClassFolders
-from ..collection.collection import DamagedFile, is_below
+from ..collection.collection import BY_NAME, DamagedFile, is_below
 from ..collection.embedded import Embedded
 from .embedding import Batch, ImageEmbedder, SkippedImage
 from .reading import READ, Damage, reader
@@ -29,11 +30,15 @@ SECONDS = 30.0  # or after this time
 _NOT_FINITE = ""  # in place of a reason, for an image whose embedding has NaN or infinity
 
 
+def _root_of(folder: Path) -> bytes:
+    return path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+
+
 class FolderPass:
     """A pass of a network over a folder; under torchrun, each rank embeds a share of the images.
 
-    Images are numbered by their places in the listing. Unchanged files that an earlier pass found damaged are read only
-    with ``retry_damaged``.
+    Images are numbered as listed. What an earlier pass skipped is read and named again only with ``retry_damaged``, or
+    if it has changed.
     """
 
     def __init__(self, embedder: ImageEmbedder, folder: Path, retry_damaged: bool = False) -> None:
@@ -43,7 +48,7 @@ class FolderPass:
         self._retries_damaged = retry_damaged
         self._is_first = rank() == 0
         self._listing = from_rank_0(list_folder(folder) if self._is_first else None)
-        self._root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+        self._root = _root_of(folder)
         self._keys = [self._root + path_bytes(name) for name in self._listing.names]
 
     @contextlib.contextmanager
@@ -70,12 +75,9 @@ class FolderPass:
                 self._collection.compact(gone)
 
     def _looked_up(self) -> tuple[dict[int, int], list[bytes], dict[int, str]]:
-        """Vector numbers of unchanged images, files that are gone, and reasons of known damaged files.
-
-        A file below a folder that could not be looked at counts as present.
-        """
+        """Vector numbers of unchanged images, missing files, and reasons of damaged files."""
         files = dict(zip(self._keys, self._listing.stats, strict=True))
-        by_key, absent, _ = self._collection.find(files, self._root)
+        by_key, absent = self._collection.find(files, self._root)
         found = {number: by_key[key] for number, key in enumerate(self._keys) if key in by_key}
         unlisted = frozenset(self._listing.unlisted)
         gone = [key for key in absent if not is_below(os.fsdecode(key[len(self._root) :]), unlisted)]
@@ -105,7 +107,7 @@ class FolderPass:
 
     @torch.no_grad()
     def _embed_missing(self, numbers: Sequence[int], batch_size: int) -> dict[int, int | str]:
-        """Embed images and write the vectors, even after an error; return each one's number, or why it failed."""
+        """Embed images and write the vectors; return each number, or why it failed."""
         results = dict[int, int | str]()
         waiting = dict[int, Vectors]()
         last = time.perf_counter()
@@ -139,7 +141,6 @@ class FolderPass:
         return results
 
     def _batches(self, numbers: Sequence[int], size: int) -> Iterator[Batch]:
-        """Embeddings by number, first from cached features."""
         files = {number: self._listing.folder / self._listing.names[number] for number in numbers}
         if self._embedder.computed.caches_features:
             for start in range(0, len(numbers), WRITTEN):
@@ -157,33 +158,91 @@ class FolderPass:
         self, results: Mapping[int, int | str], damaged: Mapping[int, str]
     ) -> tuple[dict[int, int], dict[str, str]]:
         """Vector numbers of new images, and reasons of skipped files, which are reported."""
-        vectors: dict[int, int] = {}
-        failed: dict[int, str] = {}
-        for number, result in results.items():
-            if isinstance(result, int):
-                vectors[number] = result
-            else:
-                failed[number] = result
+        vectors = {number: result for number, result in results.items() if isinstance(result, int)}
+        failed = {number: result for number, result in results.items() if isinstance(result, str)}
         not_finite = [number for number, why in failed.items() if why == _NOT_FINITE]
         names = self._listing.names
         new = {names[number]: why for number, why in failed.items() if why != _NOT_FINITE}
-        self._embedder.warn_of_skipped(self._listing.others | new)
+        self._embedder.warn_of_skipped(self._keep_skipped({**failed, **damaged}) | new)
         if damaged:
             text = f"{counted(len(damaged), 'damaged image')} of {self._folder} skipped"
             if self._collection.run is not None and self._collection.indexed_folder() == str(self._folder.resolve()):
                 text += f"; to name them, type: {self._collection.check_command()}"
             warnings.warn(text, SkippedImage, stacklevel=3)
-        self._keep_damaged({**failed, **damaged})
         if not_finite:
             raise self._embedder.computed.not_finite(
                 len(not_finite), len(vectors) + len(not_finite), names[min(not_finite)]
             )
         return vectors, self._listing.others | new | {names[number]: why for number, why in damaged.items()}
 
-    def _keep_damaged(self, failed: Mapping[int, str]) -> None:
-        files: dict[bytes, DamagedFile] = {}
-        for number, why in failed.items():
-            if isinstance(why, Damage):
-                place = str(self._folder / self._listing.names[number])
-                files[self._keys[number]] = DamagedFile(self._listing.stats[number], why.removeprefix(place))
-        self._collection.keep_damaged(self._root, reader(), files)
+    def _keep_skipped(self, failed: Mapping[int, str]) -> dict[str, str]:
+        """Record files that are not images; return the reasons of newly found ones."""
+        listing = self._listing
+        damaged = {number: why for number, why in failed.items() if isinstance(why, Damage)}
+        files = dict(self._file(listing.names[number], listing.stats[number], why) for number, why in damaged.items())
+        listed = {name: why for name, why in listing.others.items() if name not in listing.unlisted}
+        others = dict(self._file(name, MISSING, why) for name, why in listed.items())
+        known = {} if self._retries_damaged else self._collection.damaged_files(self._root, BY_NAME)
+        self._collection.keep_damaged(self._root, {reader(): files, BY_NAME: others})
+        return {
+            name: why
+            for name, why in listing.others.items()
+            if name in listing.unlisted or self._root + path_bytes(name) not in known
+        }
+
+    def _file(self, name: str, stat: FileStat, why: str) -> tuple[bytes, DamagedFile]:
+        """A file's path in the collection, and its reason without the path as it was typed."""
+        return self._root + path_bytes(name), DamagedFile(stat, why.removeprefix(str(self._folder / name)))
+
+
+@contextlib.contextmanager
+def parts_pass(embedder: ImageEmbedder, parts: RowsOfFolder, place: Path, folder: Path | None) -> Iterator[Embedded]:
+    """Add new embeddings of complete parts to the collection; lock it while the block runs.
+
+    ``place`` is the folder of the parts; ``folder`` has the images, by default where they were read.
+    """
+    collection = embedder.collection
+    if folder is None:
+        if "://" in parts.folder:
+            raise ConfigError(
+                f"the images are of {parts.folder}; type: pml-ext index RUN FOLDER --from {place}, where FOLDER has "
+                "the images on this machine, or will have"
+            )
+        folder = Path(parts.folder)
+    root = _root_of(folder)
+    check_writable("--store", collection.place)
+    with collection.locked(embedder.replace):
+        names: list[str] = []
+        stats: list[FileStat] = []
+        numbers: list[int] = []
+        new = 0
+        for part in parts.rows:
+            keys = [root + path_bytes(name) for name in part.names]
+            found, _ = collection.find(dict(zip(keys, part.stats, strict=True)))
+            missing = [row for row, key in enumerate(keys) if key not in found]
+            if missing:
+                new_keys = [keys[row] for row in missing]
+                new_stats = [part.stats[row] for row in missing]
+                found |= collection.append(new_keys, new_stats, part.embeddings[missing])
+            names += part.names
+            stats += part.stats
+            numbers += [found[key] for key in keys]
+            new += len(missing)
+
+        if not names:
+            raise DataError(f"{place}: no readable image among {len(parts.skipped)}")
+        ((name, count),) = Counter(names).most_common(1)
+        if count > 1:
+            raise DataError(f"{place}: {shortened(name, 200)} is there twice; give images names of their own")
+        every_number = np.array(numbers, dtype=np.int64)
+        yield Embedded(
+            folder,
+            paths=names,
+            embeddings=torch.from_numpy(collection.vectors_of(every_number)),
+            skipped=dict(parts.skipped),
+            stats=np.array(stats, dtype=np.int64),
+            new=new,
+            numbers=every_number,
+            class_folders=ClassFolders.of_paths(names, embedder.class_levels),
+        )
+        collection.compact()

@@ -71,10 +71,9 @@ def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listin
 
 
 def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
-    """List images without reading them.
+    """List images without reading them: a folder, or paths relative to ``folder``.
 
-    ``items`` is a folder, or a sequence of paths relative to ``folder``. Addresses, Parquet tables and tar shards,
-    which the plugin ``parts`` lists, are returned as text.
+    Addresses, Parquet tables and tar shards are returned as text, for the plugin ``parts``.
     """
     if not isinstance(items, (str, os.PathLike)):
         return list_files(items, folder)
@@ -88,7 +87,7 @@ def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
 
 
 class Damage(str):
-    """Why a file is not a readable image, for as long as it does not change."""
+    """Why a file is not a readable image, until it changes."""
 
     __slots__ = ()
 
@@ -124,10 +123,7 @@ def default_workers(images: int) -> int:
     """The number of worker processes: 0 for few images, in a script, or without a fork server."""
     if images < FEW or sys.platform != "linux" or _is_script():
         return 0
-    if hasattr(os, "sched_getaffinity"):
-        processors = len(os.sched_getaffinity(0))
-    else:
-        processors = os.cpu_count() or 1
+    processors = len(os.sched_getaffinity(0))
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(max(1, processors // processes), MOST_WORKERS)
 
@@ -156,15 +152,9 @@ def read_batches(
 
 
 def _batch_of(items: Sequence[Item]) -> Batch:
-    images: list[Tensor] = []
-    numbers: list[int] = []
-    unreadable: dict[int, str] = {}
-    for image, number, why in items:
-        if image is None:
-            unreadable[number] = why
-        else:
-            images.append(image)
-            numbers.append(number)
+    images = [image for image, _, _ in items if image is not None]
+    numbers = [number for image, number, _ in items if image is not None]
+    unreadable = {number: why for image, number, why in items if image is None}
     return joined(images), numbers, unreadable
 
 
@@ -183,7 +173,7 @@ _WANTED = (
 
 
 def as_images(images: Images) -> Any:
-    """Images as an iterable; a single image becomes a list, other values raise TypeError."""
+    """Images as an iterable; a single image becomes a list."""
     if isinstance(images, (str, os.PathLike, Image.Image)):
         return [images]
     if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):

@@ -1,6 +1,6 @@
 """The images of a table, cut along its boxes into files of their own.
 
-A cut is ``CLASS/PHOTOGRAPH.LEFT-TOP-RIGHT-BOTTOM.png``: its path names photograph and box, its folder the class.
+A cut is ``CLASS/PHOTOGRAPH.LEFT-TOP-RIGHT-BOTTOM.png``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ def is_table(path: str | Path) -> bool:
 
 
 def cut_images(table: Path, folder: Path, channels: int, columns: Mapping[str, str]) -> None:
-    """Write the images that a table lists into a folder, and delete those that it no longer lists.
+    """Write a table's images into a folder; delete those that it no longer lists.
 
-    A cut as new as its photograph stays; a row without a box is the whole image. Unreadable photographs are left out
-    with a :class:`SkippedImage` warning. ``columns`` are those of the data set ``table:``.
+    Up-to-date cuts stay. Unreadable photographs are left out with a :class:`SkippedImage` warning.
     """
     rows = rows_of_table(table, dict(columns))
     kept = set()
@@ -73,8 +72,6 @@ def _save(image: Tensor, file: Path) -> None:
 
 def _name_of(row: TableRow, place: Path) -> str:
     photograph = os.path.relpath(row.path, place).replace(os.sep, "-").lstrip(".-")
-    box = ""
-    if row.box is not None:
-        box = "." + "-".join(f"{corner:g}" for corner in row.box)
+    box = "" if row.box is None else "." + "-".join(f"{corner:g}" for corner in row.box)
     name = row.label.replace("/", "-").lstrip(".") or "-"
     return f"{name}/{photograph}{box}.png"

@@ -1,9 +1,9 @@
-"""Embedding of vectors by a trained head: queries, and whole files with a collection."""
+"""Embedding of vectors by a trained head, with a collection."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import dataclasses
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from pml_ext.errors import DataError
 from pml_ext_train.data import VectorFile, read_vectors
 from pml_ext_train.files import check_writable
 from pml_ext_train.results import LoadedRun
-from pml_ext_train.retrieval import Numbers, Vectors
+from pml_ext_train.retrieval import Numbers
 
 from ..collection.collection import Collection, identity_of
 from ..collection.embedded import Embedded
@@ -28,10 +28,7 @@ _BLOCK = 1 << 15  # vectors that go through the head together
 
 
 class VectorEmbedder:
-    """A trained head, and the collection of its embeddings.
-
-    In the collection, a vector's name is its id, and its fingerprint the CRC-32 of its numbers.
-    """
+    """A trained head, and the collection of its embeddings."""
 
     def __init__(self, run: LoadedRun, place: Path, replace: bool = True) -> None:
         self.run = run.folder
@@ -49,9 +46,9 @@ class VectorEmbedder:
 
     @torch.no_grad()
     def embed(self, vectors: Any, ids: NDArray[np.str_] | None = None) -> Tensor:
-        """Embeddings ``[N, E]`` of length 1, on the device, of vectors ``[N, D]`` or ``[D]``.
+        """Embeddings ``[N, E]`` of length 1 of vectors ``[N, D]`` or ``[D]``.
 
-        DataError names the first vector with a NaN or infinite embedding, by id or number.
+        DataError names the first vector with a NaN or infinite embedding.
         """
         rows = torch.as_tensor(vectors, dtype=torch.float32)
         if rows.ndim == 1:
@@ -67,8 +64,8 @@ class VectorEmbedder:
         if bad:
             first = f"number {bad[0]}" if ids is None else ids[bad[0]]
             raise DataError(
-                f"{self.run}: its head gives NaN or infinity for {len(bad)} of {len(rows)} vectors, {first} "
-                "first; their numbers are too large, or train it again with a lower optimizer.lr"
+                f"{self.run}: its head gives NaN or infinity for {len(bad)} of {len(rows)} vectors, {first} first; "
+                "make their numbers smaller, or train it again with a lower optimizer.lr"
             )
         return embeddings
 
@@ -80,8 +77,7 @@ class VectorEmbedder:
     def embedded(self, path: Path) -> Embedded:
         """All vectors of a file with their embeddings, without the collection."""
         file = self.read(path)
-        classes = tuple(file.class_names) if file.labels is not None else ("",)
-        return self._embedded(file, classes, self.embed(file.embeddings, file.ids))
+        return self._embedded(file, _all_classes((), file), self.embed(file.embeddings, file.ids), _stats_of(file))
 
     @contextlib.contextmanager
     def file_pass(self, path: Path) -> Iterator[Embedded]:
@@ -99,55 +95,30 @@ class VectorEmbedder:
                 embeddings = self.embed(file.embeddings[rows], file.ids[rows]).cpu().numpy()
                 numbers[rows] = self.collection.append_vectors(embeddings) + np.arange(len(rows))
             vectors = torch.from_numpy(self.collection.vectors_of(numbers)).to(self.device)
-            yield self._embedded(file, classes, vectors, stats, numbers, new=len(missing))
+            embedded = self._embedded(file, classes, vectors, stats)
+            yield dataclasses.replace(embedded, numbers=numbers, new=len(missing))
             self.collection.compact()
 
     def _indexed_before(self, path: Path) -> tuple[dict[str, Image], tuple[str, ...]]:
-        known: dict[str, Image] = {}
         with self.collection.transaction() as current:
             index = current.state.index
             if index is None or index.classes is None or index.folder != str(path.resolve()):
                 return {}, ()
-            for image, fits in current.images():
-                if fits:
-                    known[image.path] = image
-        return known, index.classes
+            return {image.path: image for image, fits in current.images() if fits}, index.classes
 
-    def _embedded(
-        self,
-        file: VectorFile,
-        classes: tuple[str, ...],
-        embeddings: Tensor,
-        stats: Numbers | None = None,
-        numbers: Numbers | None = None,
-        new: int | None = None,
-    ) -> Embedded:
-        if stats is None:
-            stats = _stats_of(file)
-        if numbers is None:
-            numbers = np.empty(0, dtype=np.int64)
+    def _embedded(self, file: VectorFile, classes: tuple[str, ...], embeddings: Tensor, stats: Numbers) -> Embedded:
         return Embedded(
             folder=file.path,
             paths=file.ids.tolist(),
             embeddings=embeddings,
             stats=stats,
-            new=new,
-            numbers=numbers,
             class_numbers=_class_numbers_of(file, classes),
             class_names=classes,
         )
 
 
-def embeddings_of(embedder: VectorEmbedder, vectors: Any) -> Tensor:
-    """Embeddings of a file of vectors, or of an array, ``[N, E]``."""
-    if isinstance(vectors, (str, os.PathLike)):
-        file = embedder.read(Path(vectors))
-        return embedder.embed(file.embeddings, file.ids)
-    return embedder.embed(vectors)
-
-
 def _all_classes(before: tuple[str, ...], file: VectorFile) -> tuple[str, ...]:
-    """Class names: those of an index keep their numbers, and new ones follow. Without labels, one class has no name."""
+    """Class names: an index's keep their numbers, and new ones follow."""
     of_file = file.class_names if file.labels is not None else [""]
     return tuple(dict.fromkeys([*before, *of_file]))
 
@@ -161,25 +132,16 @@ def _class_numbers_of(file: VectorFile, classes: tuple[str, ...]) -> Numbers:
 
 
 def _stats_of(file: VectorFile) -> Numbers:
-    """Bytes and CRC-32 of each vector, ``[N, 2]``."""
+    """Bytes and CRC-32 of each vector."""
     count, length = file.embeddings.shape
     stats = np.full((count, 2), 4 * length, dtype=np.int64)
-    stats[:, 1] = [zlib.crc32(vector) for vector in _rows(file.embeddings)]
+    stats[:, 1] = [zlib.crc32(vector) for vector in np.ascontiguousarray(file.embeddings)]
     return stats
-
-
-def _rows(vectors: Vectors) -> Iterator[memoryview]:
-    whole = np.ascontiguousarray(vectors).data.cast("B")
-    size = 4 * vectors.shape[1]
-    for start in range(0, len(whole), size):
-        yield whole[start : start + size]
 
 
 def _known_numbers(file: VectorFile, stats: Numbers, known: dict[str, Image]) -> Numbers:
     """The number of each unchanged vector in the collection, ``[N]``; -1 for others."""
     numbers = np.full(len(stats), -1, dtype=np.int64)
-    if not known:
-        return numbers
     for row, (id, crc) in enumerate(zip(file.ids.tolist(), stats[:, 1].tolist(), strict=True)):
         image = known.get(id)
         if image is not None and image.fingerprint == crc:
@@ -188,7 +150,7 @@ def _known_numbers(file: VectorFile, stats: Numbers, known: dict[str, Image]) ->
 
 
 def changes_of(file: VectorFile, images: list[Image], classes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Ids of indexed vectors that are gone from a file, and of those whose numbers or class have changed."""
+    """Ids of indexed vectors that are gone from a file, or have changed in it."""
     class_numbers = _class_numbers_of(file, _all_classes(classes, file))
     rows = np.column_stack([class_numbers, _stats_of(file)]).tolist()
     now = dict(zip(file.ids.tolist(), rows, strict=True))

@@ -1,8 +1,7 @@
 """The threshold between known and new, calibrated on images whose own class is left out.
 
 Each class that the run was not trained on stands for a new individual: the distances of its images to the nearest other
-class decide the threshold. So a threshold belongs to a collection, since more classes or photographs lie nearer by
-chance. It bounds the expected rate of false acceptances of a new class (:func:`.open_set.threshold_at`).
+class decide. A threshold belongs to a collection, since with more images one is nearer by chance.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
-from torch import Tensor, nn
+from torch import nn
 
 from pml_ext.errors import DataError, counted, shortened
 from pml_ext.evaluation import best_threshold, sample_indices
@@ -40,12 +39,13 @@ from .open_set import (
 
 if TYPE_CHECKING:
     from ..collection.embedded import Embedded
+    from .refitting import WithinClasses
 
 FILE = "known-or-new.json"  # in the collection's folder
 FAR = 0.05  # the rate of false acceptances without --far
 MOST_QUERIES = 2000  # images that are compared with all others
 FOLDS = 10
-FEWEST_REFITTED = 4  # classes that were trained on, two folds of two; as many new ones are compared as they are
+FEWEST_REFITTED = 4  # trained classes, for two folds of two; this many new ones are compared without refitting
 
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -56,7 +56,7 @@ class Calibration(BaseModel, frozen=True):
 
     threshold: float = Field(ge=0, le=2, allow_inf_nan=False)  # greatest distance of a known image to the nearest class
     far: Share | None  # the wanted rate of false acceptances; None: the best accuracy
-    expected: Share | None = None  # bound of the expected rate; None in files of versions that counted images
+    expected: Share  # bound of the expected rate
     interval: tuple[Share, Share] = (0.0, 1.0)  # of the rate with these enrolled classes, 90 %
     nearest: Nearest
     by: By
@@ -76,13 +76,13 @@ class Calibration(BaseModel, frozen=True):
         wanted = "best accuracy" if self.far is None else f"{_percent(self.far)} false acceptances"
         text = (
             f"Threshold {self.threshold:.4g} ({wanted}), calibrated on {counted(self.others, 'image')} of "
-            f"{_classes(self.other_classes)} {self.on}. Of new individuals' images, at most "
-            f"{_percent(self.expected or 0)} are accepted on average; with the {_classes(self.classes)} enrolled now, "
-            f"{_percent(self.interval[0])} to {_percent(self.interval[1])}."
+            f"{_classes(self.other_classes)} {self.on}. New individuals: at most {100 * self.expected:.1f} % accepted "
+            f"on average, {100 * self.interval[0]:.1f} % to {100 * self.interval[1]:.1f} % with these "
+            f"{_classes(self.classes)}"
         )
-        if self.far is not None and (self.expected or 0) > self.far:
-            text += f" A promise of {_percent(self.far)} needs {_needed(self.far)} classes."
-        return text
+        if self.far is not None and self.expected > self.far:
+            text += f"; a promise of {_percent(self.far)} needs {_needed(self.far)} classes"
+        return f"{text}."
 
 
 def read_calibration(place: Path) -> Calibration | None:
@@ -97,7 +97,7 @@ def read_calibration(place: Path) -> Calibration | None:
 
 
 def write_calibration(place: Path, calibration: Calibration) -> None:
-    """Keep a threshold in a collection's folder, atomically."""
+    """Keep a threshold, atomically."""
     write_json(place / FILE, calibration.model_dump())
 
 
@@ -110,9 +110,7 @@ def digest_of(embedded: Embedded) -> str:
 
 
 def why_stale(calibration: Calibration, identity: str, embedded: Embedded) -> str:
-    """Why a threshold is out of date for this network and these enrolled images, or an empty string."""
-    if calibration.expected is None:
-        return "it was calibrated by an earlier version, which promised too much"
+    """Why a stored threshold is out of date, or an empty string."""
     if calibration.identity != identity:
         return "the network has changed"
     if calibration.gallery == digest_of(embedded):
@@ -122,16 +120,6 @@ def why_stale(calibration: Calibration, identity: str, embedded: Embedded) -> st
 
 TrainedClasses = Callable[[Sequence[str]], set[str]]
 """A function from names of classes to those that a network was trained on."""
-
-
-class Refit(Protocol):
-    """A head in closed form that can be fitted to a part of the enrolled images."""
-
-    def features(self) -> Tensor:
-        """The head's input for all images of the index, ``[N, F]``."""
-
-    def fit(self, features: Tensor, labels: NDArray[np.int64]) -> nn.Module:
-        """The head of features ``[M, F]`` with labels ``[M]``."""
 
 
 class Enrolled:
@@ -157,7 +145,7 @@ class Enrolled:
 
 
 class _Known(NamedTuple):
-    """Enrolled images, each left out of its class, as photographs of known individuals."""
+    """Enrolled images, each left out of its class."""
 
     smallest: Distances  # to the nearest class
     right: NDArray[np.bool_]  # whether it is the image's own
@@ -173,10 +161,7 @@ class _New(NamedTuple):
 
 
 def shared_pictures(embedded: Embedded) -> tuple[set[int], str]:
-    """Rows of equal pictures in different classes, and a line that names them, or an empty one.
-
-    For example, a picture of a group has distance 0 from several classes.
-    """
+    """Rows of equal pictures in different classes, and a line that names them, or ""."""
     groups = rows_in_several_classes(embedded.embeddings, embedded.classes)
     if not groups:
         return set(), ""
@@ -202,7 +187,7 @@ def calibrated(
     wanted: Wanted,
     trained: TrainedClasses,
     others: Embedded | None = None,
-    refit: Refit | None = None,
+    refit: WithinClasses | None = None,
 ) -> Calibration:
     """A threshold for the enrolled images.
 
@@ -213,7 +198,7 @@ def calibrated(
         wanted: the rate of false acceptances, and what a class is.
         trained: a function from class names to those that the network was trained on.
         others: embedded photographs of other individuals; by default enrolled images stand for them.
-        refit: fits the head without some classes, for a run that was trained on all of them, or None.
+        refit: fits the head without some classes, or None.
 
     DataError for too few classes or images, or if the run was trained on all of them.
     """
@@ -263,7 +248,7 @@ def _percent(rate: float) -> str:
 
 
 def _needed(rate: float) -> int:
-    """How many classes promise a rate when each in turn is left out: the least C with C / (C² - 1) <= rate."""
+    """How many classes can promise a rate: the least C with C / (C² - 1) <= rate."""
     return math.floor(1 / rate) + 1
 
 
@@ -281,7 +266,7 @@ def _most_accurate(known: _Known, new: _New) -> float:
 
 
 def _at_rate(far: float, new: _New, other_classes: int, strict: bool) -> float:
-    """The threshold for a rate of false acceptances; unless ``strict``, for the smallest possible rate at least."""
+    """The threshold for a rate, or, unless ``strict``, for a larger possible one."""
     least = new.inflation * expected_rate(0, other_classes)
     if far < least and strict:
         raise DataError(
@@ -298,37 +283,36 @@ def _left_out(
     enrolled: Enrolled,
     nearest: Nearest,
     trained: TrainedClasses,
-    refit: Refit | None,
+    refit: WithinClasses | None,
 ) -> _New:
-    """Enrolled images, each compared with all classes but its own."""
     if len(enrolled.names) < 2:
         raise DataError(
-            f"{_classes(len(enrolled.names))} enrolled: what is new is calibrated on two or more; "
-            "type --radius DISTANCE, or --on FOLDER with photographs of other individuals"
+            f"{_classes(len(enrolled.names))} enrolled: what is new is calibrated on two or more; type "
+            "--radius DISTANCE, or --on FOLDER of other individuals"
         )
     learned = trained(enrolled.names)
     is_new = np.array([name not in learned for name in enrolled.names])
     rows = np.flatnonzero(is_new[enrolled.numbers])
-    # A few new classes tell less than heads that are fitted without each of the trained ones in turn.
+    # Few new classes say less than heads that are refitted without some trained classes.
     if refit is not None and np.count_nonzero(is_new) < FEWEST_REFITTED <= len(learned):
         return _cross_fitted(enrolled, nearest, refit)
     if not len(rows):
         raise DataError(
-            f"the run was trained on all {len(enrolled.names)} enrolled classes, which are farther apart than new "
-            "ones; type --on FOLDER with photographs of other individuals, a sub-folder each, or --radius DISTANCE"
+            f"the run was trained on all {len(enrolled.names)} enrolled classes, so none stands for a new one; type "
+            "--on FOLDER (other individuals, a sub-folder each), or --radius DISTANCE"
         )
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=0).numpy()]
     numbers = enrolled.numbers[rows]
     points = enrolled.embedded.embeddings[enrolled.rows[rows]]
     on = "left out one by one"
     if learned:
-        on += ", which by their names the run was not trained on"
+        on += ", whose names the run was not trained on"
     smallest = without_own_class(enrolled.classes(nearest).distances(points), numbers)
     return _New(smallest, numbers, on, inflation_of(len(enrolled.names)))
 
 
-def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
-    """As :func:`_left_out`, with heads that are fitted without the classes that are left out."""
+def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: WithinClasses) -> _New:
+    """As :func:`_left_out`, with heads that are fitted without the left-out classes."""
     features = refit.features()[enrolled.rows]
     count = len(enrolled.names)
     folds = min(FOLDS, count // 2)
@@ -345,12 +329,11 @@ def _cross_fitted(enrolled: Enrolled, nearest: Nearest, refit: Refit) -> _New:
         rows = rows[sample_indices(len(rows), MOST_QUERIES // folds, seed=0).numpy()]
         new.append(without_own_class(classes.distances(embeddings[rows]), enrolled.numbers[rows]))
         numbers.append(enrolled.numbers[rows])
-    on = f"left out in {folds} folds, with a head that is fitted to the other classes of each"
+    on = f"left out in {folds} folds, each with a refitted head"
     return _New(np.concatenate(new), np.concatenate(numbers), on, inflation_of(count))
 
 
 def _of_others(others: Embedded, enrolled: Enrolled, classes: Classes, trained: TrainedClasses) -> _New:
-    """Photographs of other individuals, compared with all classes."""
     names = others.classes
     seen = set(enrolled.names) | trained(sorted(set(names)))
     gallery = enrolled.embedded.embeddings[enrolled.rows]
@@ -370,7 +353,6 @@ def _of_others(others: Embedded, enrolled: Enrolled, classes: Classes, trained: 
 
 
 def _left_out_of_own_class(enrolled: Enrolled, classes: Classes) -> _Known:
-    """Enrolled images, each left out of its class; classes with a single image are skipped."""
     counts = np.bincount(enrolled.numbers)
     rows = np.flatnonzero(counts[enrolled.numbers] > 1)
     rows = rows[sample_indices(len(rows), MOST_QUERIES, seed=1).numpy()]

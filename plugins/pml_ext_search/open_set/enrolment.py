@@ -1,4 +1,4 @@
-"""Enrolment: photographs of an individual are copied into the indexed folder, and indexed."""
+"""Enrolment: photographs of an individual are copied into the indexed folder and indexed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,10 +45,10 @@ class Enrolment:
 
 
 def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) -> Enrolment:
-    """Copy photographs of an individual into the indexed folder and index them; see :meth:`TrainedRun.enroll`.
+    """Copy photographs of an individual into the indexed folder and index them.
 
-    The folder is locked. Files appear whole, and the index changes in one transaction, so that the same call finishes
-    one that was killed.
+    The folder is locked. Files appear whole, and the index changes in one transaction, so a repeated call finishes a
+    killed one.
     """
     _ = search_index.images  # refuses an index of vectors
     name = composed(name)
@@ -63,8 +63,8 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
         raise ConfigError(f"{root} has what index cut from a table; add rows to the table, and index it again")
     place = root / as_spelled(root, _folder_of(name, class_folders))
     _check_twins(root, place)
-    check_writable("", place)  # copies belong in the indexed folder alone
-    files = list(_files_of(photographs))
+    check_writable("", place)  # copies belong in the indexed folder
+    files = _files_of(photographs)
     for file in files:
         _check_photograph(file)  # before anything is copied
     with locked_folder(root, StoreWarning(f"{root}: another command changes its images; waiting until it is done")):
@@ -78,12 +78,11 @@ def enroll(search_index: SearchIndex, photographs: Sequence[Path], name: str) ->
 
 
 def _copied(files: Sequence[Path], root: Path, place: Path) -> tuple[list[str], list[str]]:
-    """Copy photographs into a class's folder; return the copies, and what was there already, as paths in the index."""
+    """Copy photographs; return the index paths of copies, and of those already there."""
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    known: dict[str, str] = {}  # paths in the index by the digests of the photographs' bytes
-    for path in list_folder(place).names:
-        known[sha256_of(place / path)] = (place / path).relative_to(root).as_posix()
+    there_now = [place / name for name in list_folder(place).names]
+    known = {sha256_of(path): path.relative_to(root).as_posix() for path in there_now}
     copied: list[str] = []
     there: list[str] = []
     for file in files:
@@ -99,11 +98,8 @@ def _copied(files: Sequence[Path], root: Path, place: Path) -> tuple[list[str], 
 
 
 def _folder_of(name: str, class_folders: ClassFolders) -> str:
-    """The sub-folder of a class; ConfigError for a name that the index would not read from it."""
-    if class_folders.below_splits:
-        folder = f"{SPLIT_FOLDERS[-1]}/{name}"
-    else:
-        folder = name
+    """The sub-folder of a class; ConfigError for an unsuitable name."""
+    folder = f"{SPLIT_FOLDERS[-1]}/{name}" if class_folders.below_splits else name
     parts = name.split("/")
     if not all(part.strip() and not part.startswith(".") for part in parts):
         raise ConfigError(f"--as {shortened(name, 100)!r}: wanted the name of a folder that is not hidden")
@@ -122,39 +118,37 @@ def _folder_of(name: str, class_folders: ClassFolders) -> str:
 
 
 def _check_twins(root: Path, place: Path) -> None:
-    """ConfigError for a new folder whose name differs from another only in case or in blanks at the ends."""
+    """ConfigError if a new folder's name differs from another only in case or outer blanks."""
     if place.is_dir():
         return
-    new = next(path for path in (*reversed(place.parents), place) if path.is_relative_to(root) and not path.is_dir())
+    inside = [path for path in (*reversed(place.parents), place) if path.is_relative_to(root)]
+    new = next((path for path in inside if not path.is_dir()), place)
     for there in sorted(path.name for path in new.parent.iterdir() if path.is_dir()):
-        if composed(there).strip().casefold() == composed(new.name).strip().casefold():
+        is_other = there != new.name  # else another process has just made it
+        if is_other and composed(there).strip().casefold() == composed(new.name).strip().casefold():
             raise ConfigError(
                 f"--as {place.name!r}: nothing is copied, as the class {there!r} reads nearly the same; "
                 f"type its name, or first: mkdir -p {shlex.quote(str(place))}"
             )
 
 
-def _files_of(photographs: Sequence[Path]) -> Iterator[Path]:
-    """The photographs, and those of folders, each once."""
+def _files_of(photographs: Sequence[Path]) -> list[Path]:
     if not photographs:
         raise ConfigError("no photographs to enroll; wanted one or more, or a folder")
-    seen: set[Path] = set()
+    files: dict[Path, Path] = {}  # by their places without links
     for given in photographs:
-        files = [given]
+        found = [given]
         if given.is_dir():
-            listing = list_folder(given)
-            files = [given / name for name in listing.names]
-            if not files:
+            found = [given / name for name in list_folder(given).names]
+            if not found:
                 raise DataError(f"{given}: no image in it")
-        for file in files:
-            real = file.resolve()
-            if real not in seen:
-                seen.add(real)
-                yield file
+        for file in found:
+            files.setdefault(file.resolve(), file)
+    return list(files.values())
 
 
 def _check_photograph(file: Path) -> None:
-    """DataError for a file that is not a readable image, or that an index would skip by its name."""
+    """DataError for an unreadable image, or a name that an index would skip."""
     with open_image(file, str(file)) as image:
         image.load()
     if file.suffix.lower() not in IMAGE_ENDINGS:

@@ -94,8 +94,8 @@ class Queries:
 class Identifier:
     """The enrolled classes of an index, and the threshold that its collection keeps.
 
-    With a run, its training classes do not stand for new individuals, and its report has the threshold. ``say`` prints
-    when and why the threshold is calibrated.
+    With a run, its training classes do not stand for new individuals. ``say`` prints when and why the threshold is
+    calibrated.
     """
 
     def __init__(self, index: SearchIndex, run: LoadedRun | None, say: Callable[[str], None]) -> None:
@@ -103,14 +103,15 @@ class Identifier:
         self._run = run
         self._say = say
         self._embedded = index.indexed_images()
+        self._root = self._embedded.folder.resolve()
         self.enrolled = Enrolled(self._embedded)
-        self._rows = {int(row): place for place, row in enumerate(self.enrolled.rows)}
-        self._of_path = {path: row for row, path in enumerate(self._embedded.paths)}
+        paths = [self._embedded.paths[row] for row in self.enrolled.rows]
+        self._row_of_path: dict[str | None, int] = {path: row for row, path in enumerate(paths)}
 
     def calibration(
         self, far: Rate = None, nearest: Nearest | None = None, on: str | Path | None = None
     ) -> Calibration:
-        """The threshold; calibrated and kept if it is missing, out of date, or not the one asked for."""
+        """The threshold; calibrated if it is missing, out of date, or not the one asked for."""
         if nearest is not None and nearest not in NEAREST:
             raise ConfigError(f"--nearest {nearest}: wanted center or image")
         kept = read_calibration(self._index.place)
@@ -123,7 +124,7 @@ class Identifier:
             same = nearest == kept.nearest
             if far is not None:  # a rate that was typed is kept, not the smallest that so few classes can promise
                 wanted = rate_of(far)
-                same = same and wanted == kept.far and (wanted is None or (kept.expected or 0) <= wanted)
+                same = same and wanted == kept.far and (wanted is None or kept.expected <= wanted)
             if same and not stale and on == kept.folder:
                 return kept
             if stale:
@@ -169,16 +170,17 @@ class Identifier:
         """Embed photographs or vectors."""
         index = self._index
         if index.takes_vectors:
-            return self._vector_queries(images)
+            if isinstance(images, (str, os.PathLike)):
+                return self.labelled(Path(images))
+            points = index.vectors.embed(images)
+            names = [f"vector {number}" for number in range(len(points))]
+            return Queries(names, points, [None] * len(points), [""] * len(points), "")
         if isinstance(images, (str, Path)) and Path(images).is_dir():
-            return _of_embedded(index.embed_folder(images), self.keys_of)
+            return self.labelled(Path(images))
         items = list(as_images(images))
-        names = [f"image {number}" for number in range(len(items))]
-        keys: list[str | None] = [None] * len(items)
-        for number, item in enumerate(items):
-            if isinstance(item, (str, os.PathLike)):
-                names[number] = os.fspath(item)
-                keys[number] = self.keys_of(Path(), [names[number]])[0]
+        is_path = [isinstance(item, (str, os.PathLike)) for item in items]
+        names = [os.fspath(item) if is_path[number] else f"image {number}" for number, item in enumerate(items)]
+        keys = [self._key_of(name) if is_path[number] else None for number, name in enumerate(names)]
         return Queries(names, index.embed(items), keys, [""] * len(items), "")
 
     def each(self, places: Sequence[str | Path]) -> Iterator[Queries]:
@@ -192,18 +194,14 @@ class Identifier:
         if single:
             yield self.queries(single)
 
-    def _vector_queries(self, vectors: Any) -> Queries:
-        if isinstance(vectors, (str, os.PathLike)):
-            return self.labelled(Path(vectors))
-        points = self._index.vectors.embed(vectors)
-        names = [f"vector {number}" for number in range(len(points))]
-        return Queries(names, points, [None] * len(points), [""] * len(points), "")
-
     def labelled(self, place: Path) -> Queries:
         """Embed a folder of photographs, or a file of vectors, with their classes."""
         index = self._index
         if not index.takes_vectors:
-            return _of_embedded(index.embed_folder(place), self.keys_of)
+            embedded = index.embed_folder(place)
+            names = [os.path.join(embedded.folder, path) for path in embedded.paths]
+            keys = [self._key_of(name) for name in names]
+            return Queries(names, embedded.embeddings, keys, list(embedded.classes), str(embedded.folder))
         if not is_vector_file(place):
             raise ConfigError(f"{place}: {index.collection.run} was trained on vectors; wanted a file of vectors")
         file = index.vectors.read(place)
@@ -214,19 +212,17 @@ class Identifier:
     def identified(self, queries: Queries, k: int, threshold: float, nearest: Nearest) -> list[Identified]:
         """Which class each photograph shows."""
         check_query(k, None)
-        own = self._own_rows(queries.keys)
+        own = [self._row_of_path.get(key) for key in queries.keys]  # of those that are enrolled
         distances = self.enrolled.classes(nearest).distances(queries.points, own)
         order = np.argsort(distances, axis=1, kind="stable")[:, :k]
         answers = []
         for place, query in enumerate(queries.names):
             chosen = [number for number in order[place].tolist() if np.isfinite(distances[place, number])]
-            found = None
-            if distances[place].min() <= threshold:
-                found = self.enrolled.names[int(order[place, 0])]
+            is_known = distances[place].min() <= threshold
             point = queries.points[place]
             answer = Identified(
                 query=query,
-                name=found,
+                name=self.enrolled.names[int(order[place, 0])] if is_known else None,
                 classes=[self.enrolled.names[number] for number in chosen],
                 distances=[float(distances[place, number]) for number in chosen],
                 paths=[self._nearest_path(point, number, own[place]) for number in chosen],
@@ -235,16 +231,8 @@ class Identifier:
             answers.append(answer)
         return answers
 
-    def _own_rows(self, keys: Sequence[str | None]) -> list[int | None]:
-        """The row among the enrolled images of each photograph that is one."""
-        own: list[int | None] = []
-        for key in keys:
-            row = None if key is None else self._of_path.get(key)
-            own.append(None if row is None else self._rows.get(row))
-        return own
-
     def _nearest_path(self, point: Tensor, number: int, own: int | None) -> str:
-        """The path of the image of a class nearest to a point, other than its own image."""
+        """The path of the class's image nearest to a point, without its own image."""
         places = np.flatnonzero(self.enrolled.numbers == number)
         places = places[places != (-1 if own is None else own)]
         rows = self.enrolled.rows[places]
@@ -252,12 +240,12 @@ class Identifier:
         return self._embedded.paths[int(rows[int(found)])]
 
     def scored(self, queries: Queries, threshold: float, nearest: Nearest) -> Scored:
-        """Open-set metrics of photographs with classes; an indexed one is left out of the index."""
+        """Open-set metrics of photographs with classes; indexed ones are left out of the index."""
         rows = [row for row, name in enumerate(queries.classes) if name]
         if not rows:
             raise DataError(f"{queries.place}: no photograph in it has a class; --score needs a sub-folder per class")
         labels = [queries.classes[row] for row in rows]
-        own = self._own_rows([queries.keys[row] for row in rows])
+        own = [self._row_of_path.get(queries.keys[row]) for row in rows]
         distances = self.enrolled.classes(nearest).distances(queries.points[rows], own)
         classes: list[int | None] = []
         for place, label in enumerate(labels):
@@ -269,15 +257,10 @@ class Identifier:
         metrics = metrics_of(distances, classes, threshold, labels)
         return Scored(queries.place, known, len(rows) - known, threshold, metrics)
 
-    def keys_of(self, folder: Path, names: Sequence[str]) -> list[str | None]:
-        """The path in the index of each file, None outside the indexed folder."""
-        root = self._embedded.folder.resolve()
-        keys: list[str | None] = []
-        for name in names:
-            parent, last = os.path.split(os.path.join(folder, name))
-            place = Path(os.path.realpath(parent), last)
-            keys.append(place.relative_to(root).as_posix() if place.is_relative_to(root) else None)
-        return keys
+    def _key_of(self, name: str) -> str | None:
+        parent, last = os.path.split(name)
+        place = Path(os.path.realpath(parent), last)
+        return place.relative_to(self._root).as_posix() if place.is_relative_to(self._root) else None
 
 
 def tell(text: str) -> None:
@@ -285,37 +268,8 @@ def tell(text: str) -> None:
     warnings.warn(text, RetrievalWarning, stacklevel=5)
 
 
-def identify(
-    index: SearchIndex,
-    run: LoadedRun | None,
-    images: Any,
-    k: int = 3,
-    far: Rate = None,
-    radius: float | None = None,
-    nearest: Nearest | None = None,
-) -> list[Identified]:
-    """Which class each photograph shows; see :meth:`TrainedRun.identify`."""
-    identifier = Identifier(index, run, tell)
-    threshold, nearest = identifier.threshold(far, radius, nearest)
-    queries = identifier.queries(images)
-    return identifier.identified(queries, k, threshold, nearest)
-
-
-def score(
-    index: SearchIndex,
-    run: LoadedRun | None,
-    folder: str | Path,
-    far: Rate = None,
-    radius: float | None = None,
-) -> Scored:
-    """Open-set metrics of a folder of photographs with classes; see :meth:`TrainedRun.score`."""
-    identifier = Identifier(index, run, tell)
-    threshold, nearest = identifier.threshold(far, radius, None)
-    return identifier.scored(identifier.labelled(Path(folder)), threshold, nearest)
-
-
 def rate_of(far: float | str) -> float | None:
-    """A rate of false acceptances, None for ``"best-accuracy"``; ConfigError for anything else."""
+    """A rate of false acceptances, or None for ``"best-accuracy"``."""
     if far == BEST_ACCURACY:
         return None
     try:
@@ -325,9 +279,3 @@ def rate_of(far: float | str) -> float | None:
     if not 0 < rate < 1:
         raise ConfigError(f"--far {far}: wanted a rate between 0 and 1, such as 0.01, or {BEST_ACCURACY}")
     return rate
-
-
-def _of_embedded(embedded: Embedded, keys_of: Callable[[Path, Sequence[str]], list[str | None]]) -> Queries:
-    names = [os.path.join(embedded.folder, path) for path in embedded.paths]
-    keys = keys_of(embedded.folder, embedded.paths)
-    return Queries(names, embedded.embeddings, keys, list(embedded.classes), str(embedded.folder))

@@ -26,7 +26,7 @@ _TITLES = {
 
 
 def measurement_of(calibration: Calibration) -> Measurement:
-    """A threshold with its metrics, and what another program needs to apply it, without paths."""
+    """A threshold with its metrics, for another program, without paths."""
     if calibration.nearest == "center":
         place = "center, the mean of the embeddings of its images scaled to length 1"
     else:

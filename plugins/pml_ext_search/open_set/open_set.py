@@ -1,16 +1,16 @@
 r"""Known or new: distances of photographs to classes, thresholds, and open-set metrics.
 
-A photograph is *known* if the nearest class is at most a threshold away, else *new*. Queries are known if their class
-is enrolled, else unknown. With :math:`d` the distance to the nearest class and :math:`T` the threshold:
+A photograph is *known* if the nearest class is at most a threshold :math:`T` away, at the distance :math:`d`, else
+*new*. Queries are unknown if their class is not enrolled.
 
 - ``false_acceptance_rate``: the share of unknown queries with :math:`d \le T`.
-- ``detection_and_identification_rate``: the share of known queries with :math:`d \le T` whose nearest class is theirs.
+- ``detection_and_identification_rate``: the share of known queries with :math:`d \le T` whose nearest class is right.
 - ``dir_at_far_X``: the greatest such rate with a false acceptance rate of at most X (Phillips et al., Handbook of Face
-  Recognition, chapter 14). Fewer than 1 / X unknown queries allow no false acceptance.
+  Recognition, chapter 14).
 - ``accuracy``: the share of queries that get their class, or "new" if it is not enrolled.
-- ``balanced_accuracy_known``, ``balanced_accuracy_new``: the mean over enrolled, and over other classes of the share of
-  right answers; ``balanced_accuracy``: their geometric mean, as in AnimalCLEF.
-- ``recall_at_1``: the share of known queries whose nearest class is theirs, at any distance.
+- ``balanced_accuracy_known``, ``balanced_accuracy_new``: the share of right answers, averaged over classes;
+  ``balanced_accuracy``: their geometric mean, as in AnimalCLEF.
+- ``recall_at_1``: the share of known queries whose nearest class is right, at any distance.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ def title_of(name: str) -> str:
 
 
 class Classes:
-    """The enrolled classes, for distances of photographs.
+    """The enrolled classes, for Euclidean distances of embeddings of length 1.
 
-    Distances are Euclidean, of embeddings of length 1: to the class's nearest image, or to its center, the mean of its
-    embeddings scaled to length 1.
+    A class is as near as its nearest image, or as its center, the normalized mean of its embeddings.
     """
 
     def __init__(self, embeddings: Tensor, numbers: NDArray[np.int64], count: int, nearest: Nearest = "center") -> None:
-        """``embeddings`` ``[N, D]`` of length 1; ``numbers`` ``[N]`` are classes, from 0 to ``count``, none empty."""
+        """``embeddings`` ``[N, D]``; ``numbers`` ``[N]`` are classes from 0 to ``count``, all present."""
         self.embeddings = embeddings
         self.numbers = torch.as_tensor(numbers, device=embeddings.device)
         self.count = count
@@ -67,16 +66,18 @@ class Classes:
             rows = slice(start, start + _ROWS)
             self._sums.index_add_(0, self.numbers[rows], embeddings[rows].double())
 
+    @property
+    def centers(self) -> Tensor:
+        """The center of each class, ``[C, D]``, float64."""
+        return nn.functional.normalize(self._sums)
+
     def distances(self, points: Tensor, own: Sequence[int | None] | None = None) -> Distances:
         """The distance of each point ``[Q, D]`` to each class, ``[Q, C]``.
 
-        ``own`` has the row of each point that is an enrolled image, which is left out; a class without another image is
-        infinitely far.
+        ``own`` has the row of each enrolled point, which is left out. A class without another image is infinitely far.
         """
         points = points.to(self.embeddings.device).double()
-        rows = torch.full((len(points),), -1, dtype=torch.int64, device=points.device)
-        if own is not None:
-            rows = torch.tensor([-1 if row is None else row for row in own], device=points.device)
+        rows = torch.tensor([-1 if row is None else row for row in own or [None] * len(points)], device=points.device)
         queries_at_once = max(1, _AT_A_TIME // max(len(self.embeddings), self.count))
         parts = []
         for start in range(0, len(points), queries_at_once):
@@ -91,8 +92,7 @@ class Classes:
         return distances
 
     def _to_centers(self, points: Tensor, rows: Tensor) -> Tensor:
-        centers = nn.functional.normalize(self._sums)
-        distances = _euclidean(points, centers)
+        distances = _euclidean(points, self.centers)
         inside = (rows >= 0).nonzero().flatten()
         if len(inside):
             enrolled = rows[inside]
@@ -123,7 +123,7 @@ def _euclidean(points: Tensor, others: Tensor) -> Tensor:
 
 
 def without_own_class(distances: Distances, numbers: NDArray[np.int64]) -> Distances:
-    """The distance of each enrolled image to the nearest other class, ``[Q]``, as if its class were new."""
+    """The distance of each enrolled image to the nearest other class, ``[Q]``."""
     others = distances.copy()
     others[np.arange(len(others)), numbers] = np.inf
     smallest: Distances = others.min(axis=1)
@@ -143,34 +143,27 @@ def _weights(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def expected_rate(accepted: float, classes: int) -> float:
-    r"""Bound of the expected rate of false acceptances of a new class: :math:`(\sum_c L_c + 1) / (C + 1)`.
+    r"""Bound of the false acceptance rate of a new class: :math:`(\sum_c L_c + 1) / (C + 1)`.
 
-    :math:`L_c` is the share of accepted images of class c while it is left out. Classes are the observations, since
-    images of a class are alike. The bound holds for a new class drawn like the C others (conformal risk control,
-    Angelopoulos et al. 2022).
-
-    Args:
-        accepted: the sum of :math:`L_c`.
-        classes: C.
+    ``accepted`` is the sum of :math:`L_c`, the share of accepted images of class c while it is left out. The bound
+    holds in expectation for a class drawn like the C others (conformal risk control, Angelopoulos et al. 2022).
     """
     return (accepted + 1) / (classes + 1)
 
 
 def inflation_of(classes: int) -> float:
-    """How much more often ``classes`` classes accept a new image than all but a random one, at most.
+    """How much more often C classes accept a new image than all but one: at most C / (C - 1).
 
-    An image has one nearest class, which is among C - 1 of the C classes with probability (C - 1) / C.
+    An image's nearest class is among C - 1 of C with probability (C - 1) / C.
     """
     return classes / (classes - 1)
 
 
 def threshold_at(rate: float, others: Distances, numbers: NDArray[np.int64]) -> float | None:
-    """Greatest threshold whose :func:`expected_rate` is at most ``rate``; None if there are too few classes.
+    """Greatest threshold with an :func:`expected_rate` of at most ``rate``, or None.
 
-    Args:
-        rate: from 0 to 1.
-        others: distances of images to the nearest class that is not theirs, ``[Q]``.
-        numbers: the images' classes, ``[Q]``.
+    ``others`` ``[Q]`` are distances of images to the nearest other class, ``numbers`` ``[Q]`` their classes. Too few
+    classes allow no threshold.
     """
     weights = _weights(numbers)
     most = rate * (len(np.unique(numbers)) + 1) - 1 + 1e-9  # sum of shares that may be accepted
@@ -189,7 +182,7 @@ def interval_of(accepted: float, classes: int) -> tuple[float, float]:
 
 
 def rows_in_several_classes(embeddings: Tensor, names: Sequence[str]) -> list[list[int]]:
-    """Groups of rows with equal embeddings ``[N, D]`` in different classes; ``names`` may be empty.
+    """Groups of rows with equal embeddings ``[N, D]`` in different classes.
 
     Equal vectors are neighbors along a random line.
     """
@@ -205,7 +198,7 @@ def rows_in_several_classes(embeddings: Tensor, names: Sequence[str]) -> list[li
 def metrics_of(
     distances: Distances, classes: Sequence[int | None], threshold: float, labels: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Open-set metrics of queries by the names at the top of this module, where a query measures them.
+    """Open-set metrics of queries, named as at the top of this module.
 
     Args:
         distances: to each enrolled class, ``[Q, C]``.
@@ -237,12 +230,11 @@ def metrics_of(
 
 
 def _mean_over(groups: NDArray[Any], correct: NDArray[np.bool_]) -> float:
-    """The mean over groups of the share of correct answers."""
     return float(np.mean([correct[groups == group].mean() for group in np.unique(groups)]))
 
 
 def _dir_at_far(smallest: Distances, right: NDArray[np.bool_], known: NDArray[np.bool_], rate: float) -> float:
-    """The share of known queries that are right, and nearer than the unknown queries that may not be accepted."""
+    """The share of known queries that are right at a false acceptance rate of at most ``rate``."""
     unknown = np.sort(smallest[~known])
     most = int(rate * len(unknown) + 1e-9)  # of the unknown queries that may be accepted
     limit = unknown[most] if most < len(unknown) else np.inf

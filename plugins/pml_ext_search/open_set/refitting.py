@@ -22,7 +22,7 @@ SHRINKAGE = 0.6  # of a recipe that has none
 
 
 class WithinClasses:
-    """Within-class whitening, as a run's recipe sets it, of its indexed images."""
+    """The within-class whitening of a run's recipe, fitted to its indexed images."""
 
     def __init__(self, search_index: SearchIndex, recipe: Recipe) -> None:
         self._index = search_index
@@ -47,7 +47,7 @@ class WithinClasses:
 
 
 def refit_of(search_index: SearchIndex, recipe: Recipe) -> WithinClasses | None:
-    """What fits a run's head to a part of its images; None unless the head has a closed form."""
+    """What fits a run's head to a part of its images, or None if the head has no closed form."""
     model = recipe.model
     in_closed_form = (
         model.embedder == "within-class" and model.freeze == "trunk" and search_index.collection.by == "embeddings"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def trained_classes(run: LoadedRun | None, by: By, names: Sequence[str]) -> set[str]:
-    """Which of some classes a run was trained on.
+    """The classes that a run was trained on, by name.
 
     Other spellings count: the folder ``greek_character01`` may have been ``Greek/character01``.
     """
@@ -24,11 +24,10 @@ def trained_classes(run: LoadedRun | None, by: By, names: Sequence[str]) -> set[
     if model.freeze == "trunk" and (by == "features" or model.embedder in ("none", "pca")):
         return set()
     recorded = set(map(composed, run.description.class_names))
-    # What is written otherwise: names of symbols alone would all be alike.
+    # Other spellings; names without letters are not compared.
     others = {_comparable(name) for name in recorded.difference(names)} - {""}
     return {name for name in names if name in recorded or _comparable(name) in others}
 
 
 def _comparable(name: str) -> str:
-    """The words of a class's name."""
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()

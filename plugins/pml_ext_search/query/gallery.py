@@ -22,10 +22,10 @@ from pml_ext_train.files import composed, file_stat, is_inside, path_bytes
 from pml_ext_train.retrieval import Changes, Numbers, Vectors
 
 from ..collection.collection import Collection
+from ..collection.database import Transaction
 from ..collection.embedded import Embedded
 from ..collection.problems import RetrievalWarning
 from ..collection.state import Image, Index, in_shard
-from ..collection.transaction import Transaction
 from ..embedding.vectors import changes_of
 from .query import Answer, QueryOptions, answers_of
 from .ranking import nearest_vectors, results_of, rows_of, with_exact_distances, within_radius
@@ -34,10 +34,10 @@ _PATHS = "SELECT path, vector FROM images"
 
 
 class Gallery:
-    """The searchable index of a collection, opened by :meth:`reading`.
+    """The searchable index of a collection.
 
-    Vectors and faiss's lists are memory-mapped, so that a query reads only what it is compared with. When another
-    process replaces the index, the next query searches the new one.
+    A query reads only what it is compared with, as files are memory-mapped. If another process replaces the index, the
+    next query searches the new one.
     """
 
     def __init__(self, collection: Collection, device: torch.device, changes: Changes | None = None) -> None:
@@ -49,14 +49,9 @@ class Gallery:
         self._lock = threading.RLock()
         self._opened: tuple[str, int, int] | None = None  # the index that is open: network, collection and version
 
-    @property
-    def is_open(self) -> bool:
-        """Whether an index has been opened, which images, folder and vectors need."""
-        return self._opened is not None
-
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Begin a transaction on a fixed version of the index; reopen the index if it was rewritten."""
+        """Begin a transaction on a fixed version of the index; reopen a rewritten one."""
         with self._lock:
             if self._opened is None and not self._collection.exists:
                 raise self._no_index()
@@ -85,7 +80,7 @@ class Gallery:
         self.faiss = self._collection.read_faiss(state.index)
         self._numbers, vectors = self._vectors_of_index(current, state.index)
         self._vectors = torch.from_numpy(vectors).to(self._device)
-        self.__dict__.pop("embedded", None)  # forgets the cached property of the index that was open before
+        self.__dict__.pop("embedded", None)  # clears the cached property of the previous index
 
     def _vectors_of_index(self, current: Transaction, index: Index) -> tuple[Numbers, Vectors]:
         """Numbers and vectors of the indexed images; a view of the mapped file if contiguous."""
@@ -105,37 +100,28 @@ class Gallery:
 
     @property
     def noun(self) -> str:
-        """What the index has, ``"images"`` or ``"vectors"``."""
+        """``"images"`` or ``"vectors"``."""
         return "images" if self._index.classes is None else "vectors"
 
     @functools.cached_property
     def embedded(self) -> Embedded:
         """Paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
-            paths = []
-            class_numbers = []
-            stats = []
-            ids = []
-            for row, fits in current.images("ORDER BY vector"):
-                image = self._checked(row, fits)
-                paths.append(image.path)
-                stats.append(image.stat)
-                ids.append(image.id)
-                if image.class_number is not None:
-                    class_numbers.append(image.class_number)
+            images = [self._checked(*row) for row in current.images("ORDER BY vector")]
+            class_numbers = [] if self._index.classes is None else [image.class_number for image in images]
             return Embedded(
                 folder=self.folder,
-                paths=paths,
+                paths=[image.path for image in images],
                 embeddings=self._vectors,
-                stats=np.array(stats, dtype=np.int64),
-                ids=np.array(ids, dtype=np.int64),
+                stats=np.array([image.stat for image in images], dtype=np.int64),
+                ids=np.array([image.id for image in images], dtype=np.int64),
                 class_numbers=np.array(class_numbers, dtype=np.int64),
                 class_names=self._index.classes,
                 class_folders=self._index.class_folders,
             )
 
     def check(self) -> tuple[list[str], list[str]]:
-        """Verify every row, every vector and faiss's file; return missing images, or their shards, and changed ones."""
+        """Verify every row, vector and faiss's file; return missing and changed images."""
         with self.reading() as current:
             problem = current.connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":
@@ -161,7 +147,7 @@ class Gallery:
         return gone, changed
 
     def damaged(self) -> list[str]:
-        """The files of the indexed folder that were not readable images when they were last looked at."""
+        """The files of the indexed folder that were not readable images."""
         root = path_bytes(str(self.folder)) + b"/"
         with self.reading() as current:
             paths = self._collection.damaged_paths(current, root)
@@ -170,13 +156,13 @@ class Gallery:
     # Rows
 
     def _numbers_of(self, current: Transaction, condition: str = "", *values: object) -> Numbers:
-        """Vector numbers of indexed images, ascending; ``condition`` in SQL chooses the images."""
+        """Vector numbers of indexed images; ``condition`` is SQL."""
         query = f"SELECT vector FROM images {condition} ORDER BY vector"
         rows = current.connection.execute(query, values)
         return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
     def _checked(self, image: Image, fits: bool) -> Image:
-        """The image; an error if its checksum does not fit, or if its path leads out of the folder."""
+        """The image; an error for a wrong checksum, or a path outside the folder."""
         path = image.path
         if not fits:
             raise self._collection.damaged("the checksum of an image does not fit")
@@ -186,7 +172,7 @@ class Gallery:
         return image
 
     def _image_of(self, current: Transaction, name: str) -> Image | None:
-        """The indexed image of a file, or of a symbolic link's target; for vectors, by id. None if not indexed."""
+        """The indexed image of a file or a link's target, or of a vector's id."""
         if not name:
             return None
         if self._index.classes is not None:
@@ -230,7 +216,7 @@ class Gallery:
     def answer(self, names: Sequence[str], points: Tensor, options: QueryOptions) -> list[Answer]:
         """Answers to query embeddings ``[Q, D]``.
 
-        ``names`` are paths of the queries, or ids of vectors; an empty string for one that is not indexed.
+        ``names`` are paths or ids of indexed queries, empty strings for others.
         """
         with self.reading() as current:
             return self.answer_within(current, names, points, options)
@@ -249,7 +235,7 @@ class Gallery:
             rows = self._rows_of_class(current, where.within)
             vectors = vectors[rows]
             numbers = numbers[rows]
-            search = nearest_of  # faiss searches the whole index alone
+            search = nearest_of  # faiss can only search the whole index
             of_class = " of the class"
         query_images = [self._image_of(current, name) for name in names]
         count = min(options.k + 1, len(vectors))  # one more than k, since the query itself may be among them
@@ -276,12 +262,9 @@ class Gallery:
         return answers
 
     def _images_by_vector(self, current: Transaction, numbers: Numbers) -> dict[int, Image]:
-        """Indexed images by their vector numbers; -1 is left out."""
         wanted = set(numbers.ravel().tolist()) - {-1}
         rows = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
-        images = {}
-        for image, fits in rows:
-            images[image.vector] = self._checked(image, fits)
+        images = {image.vector: self._checked(image, fits) for image, fits in rows}
         if len(images) < len(wanted):
             raise self._collection.damaged("a vector of the index has no image")
         return images
@@ -295,21 +278,17 @@ class Gallery:
             return np.searchsorted(self._numbers, numbers)
         class_folders = self._index.class_folders
         in_class: list[int] = []
-        for folder in class_folders.places_of(name) if name.isascii() else ():  # else folders may spell it otherwise
+        for folder in class_folders.places_of(name) if name.isascii() else ():  # other names have several spellings
             first = path_bytes(folder) + b"/"
             end = path_bytes(folder) + b"0"  # "0" follows "/": the paths between begin with the folder
-            for path, vector in current.connection.execute(f"{_PATHS} WHERE path >= ? AND path < ?", (first, end)):
-                if class_folders.class_of(os.fsdecode(path)) == name:
-                    in_class.append(vector)
-        classes: set[str] = set()
-        if not in_class:  # the images of shards have paths inside of the shard
-            for path, vector in current.connection.execute(_PATHS):
-                found = class_folders.class_of(os.fsdecode(path))
-                classes.add(found)
-                if found == name:
-                    in_class.append(vector)
-        if not in_class:
-            raise self._no_class(name, sorted(classes - {""}))
+            rows = current.connection.execute(f"{_PATHS} WHERE path >= ? AND path < ?", (first, end))
+            in_class += [vector for path, vector in rows if class_folders.class_of(os.fsdecode(path)) == name]
+        if not in_class:  # images in shards have paths inside the shard
+            paths_and_vectors = current.connection.execute(_PATHS)
+            every = [(class_folders.class_of(os.fsdecode(path)), vector) for path, vector in paths_and_vectors]
+            in_class = [vector for found, vector in every if found == name]
+            if not in_class:
+                raise self._no_class(name, sorted({found for found, _ in every} - {""}))
         return np.searchsorted(self._numbers, np.array(sorted(in_class), dtype=np.int64))
 
     def _no_class(self, name: str, known: Sequence[str]) -> ConfigError:
@@ -318,16 +297,12 @@ class Gallery:
         return ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, known)}")
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
-        """Warn of answers whose files are gone."""
         if self._index.classes is not None:
             return
         paths: set[str] = set()
         for answer in answers:
             paths.update(answer.paths)
-        gone = []
-        for path in sorted(paths):
-            if not os.path.exists(self.folder / in_shard(path)):
-                gone.append(path)
+        gone = [path for path in sorted(paths) if not os.path.exists(self.folder / in_shard(path))]
         if gone:
             text = f"{len(gone)} of {len(paths)} answers no longer exist, {gone[0]} first"
             if not self.folder.is_dir():

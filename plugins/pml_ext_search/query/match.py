@@ -16,8 +16,8 @@ import torch
 
 from pml_ext.errors import needs_extra
 from pml_ext.registry import service
-from pml_ext_train.files import FileStat, utf8_of, write_atomically
-from pml_ext_train.retrieval import EmbeddedRows, PartsService, RowsOfFolder, Vectors
+from pml_ext_train.files import utf8_of, write_atomically
+from pml_ext_train.retrieval import EmbeddedRows, PartsService, RowsOfFolder
 
 from .query import Answer, Answers
 
@@ -34,7 +34,7 @@ def match(embedder: ImageEmbedder, images: Listing | str, find: Answers, out: Pa
     """Write the answers to all images of a listing; return the numbers of images and answers.
 
     Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
-    object per image. The file is written atomically.
+    object per image.
     """
     if isinstance(images, str):
         parts: PartsService = service("parts", f"the images of {images}")
@@ -44,10 +44,8 @@ def match(embedder: ImageEmbedder, images: Listing | str, find: Answers, out: Pa
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for names, _, points in queries.rows:
-            found: list[Answer] = []
-            if names:
-                paths = [os.path.join(queries.folder, name) for name in names]
-                found = find(paths, torch.from_numpy(points))
+            paths = [os.path.join(queries.folder, name) for name in names]
+            found = find(paths, torch.from_numpy(points)) if names else []
             yield list(zip(names, found, strict=True))
 
     return _write_answers(batches(), out)
@@ -55,29 +53,20 @@ def match(embedder: ImageEmbedder, images: Listing | str, find: Answers, out: Pa
 
 def _embedded_files(embedder: ImageEmbedder, listing: Listing) -> Iterator[EmbeddedRows]:
     files = [listing.folder / name for name in listing.names]
-    places = iter(range(len(files)))
+    done = 0
     for batch in embedder.embed_files(files):
-        names: list[str] = []
-        stats: list[FileStat] = []
-        points: list[Vectors] = []
-        skipped: dict[str, str] = {}
-        for point, place in zip(batch, places, strict=False):
-            name = listing.names[place]
-            if isinstance(point, str):
-                skipped[name] = point
-            else:
-                names.append(name)
-                stats.append(listing.stats[place])
-                points.append(point)
-        embedder.warn_of_skipped(skipped)
+        of_batch = list(zip(listing.names[done : done + len(batch)], batch, strict=True))
+        done += len(batch)
+        embedder.warn_of_skipped({name: why for name, why in of_batch if isinstance(why, str)})
+        points = {name: point for name, point in of_batch if not isinstance(point, str)}
         if points:
-            yield EmbeddedRows(names, stats, np.stack(points))
+            yield EmbeddedRows([*points], [], np.stack([*points.values()]))  # answers need no sizes and times
 
 
 def match_vectors(
     embedder: VectorEmbedder, file: VectorFile, find: Answers, out: Path, names: Sequence[str]
 ) -> tuple[int, int]:
-    """As :func:`match`, for the vectors of a file; ``names`` are theirs in the index, or empty."""
+    """As :func:`match`, for the vectors of a file with their ``names`` in the index."""
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for start in range(0, len(file.ids), _BATCH):

@@ -22,7 +22,7 @@ _PANELS = 600  # maximum images in a picture, which keeps its height below 65,53
 
 
 def answers_picture(answers: Sequence[Answer], folder: Path, channels: int) -> Figure:
-    """Draw queries, each with at most 50 answers, framed green (right) or red (wrong) if the classes are known."""
+    """Draw queries, each with at most 50 answers, framed green (right) or red (wrong)."""
     from pml_ext_train.report import BLUE, PictureReader, answer, gallery, short_name
 
     reader = PictureReader(channels)

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_train.data import is_vector_file
 
@@ -26,26 +24,21 @@ if TYPE_CHECKING:
 
 def answers_to_images(
     embedder: ImageEmbedder,
-    embed: Callable[[list[Any]], Tensor],
     gallery: Gallery,
     queries: Images,
     options: QueryOptions,
     of_store: Callable[[], Answers] | None,
 ) -> list[Answer]:
-    """Answers to images; ``of_store`` opens the store that is searched instead of the index."""
+    """Answers to images; ``of_store`` opens a store to search instead of the index."""
     images = list(as_images(queries))  # a generator can be iterated only once
-    names = []
-    for image in images:
-        is_path = isinstance(image, (str, os.PathLike))
-        names.append(os.fspath(image) if is_path else "")
+    names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
     if of_store is not None:
-        return of_store()(names, embed(images))
-    # New embeddings of several images are written, which would have to wait for a transaction that reads: these
-    # images are embedded before it begins. Those of few images are not written; one transaction looks the images
-    # up and searches.
+        return of_store()(names, embedder.embed(images))
+    # Embeddings of several new images are written, so they are computed before the reading transaction begins.
+    # Embeddings of few images are not written; one transaction looks them up and searches.
     points = None
     if len(images) >= SEVERAL:
-        points = embed(images)
+        points = embedder.embed(images)
     with gallery.reading() as current:
         if points is None:
             points = embedder.embed(images, SEVERAL, current)
@@ -87,7 +80,7 @@ def answers_to_vectors(
 
 
 def names_in_index(gallery: Gallery, file: VectorFile) -> list[str]:
-    """The ids of a file's vectors if it is the indexed file, so that none is its own answer; else empty strings."""
+    """The ids of a file's vectors if it is the indexed file, else empty strings."""
     with contextlib.suppress(DataError), gallery.reading():  # a store may be searched without a local index
         if gallery.folder == file.path.resolve():
             return file.ids.tolist()  # type: ignore[no-any-return]
@@ -95,7 +88,6 @@ def names_in_index(gallery: Gallery, file: VectorFile) -> list[str]:
 
 
 def _texts_of(queries: Any) -> list[str] | None:
-    """Ids or paths as texts; None for vectors."""
     if isinstance(queries, (str, os.PathLike)):
         queries = [queries]
     if not isinstance(queries, (list, tuple)):

@@ -41,7 +41,7 @@ class QueryOptions:
 
     k: int  # number of answers
     where: SearchFilter = dataclasses.field(default_factory=SearchFilter)
-    metric: BaseDistance | None = None  # a learned one; None: Euclidean
+    metric: BaseDistance | None = None  # a learned metric; None: Euclidean
     shortlist: int | None = None  # number of nearest images by Euclidean distance that the metric re-ranks; None: all
     reranking: QueryExpansion | KReciprocal | None = None
 
@@ -57,7 +57,7 @@ Answers = Callable[[Sequence[str], Tensor], list[Answer]]
 
 
 def check_query(k: int, radius: float | None) -> None:
-    """ConfigError if the number of answers is below 1 or the radius is not above 0."""
+    """ConfigError unless k is at least 1 and the radius positive."""
     if k < 1:
         raise ConfigError(f"-k {k}: wanted 1 or more")
     if radius is not None and not radius > 0:  # NaN too
@@ -79,17 +79,16 @@ def answers_of(
     options: QueryOptions,
     reason: str,
 ) -> list[Answer]:
-    """The first k images found for each query, without the query itself; a warning if there are fewer."""
+    """The first k images of each query, without its own; a warning if there are fewer."""
     answers: list[Answer] = []
     for name, image, found in zip(names, query_images, results, strict=True):
         others = found
-        if image is not None:  # ids are those of one collection, and a store may be filled from another
+        query_class = None
+        if image is not None:  # by path, since ids differ between collections
             own_path = utf8_of(image.path)
             others = [result for result in found if utf8_of(result.path) != own_path]
-        kept = others[: options.k]
-        query_class = None
-        if image is not None:
             query_class = image.class_name or None  # an image in the folder itself has no class
+        kept = others[: options.k]
         answer = Answer(
             query=name or f"image {len(answers)}",
             paths=[result.path for result in kept],

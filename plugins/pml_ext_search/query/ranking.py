@@ -39,7 +39,7 @@ def nearest_vectors(
 def with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Exact distances of found vectors and their rows or -1, ``[Q, k]``, nearest first.
 
-    Distances from faiss's compressed vectors, or from products of many queries, are off by up to a thousandth.
+    faiss's compressed vectors, and products of many queries, err by up to a thousandth.
     """
     distances = torch.full(places.shape, torch.inf, device=points.device)
     queries, found = places.shape
@@ -59,19 +59,13 @@ def with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tup
 
 def rows_of(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
     """The row of each image among vector numbers, or -1."""
-    rows = []
-    for image in images:
-        row = -1
-        if image is not None:
-            place = int(np.searchsorted(numbers, image.vector))
-            if place < len(numbers) and numbers[place] == image.vector:
-                row = place
-        rows.append(row)
-    return torch.tensor(rows, dtype=torch.int64)
+    vectors = np.array([-1 if image is None else image.vector for image in images], dtype=np.int64)
+    rows = np.searchsorted(numbers, vectors).clip(max=len(numbers) - 1)
+    return torch.from_numpy(np.where(numbers[rows] == vectors, rows, -1))
 
 
 def within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:
-    """Places, with -1 for answers beyond a radius; for a similarity, below it."""
+    """Places, with -1 beyond a radius; for a similarity, below it."""
     values = distances.double()
     is_similarity = metric is not None and metric.is_inverted
     inside = values >= radius if is_similarity else values <= radius
@@ -79,7 +73,7 @@ def within_radius(distances: Tensor, places: Tensor, radius: float, metric: Base
 
 
 def results_of(numbers: Numbers, distances: Tensor, images: Mapping[int, Image]) -> list[list[SearchResult]]:
-    """What was found for each query, from vector numbers (-1: none) and distances."""
+    """Results of each query from vector numbers, -1 for none, and distances."""
     results: list[list[SearchResult]] = []
     for row, values in zip(numbers.tolist(), distances.tolist(), strict=True):
         found = []

@@ -34,15 +34,15 @@ def reranked(
     vectors: Tensor,
     query_rows: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Distances and rows of the ``count`` nearest vectors of each query, ``[Q, count]``; -1 if missing.
+    """Distances and rows of the nearest vectors of each query, ``[Q, count]``; -1 if missing.
 
     Args:
         reranking: an expansion searches all vectors again; k-reciprocal compares the 1,000 nearest.
         search: the search of the index.
-        points: normalized embeddings of the queries, ``[Q, D]``.
+        points: normalized queries, ``[Q, D]``.
         count: number of answers.
         vectors: normalized embeddings of the index, ``[N, D]``.
-        query_rows: row of each query's own image, ``[Q]``, which is left out; -1 for none.
+        query_rows: row of each query's own image, ``[Q]``, to leave out, or -1.
     """
     if isinstance(reranking, QueryExpansion):
         _, places = search(points, min(reranking.k + 1, len(vectors)), vectors)

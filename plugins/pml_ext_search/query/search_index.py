@@ -24,11 +24,10 @@ from ..collection.embedded import Embedded
 from ..collection.faiss_index import EXACT, new_index
 from ..embedding.batch_embedder import BatchEmbedder, NetworkEmbedder
 from ..embedding.embedding import ImageEmbedder, OnProgress
-from ..embedding.folder_pass import FolderPass
-from ..embedding.parts_pass import parts_pass
+from ..embedding.folder_pass import FolderPass, parts_pass
 from ..embedding.reading import Images
 from ..embedding.table_images import cut_images, is_table
-from ..embedding.vectors import VectorEmbedder, embeddings_of
+from ..embedding.vectors import VectorEmbedder
 from .gallery import Gallery
 from .queries import answers_to_images, answers_to_vectors
 from .query import Answer, Answers, QueryOptions
@@ -44,11 +43,11 @@ def open_index(
     """Open the index that an embedder of any kind has in a folder.
 
     Args:
-        embedder: an object with ``identity``, ``size`` and ``embed``; see :class:`pml_ext_train.retrieval.Embedder`.
-        folder: the folder of the collection, made by :meth:`SearchIndex.index`, for this embedder alone.
+        embedder: see :class:`pml_ext_train.retrieval.Embedder`.
+        folder: the folder of the collection, for this embedder alone.
         device: where embeddings are compared, ``"cpu"`` or ``"cuda"``.
-        workers: number of processes that read images; as for :func:`load_run`.
-        listener: called with an :class:`EmbeddingProgress` after each batch of a folder's images.
+        workers: as for :func:`load_run`.
+        listener: called with an :class:`EmbeddingProgress` after each batch.
     """
     computed = BatchEmbedder(embedder, torch.device(device))
     collection = Collection(Path(folder), None, computed.identity, computed.size)
@@ -94,9 +93,10 @@ class SearchIndex:
     def __init__(self, embedder: ImageEmbedder | VectorEmbedder, columns: Mapping[str, str] | None = None) -> None:
         self._embedder = embedder
         self._columns = columns or {}  # of tables of images
-        self._gallery: Gallery | None = None
         self.collection = embedder.collection
         self.device = embedder.device
+        self.shared_gallery = Gallery(self.collection, self.device)
+        """The index that queries share, opened by its first :meth:`Gallery.reading`."""
         self.takes_vectors: bool = isinstance(embedder, VectorEmbedder)
 
     @property
@@ -124,7 +124,9 @@ class SearchIndex:
     def embed(self, images: Images, batch_size: int = 256) -> Tensor:
         """Embeddings, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         if self.takes_vectors:
-            return embeddings_of(self.vectors, images)
+            if isinstance(images, (str, Path)):
+                return self.vectors.embedded(Path(images)).embeddings
+            return self.vectors.embed(images)
         if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
             raise ConfigError("an empty path; name an image or a folder")
         if isinstance(images, (str, Path)) and Path(images).is_dir():
@@ -151,7 +153,7 @@ class SearchIndex:
             new_index(factory, self.collection.size)  # raises ConfigError before anything is embedded
         with embedding as embedded:
             changes = self.collection.write_index(embedded, factory)
-        self._gallery = Gallery(self.collection, self.device, changes)
+        self.shared_gallery = Gallery(self.collection, self.device, changes)
         return self.gallery()
 
     def index(self, folder: str | Path | None = None, factory: str = "", retry_damaged: bool = True) -> Gallery:
@@ -160,21 +162,16 @@ class SearchIndex:
         if self.takes_vectors:
             return self._write_index(self.vectors.file_pass(source), factory)
         if is_table(source):
-            source = self._images_of_table(source)
+            if num_processes() > 1:
+                raise ConfigError(f"{source}: the images of a table are cut by one process; leave out torchrun")
+            cut_images(source, self.folder_of_cuts, self.images.channels, self._columns)
+            source = self.folder_of_cuts
         return self._write_index(FolderPass(self.images, source, retry_damaged).embedded(), factory)
 
     @property
     def folder_of_cuts(self) -> Path:
-        """The folder beside the collection with what is cut from tables."""
+        """The folder beside the collection for images cut from tables."""
         return self.place.with_name(f"{self.place.name}-images")
-
-    def _images_of_table(self, table: Path) -> Path:
-        """Cut the images of a table, and return their folder."""
-        if num_processes() > 1:
-            raise ConfigError(f"{table}: the images of a table are cut by one process; leave out torchrun")
-        folder = self.folder_of_cuts
-        cut_images(table, folder, self.images.channels, self._columns)
-        return folder
 
     def indexed_folder(self) -> Path:
         """The indexed folder, even if an earlier state of the run indexed it."""
@@ -185,27 +182,20 @@ class SearchIndex:
         raise DataError(f"{self.collection.place}: no index; type: {self.collection.command()}")
 
     def gallery(self) -> Gallery:
-        """Open the index and keep it open; DataError if it is missing, damaged or belongs to other weights."""
-        gallery = self.kept_gallery()
-        with gallery.reading():  # opens the index, or raises
-            return gallery
+        """Open the index; DataError if it is missing, damaged or belongs to other weights."""
+        with self.shared_gallery.reading():  # opens the index, or raises
+            return self.shared_gallery
 
     def indexed_images(self) -> Embedded:
-        """The images of the index; DataError if it is missing, damaged or belongs to other weights."""
+        """The images of the index; errors as for :meth:`gallery`."""
         return self.gallery().embedded
-
-    def kept_gallery(self) -> Gallery:
-        """The index that queries share, opened by its first :meth:`Gallery.reading`."""
-        if self._gallery is None:
-            self._gallery = Gallery(self.collection, self.device)
-        return self._gallery
 
     def query(
         self, images: Images, options: QueryOptions, of_store: Callable[[], Answers] | None = None
     ) -> list[Answer]:
-        """The nearest images; ``of_store`` opens a store that is searched instead of the index."""
+        """The nearest images; ``of_store`` opens a store to search instead of the index."""
         if self.takes_vectors:
-            return answers_to_vectors(self.vectors, self.kept_gallery(), images, options, of_store)
+            return answers_to_vectors(self.vectors, self.shared_gallery, images, options, of_store)
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
-        return answers_to_images(self.images, self.embed, self.kept_gallery(), images, options, of_store)
+        return answers_to_images(self.images, self.shared_gallery, images, options, of_store)

@@ -26,19 +26,19 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9-]+:.+", re.DOTALL)  # of a store
 
 
 def is_store(text: str) -> bool:
-    """Whether a text is the address of a store, ``SCHEME:ADDRESS``, and not a folder."""
+    """Whether a text is a store's address, ``SCHEME:ADDRESS``, and not a folder."""
     return bool(_ADDRESS.fullmatch(text)) and not os.path.isdir(text)
 
 
 def open_store(address: str, identity: str, size: int) -> Mirror:
-    """Open the table of a network's embeddings in a store; PluginError without the plugin ``stores``."""
+    """Open a network's table in a store; PluginError without the plugin ``stores``."""
     scheme = address.partition(":")[0]  # what follows may have a password
     stores: StoresService = service("stores", f"the store {shortened(scheme, 50)}:...")
     return stores.open(address, identity, size)
 
 
 def answers_of_store(store: Mirror, gallery: Gallery, options: QueryOptions) -> Answers:
-    """A function from names and embeddings to a store's answers; a local index leaves out the query itself."""
+    """A function from names and embeddings to a store's answers."""
     known = None
     with contextlib.suppress(DataError), gallery.reading():
         known = gallery
@@ -48,7 +48,7 @@ def answers_of_store(store: Mirror, gallery: Gallery, options: QueryOptions) -> 
 def answers_from(
     store: Mirror, gallery: Gallery | None, names: Sequence[str], points: Tensor, options: QueryOptions
 ) -> list[Answer]:
-    """A store's answers to query embeddings, without the query itself if the gallery has it."""
+    """A store's answers to query embeddings, without the query itself."""
     where = options.where
     if where.within is not None:
         where = where._replace(within=utf8_of(where.within))

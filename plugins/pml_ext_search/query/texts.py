@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,8 +26,7 @@ def answers_to_texts(
 ) -> list[Answer]:
     """The indexed images nearest to each text, in the space that a pair of encoders shares.
 
-    Texts lie farther from images than images from each other, so a radius for images does not fit. ConfigError for a
-    run without a text encoder.
+    Texts are farther from images than images from each other, so a radius for images does not fit.
     """
     _ = search_index.images  # refuses an index of vectors
     encoder = text_encoder(run.recipe.model.trunk.model_dump(), run.network.trunk, run.device)
@@ -38,8 +38,7 @@ def answers_to_texts(
 def features_gallery(run: LoadedRun, search_index: SearchIndex) -> Gallery:
     """An index of the features of a run's indexed images; DataError without an index.
 
-    It is the run's own if it compares features. Otherwise it is a second collection beside it, made for the first text
-    and updated with the run's index.
+    Unless it is the run's own, it is a second collection beside it, made for the first text and updated with the index.
     """
     if search_index.collection.by == "features" or run.recipe.model.embedder == "none":
         return search_index.gallery()
@@ -47,12 +46,10 @@ def features_gallery(run: LoadedRun, search_index: SearchIndex) -> Gallery:
     place = search_index.place
     store = place.with_name(f"{place.name}-features")
     beside = index_of(run, store, listener=search_index.images.listener, by="features")
-    beside.images.replace = True  # the collection of an earlier state of the run
-    try:
+    beside.images.replace = True  # replaces a collection of an earlier state of the run
+    with contextlib.suppress(DataError):
         known = beside.indexed_images()
-    except DataError:
-        known = None
-    is_same = known is not None and known.folder == indexed.folder and known.paths == indexed.paths
-    if not is_same or known is None or not np.array_equal(known.stats, indexed.stats):
-        return beside.index(indexed.folder, retry_damaged=False)
-    return beside.gallery()
+        is_same = known.folder == indexed.folder and known.paths == indexed.paths
+        if is_same and np.array_equal(known.stats, indexed.stats):
+            return beside.gallery()
+    return beside.index(indexed.folder, retry_damaged=False)

@@ -1,7 +1,6 @@
-"""Selections of images: the most distinct ones, outliers, and those nearest to class centers.
+"""Selections of images: the most distinct, outliers, and nearest to class centers.
 
-Embeddings are compared by Euclidean distance, the unit of ``--radius``, in float64. Among images that are equally far,
-to 12 digits of the squared distance, the first path comes first. No matrix of all pairs is held.
+Distances are Euclidean, in float64. Among equal ones, to 12 digits of the square, the first path comes first.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import inverted_lists, nearest_of
 from pml_ext_train.retrieval import Numbers
 
 from ..collection.embedded import Embedded
-from ..open_set.open_set import Distances
+from ..open_set.open_set import Classes, Distances
 
 SelectionKind = Literal["distinct", "outliers", "central"]
-KINDS: tuple[SelectionKind, ...] = ("distinct", "outliers", "central")
-NEIGHBORS = 5  # the nearest image that tells an outlier: with a copy or four, it is one still
+NEIGHBORS = 5  # rank of the neighbor that decides, so that four copies do not hide an outlier
 
 _ROWS = 8192  # vectors that are converted to float64 at a time
 _CANDIDATES = 1024  # for the next most distinct image, between two passes over all of them
@@ -41,15 +39,15 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Images that were selected of a folder, or vectors of a file."""
+    """Selected images of a folder, or vectors of a file."""
 
     embedded: Embedded
     kind: SelectionKind
     rows: list[int]  # of ``embedded``
     ranks: list[int]  # from 1; of "central", in the image's class
-    distances: list[float | None]  # None for the first of "distinct", which no other comes before
+    distances: list[float | None]  # None for the first of "distinct"
     covered: float | None = None  # "distinct": the greatest distance of an image to the nearest selected one
-    without_class: int = 0  # "central": images that are in no class, and are left out
+    without_class: int = 0  # "central": images that are left out
 
     @property
     def paths(self) -> list[str]:
@@ -80,11 +78,7 @@ class Selection:
 def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> Selection:
     """The selected images of a folder, or vectors of a file.
 
-    Args:
-        embedded: the images.
-        count: how many, at most all; for ``"central"``, per class.
-        kind: ``"distinct"`` (:func:`most_distinct`), ``"outliers"`` (:func:`outliers`), or ``"central"``
-            (:func:`nearest_to_centers`; without classes, of all images).
+    ``count`` is per class for ``"central"``, which without classes takes all images as one.
     """
     if count < 1:
         raise ConfigError(f"-n {count}: wanted 1 or more")
@@ -92,12 +86,14 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
     if kind == "distinct":
         found, covered = most_distinct(points, count)
         distances: list[float | None] = [None, *found.distances[1:].tolist()]
-        return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), distances, covered)
+        return Selection(embedded, kind, found.rows.tolist(), [*range(1, len(found.rows) + 1)], distances, covered)
     if kind == "outliers":
         if len(points) < 2:
             raise DataError(f"{embedded.folder}: one image; outliers need at least two")
         found = outliers(points, count)
-        return Selection(embedded, kind, found.rows.tolist(), _ranks(len(found.rows)), found.distances.tolist())
+        return Selection(
+            embedded, kind, found.rows.tolist(), [*range(1, len(found.rows) + 1)], found.distances.tolist()
+        )
     names = np.array(embedded.classes)
     have_class = np.flatnonzero(names != "")
     if not len(have_class):
@@ -116,26 +112,21 @@ def select(embedded: Embedded, count: int, kind: SelectionKind = "distinct") -> 
     )
 
 
-def _ranks(count: int) -> list[int]:
-    return list(range(1, count + 1))
-
-
 def most_distinct(points: Tensor, count: int) -> tuple[Rows, float]:
-    r"""The most distinct vectors, and the greatest distance of any vector to the nearest of them.
+    r"""The most distinct vectors, and the greatest distance of any to the nearest of them.
 
     The first is nearest to the mean. Each next one is the farthest from those before it,
 
     .. math:: s_j = \arg\max_i \min_{l < j} \lVert x_i - x_{s_l} \rVert
 
-    with its distance to the nearest of them, infinite for the first. The greatest distance that is left is at most
-    twice that of the best choice (Gonzalez, Clustering to minimize the maximum intercluster distance, 1985). Copies
-    come last, at a distance of 0.
+    with its distance to the nearest of them. The remaining distance is at most twice the optimum (Gonzalez, Clustering
+    to minimize the maximum intercluster distance, 1985). Copies come last.
 
     Args:
         points: ``[N, D]``.
-        count: how many; all if there are fewer.
+        count: how many, at most all.
 
-    *Cost:* at most N x count x D multiplications, and 16,384 numbers beside the vectors for each of D.
+    *Cost:* at most N x count x D multiplications, and 16,384 x D numbers beside the vectors.
     """
     points = points.cpu()
     count = min(count, len(points))
@@ -165,16 +156,13 @@ def most_distinct(points: Tensor, count: int) -> tuple[Rows, float]:
 
 
 def _farthest(nearest: Tensor, points: Tensor, count: int) -> tuple[list[int], list[float]]:
-    """The next most distinct vectors and their squared distances, as many as are certain, at least one.
-
-    ``nearest`` has the squared distance of each vector to the selected ones.
-    """
+    """The next most distinct vectors and squared distances: all certain ones, at least one."""
     candidates = nearest.topk(min(_CANDIDATES + 1, len(nearest))).indices
-    limit = -1.0  # squared distance of the farthest vector that is no candidate
+    limit = -1.0  # squared distance of the farthest vector outside the candidates
     if len(candidates) > _CANDIDATES:
         limit = float(nearest[candidates[-1]])
         candidates = candidates[:-1]
-    first = int(nearest.argmax())  # of equally far ones, which need not all be candidates
+    first = int(nearest.argmax())  # not all equally far vectors need be candidates
     with_first = torch.cat([candidates, torch.tensor([first])])
     candidates = torch.from_numpy(np.unique(with_first.numpy()))  # ascending
     vectors = points[candidates].double()
@@ -193,7 +181,7 @@ def _farthest(nearest: Tensor, points: Tensor, count: int) -> tuple[list[int], l
 
 
 def _lower(nearest: Tensor, points: Tensor, others: Tensor) -> None:
-    """Lower squared distances ``[N]`` to those to the nearest of some other vectors ``[M, D]``."""
+    """Lower squared distances ``[N]`` to the nearest of some other vectors ``[M, D]``."""
     for start in range(0, len(points), _ROWS):
         rows = slice(start, start + _ROWS)
         found = _squared(points[rows].double(), others).min(1).values
@@ -201,24 +189,21 @@ def _lower(nearest: Tensor, points: Tensor, others: Tensor) -> None:
 
 
 def _squared(points: Tensor, others: Tensor) -> Tensor:
-    """Squared distances ``[N, M]`` in float64, rounded so that those of equal vectors are 0."""
+    """Squared distances ``[N, M]``, float64, rounded so that equal vectors have distance 0."""
     squares = points.square().sum(1)[:, None] + others.square().sum(1) - 2 * points @ others.T
     return squares.clamp_(min=0).round_(decimals=_DIGITS)
 
 
 def outliers(points: Tensor, count: int, neighbors: int = NEIGHBORS) -> Rows:
-    """The vectors farthest from their k-th nearest other one, with this distance, farthest first.
+    """The vectors farthest from their k-th nearest other one, with this distance.
 
-    Ramaswamy, Rastogi and Shim, Efficient algorithms for mining outliers from large data sets, 2000. An outlier with
-    fewer than k copies is still found.
-
-    faiss finds neighbors in float32: among all vectors up to 20,000, else in 16 lists of an inverted index. They are at
-    least as far as the true ones, so exact distances are computed only until no other vector can be farther.
+    Ramaswamy, Rastogi and Shim, Efficient algorithms for mining outliers from large data sets, 2000. The result is
+    exact: faiss gives upper bounds, and exact distances are computed until no other vector can be farther.
 
     Args:
         points: ``[N, D]``, two or more.
-        count: how many; all if there are fewer.
-        neighbors: k; the farthest other one if there are fewer.
+        count: how many, at most all.
+        neighbors: k, at most N - 1. An outlier with fewer than k copies is still found.
 
     *Cost:* N x 20,000 x D multiplications at most, and N x D for each of the first vectors.
     """
@@ -228,7 +213,7 @@ def outliers(points: Tensor, count: int, neighbors: int = NEIGHBORS) -> Rows:
     bounds = _bounds(points, neighbors) + _ROUNDING
     order = torch.argsort(bounds, descending=True, stable=True)
     squares = torch.empty(0, dtype=torch.float64)
-    least = 0.0  # squared distance of the last vector that is among the first so far
+    least = 0.0  # squared distance of the last selected vector so far
     for start in range(0, len(points), _CHECKED):
         if bounds[order[start]] <= least:
             break
@@ -241,19 +226,19 @@ def outliers(points: Tensor, count: int, neighbors: int = NEIGHBORS) -> Rows:
 
 
 def _bounds(points: Tensor, neighbors: int) -> Tensor:
-    """Upper bounds of the squared distances to the k-th nearest other vectors, ``[N]``, up to float32's rounding."""
+    """Upper bounds of squared distances to the k-th nearest other vectors, ``[N]``."""
     rows = np.ascontiguousarray(points.float().numpy())
     lists = inverted_lists(rows)
     if lists is None:
         found, _ = nearest_of(points, neighbors + 1, points)
         return found[:, -1].double().square()
     squared, _ = lists.search(rows, neighbors + 1)
-    squared[squared > 4] = 4  # of vectors of length 1; faiss found fewer than k, which it says by a large number
+    squared[squared > 4] = 4  # the maximum for length 1; faiss gives a large number if it finds fewer than k
     return torch.from_numpy(squared[:, -1]).double()
 
 
 def _to_kth_nearest(points: Tensor, chosen: Tensor, neighbors: int, least: float) -> Tensor:
-    """Squared distances of chosen rows to their k-th nearest other vector, exact where at least ``least``.
+    """Squared distances of rows to their k-th nearest other vector, exact from ``least`` on.
 
     A vector is dropped once k others are nearer than that (Bay and Schwabacher, Mining distance-based outliers in near
     linear time with randomization and a simple pruning rule, 2003).
@@ -282,20 +267,14 @@ def _to_kth_nearest(points: Tensor, chosen: Tensor, neighbors: int, least: float
 def nearest_to_centers(points: Tensor, numbers: Numbers, count: int) -> Rows:
     """The vectors of each class nearest to its center, class after class, nearest first.
 
-    A center is the mean of a class's vectors scaled to length 1, as for ``identify``.
-
     Args:
-        points: ``[N, D]``, of length 1.
+        points: ``[N, D]``, of length 1; a center is their normalized mean.
         numbers: the class of each, ``[N]``, from 0.
-        count: how many of each class; all of a class that has fewer.
+        count: how many of each class, at most all.
     """
     points = points.cpu()
     labels = torch.from_numpy(numbers)
-    sums = torch.zeros(int(labels.max()) + 1, points.shape[1], dtype=torch.float64)
-    for start in range(0, len(points), _ROWS):
-        rows = slice(start, start + _ROWS)
-        sums.index_add_(0, labels[rows], points[rows].double())
-    centers = nn.functional.normalize(sums)
+    centers = Classes(points, numbers, int(labels.max()) + 1).centers
     squares = np.empty(len(points))
     for start in range(0, len(points), _ROWS):
         rows = slice(start, start + _ROWS)

@@ -18,7 +18,7 @@ ON_SHEET = 300  # images of a contact sheet
 
 
 def write_table(found: Selection, file: Path) -> None:
-    """Write a CSV table of the selected images; with its column ``class`` filled, ``fit`` reads it as labels."""
+    """Write a CSV table of the selected images, which ``fit`` reads as labels."""
     distances = ["" if distance is None else f"{distance:.6f}" for distance in found.distances]
     write_text(file, table_text(COLUMNS, zip(found.paths, found.classes, found.ranks, distances, strict=True)))
 
@@ -31,7 +31,7 @@ def write_suspicious(found: SuspiciousLabels, count: int, file: Path, title: str
 
 
 def write_sheet(found: Selection, file: Path, title: str) -> None:
-    """Write a contact sheet of the selected images in order, with distances or class names."""
+    """Write a contact sheet with distances or class names."""
     captions = []
     for name, rank, distance in zip(found.classes, found.ranks, found.distances, strict=True):
         caption = f"{rank}" if distance is None else f"{rank}: {distance:.2f}"

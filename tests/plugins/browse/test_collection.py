@@ -29,7 +29,7 @@ def pixels(content):
     return np.asarray(Image.open(io.BytesIO(content)))
 
 
-def test_the_nearest_of_an_image_are_the_answers_of_a_query(pair, photos):
+def test_nearest_images_equal_the_answers_of_queries(pair, photos):
     collection = pair[0]
     collection.run.index(photos)
     for number in (0, 77, 199):
@@ -68,7 +68,7 @@ def test_unlabeled_copies_are_no_wrong_answers(tmp_path):
     assert all(pair.nearest < 8 for pair in collection.pairs())
 
 
-def test_a_sub_folder_is_found_however_it_is_spelled():
+def test_a_sub_folder_is_found_in_any_spelling():
     collection = made(torch.eye(3), ["Zoe\u0308/1.png", "Zo\u00eb/2.png", "other/3.png"])
     assert collection.folders == ["Zo\u00eb", "other"]
     for typed in collection.folders[0], "Zoe\u0308":
@@ -114,14 +114,27 @@ def test_recall_of_unseen_classes_stands_by_itself(pair):
     ]
 
 
-@pytest.mark.parametrize("name", ["Greek/character01", "greek_character01", "greek  character01"])
-def test_classes_are_matched_by_name(tmp_path, name):
-    write_json(tmp_path / "network.json", {"class_names": [name]})
-    collection = made(torch.eye(3), ["Greek character01/1.png", "Greek character02/2.png", "3.png"], run=tmp_path)
-    assert {each.query: each.trained for each in collection.leave_one_out()[0]} == {0: True, 1: False}
+GREEK = ["Greek character01/1.png", "Greek character02/2.png"]
 
 
-def test_a_map_of_a_sample_and_of_one_point(monkeypatch):
+@pytest.mark.parametrize(
+    ("recorded", "paths", "trained"),
+    [
+        (["Greek/character01"], GREEK, [True, False]),
+        (["greek_character01"], GREEK, [True, False]),
+        (["greek  character01"], GREEK, [True, False]),
+        (["+", "C#"], ["+/1.png", "-/1.png", "C#/1.png", "C++/1.png"], [True, False, True, False]),
+        (["beagle", "Golden Retriever"], ["beagle/1.png", "golden_retriever/1.png", "cat/1.png"], [True, True, False]),
+        (["a-b"], ["a-b/1.png", "a b/1.png"], [True, False]),
+    ],
+)
+def test_trained_classes_are_matched_by_name(tmp_path, recorded, paths, trained):
+    write_json(tmp_path / "network.json", {"class_names": recorded})
+    collection = made(torch.eye(len(paths)), paths, run=tmp_path)
+    assert collection.trained == dict(zip(collection.classes, trained, strict=True))
+
+
+def test_maps_of_samples_and_single_points(monkeypatch):
     monkeypatch.setattr("pml_ext_browse.collection.MAP_LIMITS", {"pca": 50})
     numbers, _, note = made(torch.randn(90, 4), [f"{number}.png" for number in range(90)]).projection("pca")
     assert (len(numbers), note) == (50, "50 of 90 images, drawn at random; principal components")
@@ -130,7 +143,7 @@ def test_a_map_of_a_sample_and_of_one_point(monkeypatch):
     assert note == "All images; they lie on one point"
 
 
-def test_no_picture_of_a_file_outside_of_the_folder(few):
+def test_files_outside_the_folder_have_no_picture(few):
     """Nor of one that is gone, or damaged: the same placeholder."""
     place = few.photos
     shutil.copy(few.secret, place / "inside.png")
@@ -164,7 +177,7 @@ def test_a_folder_needs_no_index(few, photos):
     assert len(collection.nearest(0, 4)) == 4
 
 
-def test_indexes_of_two_folders_are_not_shown_side_by_side(few, trained, tmp_path):
+def test_indexes_of_different_folders_are_refused(few, trained, tmp_path):
     load_run(few.run, "cpu").index(few.photos)
     other = shutil.copytree(few.run, tmp_path / "other", ignore=shutil.ignore_patterns("collection"))
     images = shutil.copytree(few.photos, tmp_path / "elsewhere")
@@ -180,20 +193,7 @@ def test_an_empty_store_is_refused(few, tmp_path):
         open_collections([few.run], None, "cpu", store=f"lancedb:{tmp_path / 'store'}")
 
 
-def test_classes_of_symbols_are_told_apart(tmp_path):
-    write_json(tmp_path / "network.json", {"class_names": ["+", "C#"]})
-    collection = made(torch.eye(4), ["+/1.png", "-/1.png", "C#/1.png", "C++/1.png"], run=tmp_path)
-    assert collection.trained == {"+": True, "-": False, "C#": True, "C++": False}
-
-
-def test_names_of_classes_are_compared_one_by_one(tmp_path):
-    write_json(tmp_path / "network.json", {"class_names": ["beagle", "Golden Retriever", "a-b"]})
-    paths = ["beagle/1.png", "golden_retriever/1.png", "a-b/1.png", "a b/1.png", "cat/1.png"]
-    collection = made(torch.eye(5), paths, run=tmp_path)
-    assert collection.trained == {"beagle": True, "golden_retriever": True, "a-b": True, "a b": False, "cat": False}
-
-
-def test_without_the_plugin_of_search_the_page_says_what_is_missing(trained, monkeypatch):
+def test_without_search_the_page_names_the_plugin(trained, monkeypatch):
     monkeypatch.setenv("PML_EXT_BLOCK", "search")
     with registry.isolated(), pytest.raises(PluginError, match="browse needs the plugin 'search', which is blocked"):
         open_collections([trained / "one"], device="cpu")
@@ -229,7 +229,7 @@ def test_folders_are_those_of_images_at_any_depth():
     assert folders_of(["a.png"]) == []
 
 
-def test_a_store_is_not_asked_for_a_sub_folder():
+def test_sub_folders_are_not_searched_in_stores():
     collection = made(torch.eye(4), ["a/1.png", "a/2.png", "ab/3.png", "4.png"])
     collection.store = SimpleNamespace(search=None)
     assert [each.path for each in collection.nearest(0, 9, "a")] == ["a/2.png"]

@@ -86,7 +86,7 @@ def test_a_sub_folder_a_rule_and_a_radius(copies):
         )
 
 
-def test_without_the_plugin_of_copies_the_page_says_so(copies, monkeypatch):
+def test_without_copies_the_page_names_the_plugin(copies, monkeypatch):
     monkeypatch.setenv("PML_EXT_BLOCK", "copies")
     with registry.isolated():
         found_by(copies)
@@ -152,7 +152,7 @@ def test_a_search_can_be_stopped_and_begun_again(copies, monkeypatch):
     assert len(found_by(copies, "one").found.groups) == 2
 
 
-def test_what_fails_is_told(copies, folder, monkeypatch):
+def test_a_failed_search_says_why(copies, folder, monkeypatch):
     shutil.rmtree(folder)
     found_by(copies)
     assert copies.state.phase == "failed"

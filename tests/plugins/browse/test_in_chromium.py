@@ -149,7 +149,7 @@ def test_choices_on_other_pages_are_saved_too(browser, site, tmp_path, monkeypat
     assert {row["path"] for row in rows if row["keep"] == "yes"} == {first, second}
 
 
-def test_keys_go_through_photographs(browser, site):
+def test_keys_move_from_photograph_to_photograph(browser, site):
     browser.show(1280, 900)
     browser.open(f"{site.address}/?image=0&k=5")
     titles = browser.run("[...document.querySelectorAll('main a.card')].map(one => one.title)")
@@ -185,7 +185,7 @@ def test_keys_go_through_photographs(browser, site):
     assert "image=" in browser.run("location.search")
 
 
-def test_several_photographs_are_dropped(browser, site, tmp_path):
+def test_several_photographs_are_dropped_together(browser, site, tmp_path):
     browser.open(f"{site.address}/")
     files = [site.folder / ODD / "2.png", site.folder / ODD / "3.png", tmp_path / f"{'n' * 200}.txt"]
     files[2].write_text("no image")
@@ -204,7 +204,7 @@ def test_several_photographs_are_dropped(browser, site, tmp_path):
     assert browser.run("document.getElementById('too-many').textContent") == "These are 21 files; at most 20 at once."
 
 
-def test_a_name_typed_in_an_opened_cluster_is_kept(browser, site, tmp_path):
+def test_names_typed_in_opened_clusters_are_kept(browser, site, tmp_path):
     browser.open(f"{site.address}/clusters?clusters=3&open=1")
     browser.run("document.querySelector('input[name=cluster1]').focus()")
     browser.press("b", "e", "e")

@@ -22,7 +22,7 @@ from .asking import PNG, ask, post, read, upload
 server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
 
 
-def test_a_query_by_click(served):
+def test_a_click_shows_the_nearest(served):
     status, text = read(served, "/?run=0&image=5&k=4")
     assert status == 200
     assert "202 images of photos, 10 classes" in text
@@ -43,7 +43,7 @@ def test_a_query_by_click(served):
     assert re.search(r"<b>[^<]+</b>/<wbr>[^<]+\.png", page)  # folder and name
 
 
-def test_a_class_of_few_images_is_counted_by_its_own(served):
+def test_a_small_class_is_counted_by_itself(served):
     """A class has about twenty images, of which all could be among the fifty nearest."""
     page = html.unescape(ask(served, "/?run=0&image=5&k=50")[2].decode())
     counts = re.findall(r": (\d+) of the (\d+) others of the same class", page)
@@ -53,7 +53,7 @@ def test_a_class_of_few_images_is_counted_by_its_own(served):
     assert page.count('type="number"') == 1
 
 
-def test_unseen_classes_only(served):
+def test_views_of_unseen_classes_only(served):
     """The run knows no class of the renamed ones; the other run has another half of the classes."""
     path = "price $5_$6/"
     for tab in ("/?unseen=1&k=1", "/map?unseen=1&method=pca"):
@@ -69,7 +69,7 @@ def test_unseen_classes_only(served):
     assert re.search(r" [1-3] clusters? of one by k-means, mostly of unseen classes", text)
 
 
-def test_a_query_by_upload(served):
+def test_an_upload_shows_the_nearest(served):
     status, headers, _ = upload(served, (served.photos / "0" / "0010.png").read_bytes(), "<b>mine.png")
     assert status == 303
     status, text = read(served, headers["Location"] + "&k=3")
@@ -164,7 +164,7 @@ def test_without_a_threshold_the_reason_is_shown(trained, few):
     assert "New:" not in text
 
 
-def test_clusters(served):
+def test_clusters_are_shown_and_checked(served):
     status, text = read(served, "/clusters?clusters=3&open=0")
     assert (status, "3 clusters of one by k-means" in text) == (200, True)
     assert re.search(r"cluster 0: \d+ images, \d+% ", text)
@@ -172,7 +172,7 @@ def test_clusters(served):
     assert (status, "400: wanted 400 images or more" in text) == (400, True)
 
 
-def test_right_and_wrong(served):
+def test_right_and_wrong_answers_are_shown(served):
     status, text = read(served, "/answers")
     assert status == 200
     assert re.search(r"one , classes of training: Recall@1 \d+\.\d%, .* of \d+ of 18\d images", text)
@@ -184,7 +184,7 @@ def test_right_and_wrong(served):
 
 
 @pytest.mark.parametrize("path", ["/map", "/map?color=cluster&method=pca&clusters=4"])
-def test_a_map(served, path):
+def test_a_map_has_all_images(served, path):
     content = ask(served, path)[2].decode()
     assert "<img src=x" not in content
     assert len(re.findall(r'\.png"\]', content)) == 202

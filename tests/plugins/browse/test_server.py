@@ -125,7 +125,7 @@ def wait_for_copies(served):
     return state
 
 
-def test_copies_are_looked_for_on_demand_and_what_is_kept_is_a_file(served):
+def test_copies_are_found_and_choices_saved(served):
     assert b"Nothing is moved or deleted" in ask(served, "/copies")[2]
     for fields, text in (
         ({"radius": "3"}, b"radius=3"),
@@ -233,7 +233,7 @@ def test_requests_of_other_sites_are_refused(served, headers):
     assert upload(served, PNG, **headers)[0] == 403
 
 
-def test_own_requests_are_answered(served):
+def test_requests_of_the_page_are_answered(served):
     own = {"Origin": f"http://127.0.0.1:{served.port}", "Sec_Fetch_Site": "same-origin"}
     assert upload(served, PNG, **own)[0] == 303
     status, headers, _ = ask(served, "/", Sec_Fetch_Site="none")
@@ -245,7 +245,7 @@ def test_own_requests_are_answered(served):
         assert ask(served, path)[0] == 404
 
 
-def test_no_file_is_served(served):
+def test_no_file_is_served_by_path(served):
     """Neither outside of the folder nor inside: pictures are asked for by number."""
     inside = [served.photos / "0" / "link.png", served.photos / "0" / "0000.png"]
     files = [served.secret, *inside, served.place / "one" / "network.json", Path("/etc/passwd"), Path(__file__)]
@@ -278,7 +278,7 @@ def test_pictures_have_numbers_and_nothing_else(served):
     assert sum((np.abs(color - 225) < 4).all() for color in gray) == 2  # one leads outside, one is gone
 
 
-def test_a_folder_in_place_of_a_run_is_indexed(few, monkeypatch):
+def test_a_folder_instead_of_a_run_is_indexed(few, monkeypatch):
     """A photograph that was added is on the page and in the index, by which a class is known or new."""
     search = service("search", "a test")
     search.load_run(few.run, "cpu").index(few.photos)

@@ -11,7 +11,7 @@ from pml_ext_browse.uploads import MOST, Uploads
 from .asking import PNG
 
 
-def test_the_latest_are_kept(tmp_path):
+def test_the_latest_uploads_are_kept(tmp_path):
     uploads = Uploads(tmp_path)
     first = uploads.keep(io.BytesIO(PNG), "first.png")
     tokens = [uploads.keep(io.BytesIO(PNG), f"{number}.png") for number in range(MOST - 2)]
@@ -36,7 +36,7 @@ def test_a_name_of_thousands_of_letters_is_cut(tmp_path):
     assert " object at 0x" not in str(caught.value)
 
 
-def test_a_photograph_that_would_grow_too_far_is_refused(tmp_path):
+def test_a_photograph_that_grows_too_far_is_refused(tmp_path):
     """1 x 60,000 pixels are a file of some 200 bytes, and 1.5 GB once the shorter side is resized."""
     file = io.BytesIO()
     Image.new("1", (1, 60_000)).save(file, "PNG")

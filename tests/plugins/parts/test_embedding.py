@@ -6,7 +6,7 @@ pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def test_images_of_a_table_tell_no_progress_of_their_batch(make, folder, tmp_path):
+def test_images_of_a_table_report_no_progress(make, folder, tmp_path):
     told = []
     names = [path.name for path in sorted(folder.glob("3/*.png"))[:2]]
     content = [(folder / "3" / name).read_bytes() for name in names]

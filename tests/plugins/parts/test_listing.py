@@ -16,7 +16,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
-def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, folder, tmp_path, runs, command):
+def test_all_kinds_of_listings_give_equal_embeddings(make, whole, folder, tmp_path, runs, command):
     wanted = dict(zip(*map(rows_of(whole).get, ("path", "embedding")), strict=True))
     names = list(wanted)[::3]
     (tmp_path / "a list.txt").write_text("".join(f"{name}\n" for name in [*names, "gone.png"]))
@@ -55,7 +55,7 @@ def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, fold
     assert (len(gone), changed) == (len(names[1::2]), [])
 
 
-def test_a_table_or_shard_that_was_written_again_is_embedded_again(make, folder, tmp_path):
+def test_a_rewritten_table_or_shard_is_embedded_again(make, folder, tmp_path):
     one, other = (file.read_bytes() for file in sorted(folder.glob("*/*.png"))[:150:149])
     run = make("again")
     embedded = []

@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow", reason="needs the extra parquet")
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
-def test_an_object_that_is_gone_is_skipped_and_a_failure_named(make, folder, tmp_path):
+def test_missing_objects_are_skipped_and_failures_named(make, folder, tmp_path):
     shutil.copytree(folder / "3", tmp_path / "photos")
     address = f"file://{tmp_path / 'photos'}"
     (segment,) = listed(address).segments
@@ -41,7 +41,7 @@ def shard_of(place, names, content):
             tar.addfile(entry, io.BytesIO(content))
 
 
-def test_names_in_shards_are_as_tar_and_cameras_write_them(make, folder, tmp_path):
+def test_names_in_shards_may_have_dots(make, folder, tmp_path):
     pytest.importorskip("webdataset", reason="needs the extra webdataset")
     content = next(folder.glob("3/*.png")).read_bytes()
     shard_of(tmp_path / "one.tar", ["./cats/1.png", "/dogs/2.png", "cats/IMG.2023.PNG", "cats/notes.txt"], content)

@@ -11,7 +11,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 from pml_ext_parts import tables  # noqa: E402
 
 
-def test_a_table_that_cannot_be_read_is_left_to_its_owner(tmp_path):
+def test_an_unreadable_table_is_left_alone(tmp_path):
     (tmp_path / "images.parquet").mkdir()
     (tmp_path / "other.parquet").write_bytes(b"no table")
     for file in ("images.parquet", "other.parquet"):
@@ -19,7 +19,7 @@ def test_a_table_that_cannot_be_read_is_left_to_its_owner(tmp_path):
             listed(str(tmp_path / file))
 
 
-def test_a_file_of_embeddings_is_known_by_its_metadata(whole, tmp_path):
+def test_files_of_embeddings_are_known_by_metadata(whole, tmp_path):
     file = sorted(whole.iterdir())[0]
     assert tables.about(file)["segment"]
     table = parquet.read_table(file)

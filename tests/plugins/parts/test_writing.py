@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])
-def test_parts_have_the_rows_of_one_pass_over_the_folder(make, folder, tmp_path, whole, parts):
+def test_parts_have_the_rows_of_one_pass(make, folder, tmp_path, whole, parts):
     run = make()
     for part in range(parts, 0, -1):
         run.embed_part(folder, part, parts, tmp_path / "parts")
@@ -39,7 +39,7 @@ def test_parts_have_the_rows_of_one_pass_over_the_folder(make, folder, tmp_path,
     assert [name for about in metadata for name in json.loads(about)["skipped"]] == ["2/broken.png"]
 
 
-def test_a_file_is_written_again_for_changed_images_alone(make, folder, tmp_path):
+def test_only_files_of_changed_images_are_rewritten(make, folder, tmp_path):
     run = make()
     images = tmp_path / "some images"
     out = tmp_path / "parts"
@@ -58,7 +58,7 @@ def test_a_file_is_written_again_for_changed_images_alone(make, folder, tmp_path
         run.embed_part(images, out=out)
 
 
-def test_a_killed_part_goes_on_and_two_at_once_do_no_harm(make, tmp_path, folder):
+def test_a_killed_part_resumes_beside_another(make, tmp_path, folder):
     images = tmp_path / "images"
     out = tmp_path / "parts"
     for copy in range(8):

@@ -43,7 +43,7 @@ def test_vectors_are_the_normalized_features(indexed_run, few):
     torch.testing.assert_close(embedded.embeddings, expected, rtol=0, atol=1e-5)
 
 
-def test_commands_follow_the_collection(indexed_run, few, tmp_path, command):
+def test_commands_follow_the_collections_kind(indexed_run, few, tmp_path, command):
     photo = next(few[1].glob("*/*.png"))
     answers = json.loads(command("query", indexed_run, photo, "-k", 3, "--json").stdout)
     run = load_run(indexed_run, "cpu")
@@ -59,7 +59,7 @@ def test_commands_follow_the_collection(indexed_run, few, tmp_path, command):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_mixed_use_is_one_line_with_the_remedy(indexed_run, few, command, tmp_path):
+def test_a_mixed_use_names_the_remedy(indexed_run, few, command, tmp_path):
     photo = next(few[1].glob("*/*.png"))
     for arguments in (
         ("query", indexed_run, photo),

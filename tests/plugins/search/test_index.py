@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from pml_ext.errors import DataError
+from pml_ext_search.collection.database import Transaction
 from pml_ext_search.collection.problems import StoreWarning
-from pml_ext_search.collection.transaction import Transaction
-from pml_ext_search.embedding.embedding import SEVERAL
-from pml_ext_search.query.search_index import SearchIndex
+from pml_ext_search.embedding.embedding import SEVERAL, ImageEmbedder
 
 from .conftest import empty, flip, garbage, halve, made_up
 
@@ -60,7 +59,7 @@ def check_whole(run, folders):
 
 
 @pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
-def test_a_kill_leaves_the_old_index_or_the_new(make, few, tmp_path, factory):
+def test_a_kill_leaves_a_whole_index(make, few, tmp_path, factory):
     seen = []
     make("old").index(few[0], factory)
     for step in range(40):
@@ -81,18 +80,18 @@ def test_a_kill_leaves_the_old_index_or_the_new(make, few, tmp_path, factory):
     assert set(seen) == ({*few} if factory else {few[0]})
 
 
-def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
+def test_an_overtaken_reader_reads_the_new_index(make, few, monkeypatch):
     """Between the embedding of its query and the search."""
     run = make()
     gallery = run.index(few[0], "IVF2,Flat")
-    real = SearchIndex.embed
+    real = ImageEmbedder.embed
 
     def overtaken(self, images):
-        monkeypatch.setattr(SearchIndex, "embed", real)
+        monkeypatch.setattr(ImageEmbedder, "embed", real)
         make().index(few[1], "IVF2,Flat")
         return real(self, images)
 
-    monkeypatch.setattr(SearchIndex, "embed", overtaken)
+    monkeypatch.setattr(ImageEmbedder, "embed", overtaken)
     queries = sorted(few[1].glob("*/*.png"))[-SEVERAL:]  # fewer are embedded in the transaction that searches
     *_, answer = run.query(queries, 24)
     assert len({*answer.paths}) == 24
@@ -109,7 +108,7 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
         *(("*.faiss", damage, 0) for damage in (halve, empty, Path.unlink, garbage, flip)),
     ],
 )
-def test_a_damaged_file_is_one_line_with_its_remedy(command, make, few, tmp_path, pattern, damage, lost):
+def test_a_damaged_file_names_its_remedy(command, make, few, tmp_path, pattern, damage, lost):
     """A query changes nothing of it; who embeds the folder computes the lost embeddings again, with a word."""
     run = make("an index")
     place = tmp_path / "an index"
@@ -141,7 +140,7 @@ def test_a_damaged_file_is_one_line_with_its_remedy(command, make, few, tmp_path
     assert check_whole(make("an index"), few) == few[0]
 
 
-def test_a_query_reads_the_rows_of_its_answers_alone(make, tmp_path, monkeypatch):
+def test_a_query_reads_its_answers_rows_alone(make, tmp_path, monkeypatch):
     points = torch.nn.functional.normalize(torch.randn(20_000, 64, generator=torch.Generator().manual_seed(0)))
     paths = [f"class {number % 50}/{number:05d}.png" for number in range(len(points))]
     made_up(make(), points, paths=paths)

@@ -95,6 +95,6 @@ def test_index_and_clusters_are_of_the_folder(photos, fits, tmp_path, capsys):
     assert np.unique([row.split(",")[0] for row in rows[1:]]).tolist() == [f"inner/{number}.png" for number in range(6)]
 
 
-def test_a_path_without_anything_is_said_to_be_one(tmp_path):
+def test_a_path_to_nothing_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"nowhere: no such folder; wanted the folder of a run, or of images$"):
         run_of(tmp_path / "nowhere", "cpu", None)

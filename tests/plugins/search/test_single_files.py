@@ -52,7 +52,7 @@ def files_of(images):
     return sorted(images.glob("*/*.png"))
 
 
-def test_files_of_an_embedded_folder_are_not_embedded_again(make, images, monkeypatch):
+def test_files_of_embedded_folders_are_looked_up(make, images, monkeypatch):
     counted = make()
     whole = counted.run.embed_folder(images)
     assert counted.since() == 30
@@ -66,7 +66,7 @@ def test_files_of_an_embedded_folder_are_not_embedded_again(make, images, monkey
     assert counted.since() == 0
 
 
-def test_a_folder_is_not_embedded_again_where_its_files_were(make, images, tmp_path):
+def test_folders_of_embedded_files_are_looked_up(make, images, tmp_path):
     counted = make()
     files = files_of(images)
     first = counted.run.embed([*files[:20], files[0]])
@@ -79,7 +79,7 @@ def test_a_folder_is_not_embedded_again_where_its_files_were(make, images, tmp_p
     torch.testing.assert_close(gallery.embedded.embeddings, scratch.embeddings, rtol=0, atol=1e-5)
 
 
-def test_few_files_write_nothing(make, images, tmp_path):
+def test_few_files_write_no_collection(make, images, tmp_path):
     counted = make()
     counted.run.embed(files_of(images)[: embedding.SEVERAL - 1])
     assert not (tmp_path / "store").exists()
@@ -111,7 +111,7 @@ def test_a_query_takes_what_the_index_has(make, images, tmp_path):
     assert [answer.query_class for answer in mixed] == [files[5].parent.name, None, files[3].parent.name]
 
 
-def test_an_unreadable_file_is_named_as_it_was_given(make, images, tmp_path, monkeypatch):
+def test_a_missing_file_is_named_as_given(make, images, tmp_path, monkeypatch):
     counted = make()
     files = files_of(images)
     (tmp_path / "linked").symlink_to(images)

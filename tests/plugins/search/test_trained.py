@@ -32,7 +32,7 @@ def with_entry(**entries):
         ("checkpoints/model.pt", another_network),
     ],
 )
-def test_a_damaged_file_is_one_line_with_what_to_type(runs, tmp_path, name, damage):
+def test_a_damaged_run_names_what_to_type(runs, tmp_path, name, damage):
     run = tmp_path / "run"
     shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures"))
     damage(run / name)

@@ -23,7 +23,7 @@ def blobs(sizes, dimensions=16, spread=0.05):
     return Embedded(None, paths, torch.nn.functional.normalize(points), {})
 
 
-def test_each_image_is_in_a_cluster_of_its_class():
+def test_each_image_joins_a_cluster_of_its_class():
     embedded = blobs([40, 30, 20])
     grouping = group(embedded, "auto")
     sizes = [len(each.members) for each in grouping.clusters]

@@ -11,7 +11,7 @@ from pml_ext_search.collection.state import crc_of
 POINTS = torch.eye(3)
 
 
-def test_a_checksum_is_of_everything_that_a_store_has_of_an_image():
+def test_a_checksum_covers_all_that_stores_keep():
     stats = np.array([[10, 1], [20, 2], [30, 3]])
     ids = np.array([4, 5, 6])
     images = Embedded(Path("/photos"), ["a/1.png", "a/2.png", "b/3.png"], POINTS, stats=stats, ids=ids)

@@ -62,7 +62,7 @@ def test_the_command_tells_effort_and_recall(command, runs, folder, tmp_path):
     assert float(second.partition("recall@10 ")[2].split()[0]) >= 0.95
 
 
-def test_the_index_that_is_chosen_where_none_is_asked_for(make, tmp_path, monkeypatch):
+def test_the_default_index_depends_on_the_size(make, tmp_path, monkeypatch):
     points = clustered(900, 50, 1.0, seed=1)
     monkeypatch.setattr("pml_ext_search.collection.faiss_index.MOST_EXACT", 899)
     gallery = made_up(make(), points)

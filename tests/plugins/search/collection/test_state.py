@@ -8,5 +8,5 @@ from pml_ext_search.collection.state import in_shard
 @pytest.mark.parametrize(
     ("path", "shard"), [("a/1.png", "a/1.png"), ("x.tar/a/1.png", "x.tar"), ("b/x.tar/1.png", "b/x.tar")]
 )
-def test_an_image_in_a_shard_is_in_the_shards_file(path, shard):
+def test_an_image_in_a_shard_names_it(path, shard):
     assert in_shard(path) == shard

@@ -68,7 +68,7 @@ def test_wrong_arguments_are_refused_at_once(command, indexed, folder, tmp_path,
     assert {path.name for path in tmp_path.iterdir()} == {"file"}
 
 
-def test_an_empty_argument_is_not_the_folder_at_hand(command, runs, few, monkeypatch):
+def test_an_empty_argument_is_not_this_folder(command, runs, few, monkeypatch):
     monkeypatch.chdir(few[0])
     for arguments in (["index", runs[0], ""], ["embed", runs[0], "", "-o", "points.npz"], ["query", "", "a.png"]):
         done = command(*arguments)

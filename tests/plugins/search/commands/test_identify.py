@@ -21,7 +21,7 @@ def identified(runs, tmp_path_factory):
     return run, place
 
 
-def test_calibrating_identifying_scoring_enrolling(command, identified):
+def test_calibrating_identifying_scoring_and_enrolling(command, identified):
     run, place = identified
     command("index", run, place / "enrolled")
     calibrated = json.loads(command("identify", run, "--far", "0.3", "--json").stdout)

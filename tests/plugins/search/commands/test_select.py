@@ -10,7 +10,7 @@ from pml_ext_search.select.selection import select
 
 
 @pytest.mark.parametrize("kind", ["distinct", "outliers", "central"])
-def test_selects_of_the_index(command, indexed, tmp_path, kind):
+def test_select_writes_table_sheet_and_json(command, indexed, tmp_path, kind):
     run, gallery = indexed
     table = tmp_path / "a table.csv"
     sheet = tmp_path / "sheet.png"
@@ -28,7 +28,7 @@ def test_selects_of_the_index(command, indexed, tmp_path, kind):
     assert sheet.stat().st_size > 1000
 
 
-def test_prints_what_was_selected(command, indexed):
+def test_select_prints_what_was_selected(command, indexed):
     run = indexed[0]
     shown = " ".join(command("select", run.folder, "-n", 201).stdout.split())
     assert "the first 200 of 200" not in shown

@@ -41,7 +41,7 @@ def test_embeddings_are_those_of_the_run(runs, folder):
         (__file__, DataError, "test_embedding.py: not a readable image"),
     ],
 )
-def test_embed_refuses_other_values(make, images, error, text):
+def test_embed_refuses_other_kinds_of_values(make, images, error, text):
     with pytest.raises(error, match=text) as caught:
         make().embed(images)
     assert "\n" not in str(caught.value)

@@ -21,7 +21,7 @@ from ..conftest import execute, flip, full, halve, killed, of_index, rows
 from ..drawings import write_some
 
 
-def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, command, runs, monkeypatch):
+def test_a_full_disk_keeps_what_was_written(make, images, command, runs, monkeypatch):
     monkeypatch.setattr(folder_pass, "WRITTEN", 64)
     write_some(images, range(300))
     real = os.fsync
@@ -43,7 +43,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, comman
         assert make().embed_folder(images).new == 300 - 128
 
 
-def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
+def test_a_killed_process_resumes_from_its_rows(make, images, monkeypatch):
     """Killed with its workers at work; benchmarks/embedding_kills.py kills the command three times."""
     write_some(images, range(100))
     monkeypatch.setattr(folder_pass, "WRITTEN", 20)
@@ -92,20 +92,35 @@ def test_images_that_cannot_be_looked_at_keep_ids(make, images, monkeypatch, inn
     assert make().embed_folder(images).new == 0
 
 
-def test_files_that_are_no_images_are_skipped(make, images):
+def test_files_that_are_no_images_are_named_once(make, images):
     write_some(images, range(5))
     (images / "gone.png").symlink_to(images / "nowhere.png")
     (images / "elsewhere").symlink_to(images / "class 1")
+    (images / "@eaDir").mkdir()
+    for name in ("1.xmp", "2.xmp"):
+        (images / name).touch()
     with pytest.raises(ConfigError, match="--workers -1: wanted 0 or more"):
         make(workers=-1).embed_folder(images)
-    for new in (5, 0):
-        with pytest.warns(SkippedImage) as heard:
-            embedded = make(workers=1).embed_folder(images)
-        assert (embedded.new, sorted(embedded.skipped)) == (new, ["elsewhere", "gone.png"])
-        assert sorted(line.partition(": ")[2][:39] for line in lines_of(heard)) == [
-            "a link to a folder, which is not follow",
-            "a link to what is not there",
-        ]
+    first = [
+        f"skipped {images}/@eaDir: a recycle bin or another system folder",
+        f"skipped {images}/elsewhere: a link to a folder, which is not followed",
+        f"skipped {images}/gone.png: a link to what is not there",
+        f"skipped 2 files, the first {images}/1.xmp: no image by its name",
+    ]
+    with pytest.warns(SkippedImage) as heard:
+        embedded = make(workers=1).embed_folder(images)
+    assert sorted(lines_of(heard)) == first
+    assert (embedded.new, len(embedded.skipped)) == (5, 5)
+    (images / "3.xmp").touch()
+    with pytest.warns(SkippedImage) as heard:
+        make().embed_folder(images)
+    assert lines_of(heard) == [f"skipped {images}/3.xmp: no image by its name"]
+    with warnings.catch_warnings(action="error"):
+        again = make().embed_folder(images)
+    assert (again.new, len(again.skipped)) == (0, 6)
+    with pytest.warns(SkippedImage) as heard:
+        make().index(images)
+    assert len(lines_of(heard)) == 4
 
 
 DAMAGED = ("cut.jpg", "cut.png", "empty.gif", "flipped.png", "floats.tiff", "text.webp")
@@ -138,7 +153,7 @@ def counting(monkeypatch):
     return read
 
 
-def test_damaged_files_are_named_once_and_not_read_again(make, images, monkeypatch):
+def test_damaged_files_are_named_and_read_once(make, images, monkeypatch):
     write_some(images, range(5))
     write_damaged(images)
     with pytest.warns(SkippedImage) as heard:
@@ -201,7 +216,7 @@ def test_errors_that_may_pass_are_tried_again(make, images, monkeypatch):
     assert make().embed_folder(images).new == 3
 
 
-def test_a_collection_without_the_table_of_damaged_files_is_read(make, images):
+def test_collections_without_the_damaged_table_are_read(make, images):
     write_some(images, range(5))
     (images / "broken.jpg").write_bytes(b"no image")
     for _ in range(2):
@@ -212,24 +227,30 @@ def test_a_collection_without_the_table_of_damaged_files_is_read(make, images):
         assert make().embed_folder(images).new == 0
 
 
-def test_a_query_of_a_folder_says_little_of_damaged_files(images, command, tmp_path, monkeypatch):
+def test_a_second_query_names_no_skipped_files(images, command, tmp_path, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_some(images, range(8))
     write_damaged(images)
+    (images / "@eaDir").mkdir()
+    (images / "1.xmp").touch()
     first = command("query", images, next(images.glob("class 1/*")), "--json")
     assert first.returncode == 0, first.stderr
     assert first.stderr.count("not a readable image") >= 1
     again = command("query", images, next(images.glob("class 1/*")), "--json")
     assert again.returncode == 0, again.stderr
     assert again.stdout == first.stdout
+    assert "@eaDir" in first.stderr
+    assert "1.xmp" in first.stderr
+    assert "@eaDir" not in again.stderr
+    assert "1.xmp" not in again.stderr
     (line,) = [line for line in again.stderr.splitlines() if "damaged" in line or "readable" in line]
     checked = command(*shlex.split(line.partition("type: pml-ext ")[2]))
     assert checked.returncode == 0, checked.stderr
     assert checked.stdout.splitlines()[1] == f"6 damaged and not indexed: {', '.join(DAMAGED)}"
 
 
-def test_a_second_pass_over_a_folder_waits_with_a_word(make, images, monkeypatch):
+def test_a_second_pass_waits_with_a_warning(make, images, monkeypatch):
     write_some(images, range(5))
     (images.parent / "store").mkdir()
     first = FileLock(images.parent / "store" / ".lock")
@@ -248,7 +269,7 @@ def test_a_second_pass_over_a_folder_waits_with_a_word(make, images, monkeypatch
     assert embedded.new == 5
 
 
-def test_progress_is_reported(make, images, command, runs, monkeypatch):
+def test_progress_of_a_pass_is_reported(make, images, command, runs, monkeypatch):
     write_some(images, range(130))
     told = []
     make(listener=told.append).embed_folder(images)

@@ -24,7 +24,7 @@ def test_index_takes_parts_up_without_embedding(make, folder, whole, monkeypatch
     assert json.loads(told.stdout)["images"] == 200
 
 
-def test_embeddings_of_an_address_are_indexed_for_a_folder_here(make, whole, tmp_path, monkeypatch):
+def test_embeddings_of_an_address_need_a_folder(make, whole, tmp_path, monkeypatch):
     run = make("of an address")
     about = reading.about
     monkeypatch.setattr(reading, "about", lambda file: about(file) | {"folder": "s3://bucket/photos"})

@@ -117,19 +117,6 @@ def test_system_folders_are_skipped_by_all_listings(images, name):
     assert has_no_labels(images / "class 1")
 
 
-def test_files_of_one_kind_are_reported_in_one_line(make, images):
-    write_some(images, range(3))
-    for number in range(5):
-        (images / f"{number}.xmp").touch()
-        (images / f"{number}.jpg").write_bytes(b"damaged")
-    with pytest.warns(SkippedImage) as heard:
-        make().embed_folder(images)
-    told = sorted(str(one.message) for one in heard if one.category is SkippedImage)
-    assert len(told) == 2
-    assert f"skipped 5 files, the first {images / '0.jpg'}: not a readable image" in told[0]
-    assert f"skipped 5 files, the first {images / '0.xmp'}: no image by its name" in told[1]
-
-
 def test_file_names_need_not_be_text(make, images):
     names = [b"caf\xe9.png", b"price $5_$6.png", b"a\nb.png", "雪 🙂.png".encode(), b"*[x]?.PNG"]
     write_some(images, range(1))
@@ -210,7 +197,7 @@ def test_batches_are_in_order_without_unreadable_files(images, workers):
     assert torch.equal(found[1][0][1], torch.from_numpy(expected)[None] / 2)
 
 
-def test_listed_files_lie_below_a_folder_of_this_machine(tmp_path):
+def test_listed_files_are_below_a_local_folder(tmp_path):
     with pytest.raises(ConfigError, match="below a folder of this machine"):
         listed(["1.png"], "s3://bucket/photos")
     with pytest.raises(ConfigError, match="is not below"):

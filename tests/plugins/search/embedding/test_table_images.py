@@ -86,7 +86,7 @@ def test_boxes_are_indexed_and_found(runs, table, tmp_path):
         assert trained.index(table).changes[:3] == (0, 0, 1)
 
 
-def test_several_processes_cut_nothing(runs, table, tmp_path, monkeypatch):
+def test_several_processes_cut_no_boxes(runs, table, tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext_search.query.search_index.num_processes", lambda: 2)
     with pytest.raises(ConfigError, match=r"the images of a table are cut by one process; leave out torchrun"):
         load_run(runs[0], device="cpu", store=tmp_path / "collection").index(table)

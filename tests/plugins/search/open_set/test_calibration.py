@@ -38,7 +38,7 @@ def made_up():
     return features[:240], features[240:]
 
 
-def test_cross_fitting_tells_of_classes_that_were_not_trained_on(made_up, tmp_path):
+def test_cross_fitting_bounds_the_rate_of_strangers(made_up, tmp_path):
     """The head is fitted to the enrolled classes: their own distances are too large, those of the folds are not."""
     features, new = made_up
     names = [f"seal {number // 4:02d}" for number in range(240)]
@@ -47,7 +47,7 @@ def test_cross_fitting_tells_of_classes_that_were_not_trained_on(made_up, tmp_pa
         enrolled = Enrolled(embedded_of(normalize(head(features)), names, tmp_path))
         strangers = normalize(head(new))
     found = calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center"), set, refit=Refitted(features))
-    assert found.on == "left out in 10 folds, with a head that is fitted to the other classes of each"
+    assert found.on == "left out in 10 folds, each with a refitted head"
     assert (found.others, found.other_classes) == (240, 60)
     rate = (enrolled.classes("center").distances(strangers).min(1) <= found.threshold).mean()
     assert 0.03 < rate < 0.12
@@ -55,7 +55,7 @@ def test_cross_fitting_tells_of_classes_that_were_not_trained_on(made_up, tmp_pa
         calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center"), set)
 
 
-def test_only_classes_that_were_not_trained_on_stand_for_new_ones(made_up, tmp_path):
+def test_only_untrained_classes_stand_for_new_ones(made_up, tmp_path):
     features, _ = made_up
     names = [f"seal {number // 4:02d}" for number in range(240)]
     enrolled = Enrolled(embedded_of(normalize(features), names, tmp_path))
@@ -92,7 +92,7 @@ def test_a_few_new_classes_beside_trained_ones(new, made_up, tmp_path):
             calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center"), trained)
         least = calibrated(enrolled, "id", "embeddings", Wanted(0.1, "center", strict=False), trained)
         assert (least.far, least.expected) == (0.1, pytest.approx(0.5 * 60 / 59))
-        assert "A promise of 10 % needs 11 classes" in str(least)
+        assert "; a promise of 10 % needs 11 classes." in str(least)
 
 
 def test_images_without_a_class_are_not_enrolled(made_up, tmp_path):
@@ -131,7 +131,7 @@ def test_accepted_shares_equal_slow_loops(nearest, far, made_up, tmp_path):
     assert found.false_acceptances == pytest.approx(np.mean(new))
 
 
-def test_a_picture_of_several_classes_does_not_pull_the_threshold(made_up, tmp_path):
+def test_shared_pictures_do_not_pull_the_threshold(made_up, tmp_path):
     points = normalize(made_up[0])
     names = [f"seal {number // 4:02d}" for number in range(240)]
     points[[7, 11, 15]] = points[3].clone()  # of a group of four

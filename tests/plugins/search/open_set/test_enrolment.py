@@ -27,7 +27,7 @@ def enrolling(runs, tmp_path):
     return run, tmp_path / "images", sorted((tmp_path / "photographs").rglob("*.png"))
 
 
-def test_photographs_are_indexed_once(enrolling):
+def test_enrolled_photographs_are_indexed_once(enrolling):
     run, images, files = enrolling
     done = run.enroll(files, "Ünal & 'Co' $HOME")
     assert (len(done.copied), done.images, done.changes.new, done.changes.same) == (4, 24, 4, 20)
@@ -112,7 +112,7 @@ def test_equal_names_of_other_photographs_are_kept_apart(enrolling, tmp_path):
     assert run.indexed_images().classes.count("seal") == 4
 
 
-def test_a_killed_enrolment_is_finished_by_the_same_call(enrolling, monkeypatch):
+def test_a_repeated_call_finishes_a_killed_enrolment(enrolling, monkeypatch):
     run, images, files = enrolling
 
     def killed(*_, **__):
@@ -144,7 +144,7 @@ def test_a_killed_enrolment_is_finished_by_the_same_call(enrolling, monkeypatch)
         ("train", "part of a split"),
     ],
 )
-def test_names_that_are_no_folder_of_a_class_are_refused(name, text):
+def test_names_unfit_for_a_class_folder_are_refused(name, text):
     with pytest.raises(ConfigError, match=text):
         _folder_of(name, ClassFolders())
 

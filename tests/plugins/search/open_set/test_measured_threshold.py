@@ -22,6 +22,7 @@ CALIBRATION = Calibration(
     folder="/home/me/private",
     others=20,
     other_classes=5,
+    expected=0.08,
     false_acceptances=0.05,
     own=40,
     true_acceptances=0.5,
@@ -32,7 +33,7 @@ def test_a_measurement_has_no_path():
     assert "private" not in measurement_of(CALIBRATION).model_dump_json()
 
 
-def test_a_threshold_goes_with_the_run_and_another_collection_keeps_its_own(runs, tmp_path):
+def test_each_collection_keeps_its_own_threshold(runs, tmp_path):
     run_folder = shutil.copytree(runs[0], tmp_path / "run", ignore=lambda *_: ["collection"])
     write_digits(tmp_path / "digits", range(100))
     for digit in range(6):
@@ -54,7 +55,7 @@ def test_a_threshold_goes_with_the_run_and_another_collection_keeps_its_own(runs
     assert after == measured
 
 
-def test_a_run_whose_metrics_cannot_be_written_keeps_its_threshold(runs, tmp_path):
+def test_a_run_with_unwritable_metrics_keeps_its_threshold(runs, tmp_path):
     run_folder = shutil.copytree(runs[0], tmp_path / "run", ignore=lambda *_: ["collection"])
     write_digits(tmp_path / "digits", range(100))
     shutil.move(tmp_path / "digits" / "0", tmp_path / "digits" / "zero")

@@ -64,7 +64,7 @@ def test_equal_photographs_are_at_no_distance():
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.25, 0.4, 0.55, 0.7, 1.0])
-def test_a_threshold_is_the_greatest_that_keeps_its_rate(rate):
+def test_a_threshold_is_the_greatest_within_the_rate(rate):
     others = np.array([0.3, 0.1, 0.2, 0.9, 0.8, 0.7, 0.4, 0.5, 0.6])
     numbers = np.array([7, 7, 7, 7, 2, 2, 0, 5, 5])  # four classes
 
@@ -82,7 +82,7 @@ def test_a_threshold_is_the_greatest_that_keeps_its_rate(rate):
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 5.0])
 @pytest.mark.parametrize(("classes", "rate"), [(5, 0.3), (20, 0.1), (49, 0.05)])
-def test_new_classes_are_accepted_at_most_as_often_as_asked(spread, classes, rate):
+def test_new_classes_are_accepted_within_the_rate(spread, classes, rate):
     """Images of a class may be alike (spread 0): five of them are no more than one observation."""
     generator = np.random.default_rng(0)
     found = []

@@ -44,9 +44,7 @@ def test_a_head_of_all_items_is_the_runs(vectors_run):
     with torch.no_grad():
         found = normalize(refit.fit(features, labels)(features))
     torch.testing.assert_close(found, embedded.embeddings, atol=1e-4, rtol=0)
-    with pytest.warns(
-        UserWarning, match="left out in 7 folds, with a head that is fitted to the other classes of each"
-    ):
+    with pytest.warns(UserWarning, match="left out in 7 folds, each with a refitted head"):
         run.calibrate(0.1)
     (answer, *_) = run.identify(features[:2].numpy(), radius=2)
     assert answer.name == embedded.classes[0]

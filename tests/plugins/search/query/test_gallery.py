@@ -12,7 +12,7 @@ from pml_ext_search.query.query import QueryOptions
 from ..conftest import made_up
 
 
-def test_a_collection_that_was_made_anew_is_opened_again(make):
+def test_a_collection_made_anew_is_reopened(make):
     """Its version begins at 1 again, as that of the collection that is open."""
     points = torch.nn.functional.normalize(torch.randn(30, 64, generator=torch.Generator().manual_seed(0)))
     run = make("anew")

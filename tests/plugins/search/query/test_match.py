@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
-def test_many_images_at_once_have_the_answers_of_single_ones(command, runs, folder, tmp_path, ending):
+def test_many_queries_have_answers_of_single_ones(command, runs, folder, tmp_path, ending):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
     own = ("--store", tmp_path / "own")
     out = tmp_path / f"answers.{ending}"
@@ -35,7 +35,7 @@ def test_many_images_at_once_have_the_answers_of_single_ones(command, runs, fold
     assert all(found[name] == pytest.approx(single.distances, abs=1e-4) for name, single in wanted.items())
 
 
-def test_lines_need_neither_pyarrow_nor_the_plugin_of_parts(runs, folder, tmp_path, command, block, monkeypatch):
+def test_lines_need_neither_pyarrow_nor_parts(runs, folder, tmp_path, command, block, monkeypatch):
     block("parts")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -49,7 +49,7 @@ def test_lines_need_neither_pyarrow_nor_the_plugin_of_parts(runs, folder, tmp_pa
     assert (told.returncode, "-o FILE.parquet needs the package 'pyarrow'" in told.stderr) == (2, True)
 
 
-def test_without_the_plugin_of_parts_the_rest_says_what_is_missing(runs, folder, tmp_path, command, block):
+def test_without_parts_commands_name_the_plugin(runs, folder, tmp_path, command, block):
     block("parts")
     missing = "needs the plugin 'parts', which is blocked (by PML_EXT_BLOCK)"
     for arguments, what in (

@@ -63,12 +63,12 @@ def test_fewer_answers_than_k_are_warned_of(command, indexed, folder):
         ({"shortlist": 5}, "--shortlist 5: wanted 1 or more, with --metric learned"),
     ],
 )
-def test_wrong_queries(indexed, folder, settings, text):
+def test_wrong_options_of_queries_are_refused(indexed, folder, settings, text):
     with pytest.raises(ConfigError, match=text):
         indexed[0].query(folder / indexed[1].embedded.paths[0], **settings)
 
 
-def test_a_query_is_known_by_any_of_its_names(indexed, folder, tmp_path, monkeypatch):
+def test_a_query_is_known_by_any_path(indexed, folder, tmp_path, monkeypatch):
     """Relative, through a linked folder, and by a link to an image: it is never its own answer."""
     run, gallery = indexed
     itself = gallery.embedded.paths[30]
@@ -91,7 +91,7 @@ def test_a_query_is_known_by_any_of_its_names(indexed, folder, tmp_path, monkeyp
 
 
 @pytest.mark.usefixtures("without_report", "isolated_registry")
-def test_by_a_learned_metric(tmp_path, folder):
+def test_queries_by_a_learned_metric(tmp_path, folder):
     class Learned(pml_ext.BatchAllTripletLoss):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -123,7 +123,7 @@ def test_by_a_learned_metric(tmp_path, folder):
 
 
 @pytest.mark.parametrize("factory", ["exact", "IVF8,Flat"])
-def test_within_a_class_answers_are_the_nearest_of_it(indexed, make, folder, factory):
+def test_within_a_class_answers_are_the_nearest(indexed, make, folder, factory):
     exact = indexed[1]
     run = indexed[0] if factory == "exact" else make()
     if factory != "exact":
@@ -154,7 +154,7 @@ def test_within_a_flat_folder_says_what_is_wrong(runs, folder, tmp_path):
         run.query(query, 3, within="nosuch")
 
 
-def test_a_query_of_an_indexed_image_builds_no_network(indexed, folder, monkeypatch):
+def test_querying_an_indexed_image_builds_no_network(indexed, folder, monkeypatch):
     fresh = load_run(indexed[0].folder, "cpu")
     monkeypatch.setattr("pml_ext_train.results.trained_network.build_network", None)
     query = folder / indexed[1].embedded.paths[0]
@@ -186,7 +186,7 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
     assert (done.returncode, done.stderr) == (0, f"pml-ext: {query}: no image within 1e-06 (--radius)\n")
 
 
-def test_a_query_is_left_out_by_its_path_and_not_by_its_number():
+def test_a_query_is_left_out_by_path():
     """Numbers are those of one collection, and a store may be filled from another."""
     image = Image(4, "a.png", class_number=None, size=1, fingerprint=1, vector=0, class_name="")
     results = [SearchResult(9, "a.png", "", 0.0), SearchResult(4, "b.png", "", 0.1)]

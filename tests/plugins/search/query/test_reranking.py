@@ -60,7 +60,7 @@ def test_from_python_and_the_command_line(command, indexed, folder, name):
     assert json.loads(done.stdout)[0]["paths"] == answer.paths
 
 
-def test_what_does_not_fit(indexed, folder):
+def test_reranking_options_that_do_not_fit(indexed, folder):
     run, gallery = indexed
     image = folder / gallery.embedded.paths[0]
     with pytest.raises(ConfigError, match="--rerank no re-ranking 'alfa'.*alpha"):

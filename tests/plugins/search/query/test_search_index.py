@@ -10,7 +10,7 @@ from PIL import Image
 from pml_ext.errors import DataError
 from pml_ext_search import open_index
 from pml_ext_search.embedding.embedding import SkippedImage
-from pml_ext_search.open_set.identify import identify
+from pml_ext_search.open_set.identify import Identifier
 from pml_ext_search.query.query import QueryOptions
 from pml_ext_train.retrieval import SearchFilter
 
@@ -65,7 +65,8 @@ def test_a_folder_is_searched_by_mean_colors(photos, tmp_path):
     shutil.copyfile(photos / "red" / "0.png", photos / "blue" / "new.png")
     assert str(index.index().changes) == "1 new, 0 changed, 0 gone, 10 as before"
     assert colors.images == 12
-    found = identify(index, None, photos / "blue" / "1.png", k=2, radius=0.1, nearest="image")
+    identifier = Identifier(index, None, print)
+    found = identifier.identified(identifier.queries(photos / "blue" / "1.png"), 2, 0.1, "image")
     assert (found[0].name, found[0].classes) == ("blue", ["blue", "red"])
 
 

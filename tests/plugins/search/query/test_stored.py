@@ -37,7 +37,7 @@ def test_answers_are_those_of_the_filter():
         answers_from(Searched(), None, ["a.png"], POINTS[:1], QueryOptions(k=3, where=SearchFilter(within="7")))
 
 
-def test_an_address_has_a_scheme_and_is_no_folder(tmp_path, monkeypatch):
+def test_a_store_address_has_a_scheme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lancedb:mine").mkdir()
     found = [is_store(text) for text in ("lancedb:other", "lancedb:mine", "folder", "C:/photos", "pgvector:")]

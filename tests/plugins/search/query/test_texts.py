@@ -47,7 +47,7 @@ def ranked_by_the_pair(model, run, photos, text, kind):
 
 @pytest.mark.parametrize("head", ["none", "pca"])
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_photographs_are_ranked_by_the_features_of_the_pair(photos, tmp_path, kind, head):
+def test_photographs_are_ranked_by_the_pairs_features(photos, tmp_path, kind, head):
     """Behind a head that changes the vectors of images, texts are compared with the features before it."""
     model = saved_pair(tmp_path / "pair", kind)
     size = 32 if kind == "siglip" else 24
@@ -77,7 +77,7 @@ def test_features_beside_a_head_follow_the_index(photos, tmp_path):
     assert "new.png" in run.query_texts(["car"], k=13)[0].paths
 
 
-def test_the_command_prints_answers_and_refuses_what_has_no_texts(photos, tmp_path, capsys):
+def test_the_command_prints_answers_to_texts(photos, tmp_path, capsys):
     saved_pair(tmp_path / "pair")
     fit(photos, out=tmp_path / "run", device="cpu", trunk=str(tmp_path / "pair"))
     capsys.readouterr()
