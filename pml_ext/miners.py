@@ -65,11 +65,11 @@ class _Call(NamedTuple):
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners that choose among positive and negative pairs; define ``mine``.
 
-    ``mine`` gets the pairs from :meth:`pairs_of`. A ``relation``, as in :class:`pml_ext.plugin.PairLoss`, defines them
-    for
-    labels of any shape. An ``indices_tuple`` restricts them; labels may then be None. Other settings: PML's
-    ``distance``,
-    ``collect_stats``.
+    ``mine`` gets the pairs from :meth:`pairs_of`. An ``indices_tuple`` restricts them; labels may then be None.
+
+    Args:
+        relation: replaces equality of labels, as in :class:`pml_ext.plugin.PairLoss`; labels have the relation's form.
+        kwargs: PML's ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "relation"})
@@ -151,8 +151,11 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 class TiledMiner(PairMiner):
     """Base of miners that choose an anchor's tuples from its row alone; define :meth:`choose`.
 
-    ``tile_size`` anchors, automatic by default, are compared with all columns at a time, so memory is linear in the
-    batch. Other settings as in :class:`PairMiner`.
+    Subclasses define :meth:`choose`. The miner compares ``tile_size`` anchors (automatic by default) with all columns
+    at a time; apart from the result, memory is linear in the batch. Other settings as in :class:`PairMiner`.
+
+    Args:
+        tile_size: anchors per tile; automatic by default.
     """
 
     capabilities = frozenset({"labels", "references", "relation"})

@@ -68,12 +68,14 @@ from .pairwise import hard_pair_masks as hard_pair_masks
 from .pairwise import in_parts as in_parts
 from .pairwise import in_tiles as in_tiles
 from .pairwise import log_one_plus_exp as log_one_plus_exp
+from .pairwise import log_one_plus_hard_sums as log_one_plus_hard_sums
 from .pairwise import log_one_plus_sums as log_one_plus_sums
 from .pairwise import log_sum_exp as log_sum_exp
 from .pairwise import masked_max as masked_max
 from .pairwise import masked_mean as masked_mean
 from .pairwise import masked_min as masked_min
 from .pairwise import masked_sum as masked_sum
+from .pairwise import masked_sums as masked_sums
 from .pairwise import normalize as normalize
 from .pairwise import pair_masks as pair_masks
 from .pairwise import pair_to_full_precision as pair_to_full_precision

@@ -31,7 +31,12 @@ _LARGEST_GROUP = 1024
 
 
 class _DotProductLoss(PairLoss):
-    """Base of the four losses: dot products of normalized or raw embeddings."""
+    """Base of the four losses: dot products of normalized or raw embeddings.
+
+    Args:
+        normalize_embeddings: False uses raw embeddings, as in Sec. 4.4.
+        kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+    """
 
     tiles = "classes"
 
@@ -59,7 +64,11 @@ class _DotProductLoss(PairLoss):
 
 
 class _AngularLoss(_DotProductLoss):
-    """Base of the three losses with an upper bound alpha; they record angle statistics."""
+    """Base of the three losses with an upper bound alpha; they record angle statistics.
+
+    Args:
+        alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90.
+    """
 
     statistic_names: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import apply_or_plain, exp_bounded, indicators, masked_mean, masked_sum, zero_outside
+from pml_ext.plugin import apply_or_plain, exp_bounded, indicators, masked_mean, masked_sum, masked_sums
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -124,16 +124,16 @@ class _VarianceAroundTarget(torch.autograd.Function):
         theta = gamma if detach_target else gamma**2
         one_or_more = counts.clamp(min=1)
         one_or_more_pos, one_or_more_neg = one_or_more.unbind()
-        means = zero_outside(similarity, masks).sum(2) / one_or_more
+        means = masked_sums(similarity, masks) / one_or_more
         mean_pos, mean_neg = means.unbind()
         difference = mean_pos - mean_neg
         center = torch.add(mean_neg, difference, alpha=theta)
         slopes = (similarity - center[:, None]).mul_(negatives)  # the derivatives, divided by 2
         weighted = difference * one_or_more_neg
         variance: Tensor = torch.linalg.vector_norm(slopes, dim=1).square()
-        variance = variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
+        variance.addcmul_(difference, weighted, value=gamma**2 - theta**2)
         if reduction == "mean":
-            variance = variance / one_or_more_neg
+            variance /= one_or_more_neg
         if not detach_target:
             slopes.addcmul_(positives, (weighted / one_or_more_pos)[:, None], value=gamma**2)
         ctx.save_for_backward(similarity, masks, counts, one_or_more_neg, slopes)

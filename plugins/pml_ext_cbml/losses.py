@@ -28,6 +28,7 @@ from pml_ext.plugin import (
     check_number,
     hard_pair_masks,
     indicators,
+    log_one_plus_hard_sums,
     log_one_plus_sums,
     per_anchor,
     run_eagerly,
@@ -318,11 +319,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         similarity = pairs.matrix
         masks = indicators(pairs.masks, similarity)
         counts = masks.sum(2, dtype=similarity.dtype)  # of positives and of negatives, [2, T]
-        hard = masks
-        if self.mining:
-            hard = hard_pair_masks(similarity, masks, self.epsilon)
-
-        terms = self._pair_terms(similarity, hard, counts, pairs.weights)
+        terms = self._pair_terms(similarity, masks, counts, pairs.weights)
         variance = variance_around_target(
             similarity,
             masks,
@@ -334,7 +331,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
 
         counted = counts.all(0)  # anchors with positives and negatives
         if self.skip_unmined:
-            counted = counted & hard.any(2).any(0)
+            counted = counted & hard_pair_masks(similarity, masks, self.epsilon).any(2).any(0)
         if self.collect_stats:
             positive, negative = terms * counted
             self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance * counted)
@@ -349,16 +346,21 @@ class CBMLLoss(Float64Buffers, PairLoss):
         weights: Tensor | None,
     ) -> Tensor:
         """The positive and negative terms of Eq. (27) per anchor, ``[2, B]``, in the log domain."""
+        average = AVERAGINGS[self.averaging]
+        log_delta = self._log_delta(counts)
         centers = (self.alpha_pos, self.alpha_neg)
         slopes = (-1 / self.beta_pos, 1 / self.beta_neg)
+        if self.mining and self.statistics is None and weights is None:
+            return average(log_one_plus_hard_sums(similarity, masks, slopes, centers, log_delta, self.epsilon))
+        if self.mining:
+            masks = hard_pair_masks(similarity, masks, self.epsilon)
         if self.statistics is not None:
             similarity = log_ratio(similarity, *self.statistics)
             centers = (0.0, 0.0)
             slopes = (-1.0, 1.0)
         if weights is not None:
             similarity = with_log_weights(similarity, masks[0], weights, slopes[0])
-        logarithms = log_one_plus_sums(similarity, masks, slopes, centers, self._log_delta(counts))
-        return AVERAGINGS[self.averaging](logarithms)
+        return average(log_one_plus_sums(similarity, masks, slopes, centers, log_delta))
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
         """Logarithm of delta; for ``"ratio"``, of |N| / |P|^2 and |P| / |N|^2, Eq. (23), ``[2, B]``."""

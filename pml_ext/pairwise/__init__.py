@@ -45,12 +45,14 @@ from .masks import (
 from .reductions import (
     exp_bounded as exp_bounded,
     log_one_plus_exp as log_one_plus_exp,
+    log_one_plus_hard_sums as log_one_plus_hard_sums,
     log_one_plus_sums as log_one_plus_sums,
     log_sum_exp as log_sum_exp,
     masked_max as masked_max,
     masked_mean as masked_mean,
     masked_min as masked_min,
     masked_sum as masked_sum,
+    masked_sums as masked_sums,
     with_log_weights as with_log_weights,
 )
 from .similarity import (

@@ -258,7 +258,20 @@ def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> 
     positives or without negatives has no hard pairs. All pairs of a row with NaN are hard, so that NaN is noticed.
     """
     similarity = similarity.detach()
-    far = torch.finfo(similarity.dtype).max / 4
+    of_pairs, limits = pairs_and_limits(similarity, masks, epsilon, torch.finfo(similarity.dtype).max / 4)
+    limit_of_positives, limit_of_negatives = limits.unbind()
+    easy = of_pairs if masks.is_floating_point() else torch.empty_like(masks)
+    easy_positives, easy_negatives = easy.unbind()
+    torch.ge(similarity, limit_of_positives, out=easy_positives)
+    torch.le(similarity, limit_of_negatives, out=easy_negatives)
+    return torch.gt(masks, easy, out=easy)  # in the mask and not easy; no pair of a row with NaN is easy
+
+
+def pairs_and_limits(similarity: Tensor, masks: Tensor, epsilon: float, far: float) -> tuple[Tensor, Tensor]:
+    """Similarities of positive and negative pairs, ``[2, B, R]``, and the limits of hard ones, ``[2, B, 1]``.
+
+    Outside the masks, the similarity is ``far`` for positives and ``-far`` for negatives, so that no pair is hard.
+    """
     of_pairs = fill_outside(similarity, masks, (far, -far))
     positives, negatives = of_pairs.unbind()
     limits = similarity.new_empty(2, similarity.shape[0], 1)
@@ -266,8 +279,4 @@ def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> 
     torch.amax(negatives, 1, keepdim=True, out=limit_of_positives)  # the nearest negative
     torch.amin(positives, 1, keepdim=True, out=limit_of_negatives)  # the farthest positive
     limits += constant((epsilon, -epsilon), similarity)
-    easy = of_pairs if masks.is_floating_point() else torch.empty_like(masks)
-    easy_positives, easy_negatives = easy.unbind()
-    torch.ge(similarity, limit_of_positives, out=easy_positives)
-    torch.le(similarity, limit_of_negatives, out=easy_negatives)
-    return torch.gt(masks, easy, out=easy)  # in the mask and not easy; no pair of a row with NaN is easy
+    return of_pairs, limits

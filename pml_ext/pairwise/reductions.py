@@ -19,13 +19,23 @@ from .fill import (
     zero_at_most,
     zero_outside,
 )
+from .masks import hard_pair_masks, pairs_and_limits
 
+_MANY = 1 << 17  # entries from which a CPU sums faster by a product of matrices
+_EMPTY = -1e18  # above the logarithm of any empty sum
 _LARGE = 50  # above it, float64 cannot tell log(1 + exp(x)) and x apart
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum of each row's masked values, ``[B]``; 0 for an empty row."""
     return zero_outside(values, mask).sum(1)
+
+
+def masked_sums(values: Tensor, masks: Tensor) -> Tensor:
+    """Sums of each row's values inside each of S masks, boolean or :func:`indicators`, ``[S, B]``."""
+    if masks.dtype == torch.bool or values.numel() < _MANY:
+        return zero_outside(values, masks).sum(2)
+    return torch.bmm(values[:, None], masks.permute(1, 2, 0)).squeeze(1).T
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
@@ -76,6 +86,23 @@ def log_one_plus_sums(
     """
     arguments = (matrix, masks, slopes, centers, log_factors, True)
     terms: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
+    return terms
+
+
+def log_one_plus_hard_sums(
+    similarity: Tensor,
+    masks: Tensor,
+    slopes: tuple[float, float],
+    centers: tuple[float, float],
+    log_factors: Tensor | float | None,
+    epsilon: float,
+) -> Tensor:
+    """:func:`log_one_plus_sums` over the pairs of :func:`hard_pair_masks`, without their masks, ``[2, B]``.
+
+    Masks are those of all positive and of all negative pairs; the first slope is below 0 and the second above.
+    """
+    arguments = (similarity, masks, slopes, centers, log_factors, epsilon)
+    terms: Tensor = apply_or_plain(_HardLogSums, _hard_written_out, *arguments)
     return terms
 
 
@@ -170,7 +197,7 @@ class _LogSums(torch.autograd.Function):
         slopes, _, _, adds_one = ctx.settings
         none = (None,) * 5
         if torch.is_grad_enabled():  # double backward, where there are shares; a row without entries has equal ones
-            masks = (shares > 0) & (log_sums > _lowest(matrix) / 2)[:, :, None]
+            masks = (shares > 0) & (log_sums > _EMPTY)[:, :, None]
             results = _written_out(matrix, masks, *ctx.settings)
             return (*torch.autograd.grad(results, matrix, grad, create_graph=True), *none)
         if adds_one:
@@ -183,6 +210,53 @@ class _LogSums(torch.autograd.Function):
         for share, column, slope in zip(other_shares, other_columns, slopes[1:], strict=True):
             gradient.addcmul_(share, column, value=slope)
         return (gradient, *none)
+
+
+def _hard_written_out(
+    similarity: Tensor,
+    masks: Tensor,
+    slopes: tuple[float, float],
+    centers: tuple[float, float],
+    log_factors: Tensor | float | None,
+    epsilon: float,
+) -> Tensor:
+    """:func:`log_one_plus_hard_sums` by plain operations."""
+    hard = hard_pair_masks(similarity, masks, epsilon)
+    return _written_out(similarity, hard, slopes, centers, log_factors, adds_one=True)
+
+
+class _HardLogSums(_LogSums):
+    """:func:`_hard_written_out` in half of the passes, with the backward pass of :class:`_LogSums`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        similarity: Tensor,
+        masks: Tensor,
+        slopes: tuple[float, float],
+        centers: tuple[float, float],
+        log_factors: Tensor | float | None,
+        epsilon: float,
+    ) -> Tensor:
+        steepness = (-slopes[0], slopes[1])
+        lowest = _lowest(similarity) / max(1, *steepness)
+        violations, limits = pairs_and_limits(similarity, masks, epsilon, far=-lowest / 4)
+        positives, negatives = violations.unbind()
+        limit_of_positives, limit_of_negatives = limits.unbind()
+        torch.sub(limit_of_positives, positives, out=positives)
+        negatives.sub_(limit_of_negatives)
+        torch.threshold_(violations, 0, lowest)  # easy pairs do not exceed the limit
+        exponents = violations.mul_(constant(steepness, similarity))
+        shares = torch.softmax(exponents, 2)
+        # Exponents begin at the limits, not at the centers.
+        offsets = torch.addcmul(constant(_offsets(slopes, centers), similarity), limits, constant(slopes, similarity))
+        log_sums = exponents.amax(2) - shares.amax(2).log()
+        log_sums += offsets.squeeze(2)
+        if log_factors is not None:
+            log_sums = log_sums + log_factors
+        ctx.save_for_backward(similarity, log_sums, without_tiny(shares))
+        ctx.settings = (slopes, centers, log_factors, True)
+        return log_one_plus_exp(log_sums)
 
 
 def exp_bounded(x: Tensor) -> Tensor:

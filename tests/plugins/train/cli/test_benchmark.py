@@ -67,7 +67,7 @@ def test_traffic_counts_reads_and_writes_of_operators():
     assert sum(forward + backward) <= found <= sum(forward + backward) + 7  # autograd's own copies
 
 
-WANTED = {"cbml": 55, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 34, "batch-all-triplets": 42}
+WANTED = {"cbml": 55.1, "angular": 27.5, "n-pair": 18.5, "n-pair-angular": 34, "batch-all-triplets": 42}
 
 
 @pytest.mark.parametrize(("name", "most"), [("floor", 11.5), *WANTED.items(), ("tiled-multi-similarity", 27)])
@@ -79,7 +79,7 @@ def test_traffic_with_boolean_masks_is_bounded(name, most, monkeypatch):
     assert benchmark.account_of(function, x, torch.arange(1024) // 4).traffic / (4 * 1024**2) <= most
 
 
-PEAKS = {"cbml": 9.6, "angular": 4.1, "n-pair": 3.6, "n-pair-angular": 5.1, "batch-all-triplets": 5.6}
+PEAKS = {"cbml": 7.6, "angular": 4.1, "n-pair": 3.6, "n-pair-angular": 5.1, "batch-all-triplets": 5.6}
 
 
 @pytest.mark.parametrize(("name", "most"), [*PEAKS.items(), ("tiled-multi-similarity", 5.6)])
