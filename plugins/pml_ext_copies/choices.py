@@ -44,7 +44,7 @@ def keep_listed(found: Duplicates, table: Path) -> Duplicates:
     def kept_of(_: int, group: Group) -> list[str]:
         paths = []
         for image in group.images:
-            key = (group.kind, image.path)
+            key: tuple[str, str] = (group.kind, image.path)
             if key not in answers:  # perhaps with composed or decomposed letters
                 key = respelled.get((group.kind, composed(image.path)), key)
             matched.add(key)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import shlex
 import traceback
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,7 +146,7 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
 
 def _counts(results: list[CheckResult]) -> list[str]:
     """Return the number of results for each of :data:`COUNTED`."""
-    counts = collections.Counter("failed" if result.fails else result.status for result in results)
+    counts: Counter[str] = Counter("failed" if result.fails else result.status for result in results)
     return [str(counts[status]) for status in COUNTED]
 
 
