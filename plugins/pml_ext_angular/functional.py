@@ -48,7 +48,6 @@ def log_sums_of_pairs(similarity: Tensor, negatives: Tensor, anchors: Tensor, pa
 
 
 def _pairs_written_out(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
-    """:func:`log_sums_of_pairs` by plain operations."""
     return log_sum_exp(similarity, negatives)[anchors] - similarity[anchors, partners]
 
 
@@ -150,7 +149,6 @@ def _products_written_out(
     partners: Tensor,
     with_n_pair: bool,
 ) -> Tensor:
-    """:func:`log_sums_of_products` by plain operations."""
     rows = _by_class((4 * t * similarity).exp() * mask, members)
     sums = (rows @ rows.mT)[places]
     empty = sums == 0
@@ -162,14 +160,12 @@ def _products_written_out(
 
 
 def _by_class(rows: Tensor, members: Tensor | None) -> Tensor:
-    """Rows ``[B, R]`` grouped by class, ``[C, M, R]``; unchanged without ``members``."""
     if members is None:
         return rows
     return rows[members]
 
 
 def _lowest(like: Tensor) -> float:
-    """The finite value used as the logarithm of an empty sum."""
     return torch.finfo(like.dtype).min / 4
 
 

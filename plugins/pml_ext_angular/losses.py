@@ -59,7 +59,6 @@ class _DotProductLoss(PairLoss):
         return Compilation.ALL_ENTRIES
 
     def _n_pair_terms(self, pairs: Pairs) -> Tensor:
-        """Eq. (10) of every pair."""
         return log_one_plus_exp(F.log_sums_of_pairs(pairs.matrix, pairs.negatives, *pairs.listed))
 
 
@@ -80,7 +79,6 @@ class _AngularLoss(_DotProductLoss):
         self.alpha = alpha
 
     def _multiplies(self) -> bool:
-        """Whether products of exponentials stay finite."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
@@ -104,7 +102,7 @@ class _AngularLoss(_DotProductLoss):
         return self._n_pair_terms(pairs), self._angular_terms(pairs)
 
     def _terms_of_products(self, pairs: Pairs, labels: Tensor, with_n_pair: bool = False) -> Tensor:
-        """Eq. (8) of every pair, ``[P]``, by products per class; with Eq. (10) before it, ``[2, P]``."""
+        """Eq. (8) of every pair, ``[P]``, by products per class; with Eq. (10) first, ``[2, P]``."""
         log_sums = F.log_sums_of_products(
             pairs.matrix,
             pairs.negatives,
@@ -117,7 +115,6 @@ class _AngularLoss(_DotProductLoss):
         return log_one_plus_exp(log_sums)
 
     def _record_angles(self, pairs: Pairs) -> None:
-        """Record mean angle and share above alpha at the negatives of all triplets."""
         if not self.collect_stats:
             return
         with torch.no_grad():
@@ -146,9 +143,9 @@ class AngularLoss(_AngularLoss):
         \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
         f_{a,p,n} = 4 \tan^2\!\alpha \, (x_a + x_p)^T x_n - 2 (1 + \tan^2\!\alpha) \, x_a^T x_p \quad (8)
 
-    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. A pair's negatives
-    are all samples of other classes, or the anchor's negatives in ``indices_tuple``. ``collect_stats`` records the mean
-    angle at the negative in degrees (``average_angle``), and the share of triplets above alpha (``over_alpha``).
+    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. Negatives are all
+    samples of other classes, or the anchor's negatives in ``indices_tuple``. ``collect_stats`` records the mean angle
+    at the negative in degrees (``average_angle``), and the share of triplets above alpha (``over_alpha``).
 
     PML's ``AngularLoss`` agrees on normalized input. On other input it multiplies normalized anchors with raw
     negatives, and it ignores mined negatives.
@@ -160,7 +157,7 @@ class AngularLoss(_AngularLoss):
 
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90. The paper uses 45 for
-            cars and 36 for products; 36 to 55 work.
+            cars and 36 for products.
         normalize_embeddings: False uses raw embeddings, as in Sec. 4.4.
         kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 

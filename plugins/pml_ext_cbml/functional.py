@@ -81,7 +81,6 @@ def variance_around_target(
 def _variance_written_out(
     similarity: Tensor, masks: Tensor, counts: Tensor, gamma: float, reduction: str, detach_target: bool
 ) -> Tensor:
-    """:func:`variance_around_target` by plain operations."""
     positives, negatives = masks
     num_positives, num_negatives = counts
     mean_pos = masked_mean(similarity, positives, num_positives)

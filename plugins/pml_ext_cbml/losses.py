@@ -57,7 +57,6 @@ LARGEST_EXPONENT = 10.0  # of a negative pair of similarity 1, with estimated ce
 
 
 def _gives_cosines(distance: BaseDistance) -> bool:
-    """Whether a similarity gives cosines, as in PairStatistics."""
     is_product = isinstance(distance, DotProductSimilarity) and distance.normalize_embeddings
     return is_product and distance.p == 2 and distance.power == 1
 
@@ -78,17 +77,16 @@ class CBMLLoss(Float64Buffers, PairLoss):
     with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target :math:`\xi_i = \gamma \operatorname{mean}_{P_i}
     s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28). The wide exponential weighs positives evenly;
     the narrow one counts only negatives near similarity :math:`\alpha^N`. The variance term keeps an anchor's negatives
-    close together, which helps on unseen classes.
+    close together.
 
     The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
-    counts in the mean. An ``indices_tuple`` restricts all pair sets before mining, also for target and variance.
-    ``collect_stats`` records the means over anchors ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without
-    its weight). A graded relation multiplies the exponential of a positive pair by its weight, :math:`\sum_{j \in
-    P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance ignore the weights.
+    counts in the mean. An ``indices_tuple`` restricts all pairs before mining. A graded relation multiplies a positive
+    pair's exponential by its weight; mining and variance ignore weights. ``collect_stats`` records the means
+    ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight).
 
     *Deviations* from the authors' code: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
-    anchors without hard pairs (``skip_unmined=True``), and uses ``delta=0.25`` with ``"const"``. It also excludes
-    positives with similarity above 1 - 1e-5; this class excludes only the anchor itself, by index.
+    anchors without hard pairs (``skip_unmined=True``), uses ``delta=0.25`` with ``"const"``, and excludes positives
+    with similarity above 1 - 1e-5. This class excludes only the anchor itself.
 
     ``statistics="auto"`` has two rules. The attribute ``rule`` names the one in use, and the logger ``pml_ext`` reports
     it with its reason:
@@ -104,17 +102,17 @@ class CBMLLoss(Float64Buffers, PairLoss):
     - ``"Sec. 4.4 F"`` otherwise, as for a random start; see :meth:`PairStatistics.exponents`. The negatives' width is
       at least ``(1 - alpha_neg) / 10``.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 9 ``B x R``.
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 8 ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner is needed.
 
     Args:
-        alpha_pos: center of the positives' exponential; 0.5. All defaults are the paper's for CUB and Cars; in
-            brackets, Online Products and In-Shop.
-        beta_pos: width of the positives' exponential, above 0; 0.5 (0.25).
-        alpha_neg: center of the negatives' exponential; 1.0 (0.5).
-        beta_neg: width of the negatives' exponential, above 0; 0.01 (0.05).
-        mvc_weight: :math:`\lambda`, 0 or more; 1.0 (0.001).
+        alpha_pos: center of the positives' exponential. All defaults are the paper's for CUB and Cars; in brackets,
+            Online Products and In-Shop.
+        beta_pos: width of the positives' exponential, above 0 (0.25).
+        alpha_neg: center of the negatives' exponential (0.5).
+        beta_neg: width of the negatives' exponential, above 0 (0.05).
+        mvc_weight: :math:`\lambda`, 0 or more (0.001).
         mvc_gamma: :math:`\gamma`, in [0, 1].
         mvc_reduction: ``"mean"`` or ``"sum"`` over an anchor's negatives.
         detach_target: whether :math:`\xi_i` has no gradient.
@@ -130,7 +128,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
             (``estimates``). Earlier calls in evaluation or without gradients use their own batch. A batch whose classes
             hardly differ gives a warning and the default constants; the next batch is tried.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
-            ``embedding_reg_weight``, ``collect_stats``.
+            ``collect_stats``, ...
 
     Raises:
         ValueError: a setting outside its range, or a distance that is not a similarity.
@@ -225,9 +223,9 @@ class CBMLLoss(Float64Buffers, PairLoss):
 
         Args:
             statistics: for example ``PairStatistics.of(embeddings, labels)``.
-            exponent: ``"linear"``: centers and widths by Sec. 4.4 F, which contain delta of Eq. (23). ``"quadratic"``:
-                Eq. (20), by default with ``delta="ratio"``, Eq. (23).
-            settings: other arguments of the class; ``delta`` only with quadratic exponents.
+            exponent: ``"linear"`` sets centers and widths by Sec. 4.4 F, which contain delta; ``"quadratic"`` uses Eq.
+                (20), by default with ``delta="ratio"``.
+            settings: other arguments of the class.
         """
         if exponent not in ("linear", "quadratic"):
             raise ValueError(f"exponent must be 'linear' or 'quadratic'; got {exponent!r}")
@@ -255,7 +253,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
             run_eagerly(self._fit, ref_emb, ref_labels)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Use the loaded estimates, or this batch's; keep a training batch's, gathered over processes."""
+        """Use the loaded estimates or this batch's; keep those of a training batch."""
         if self.estimates.isfinite().all():
             self._use(PairStatistics(*self.estimates.tolist()))
             self.wants_before_call = False
@@ -276,7 +274,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
             self._log_rule()
 
     def _use(self, known: PairStatistics) -> None:
-        """Set the exponentials of the next calls by statistics."""
         if self.estimated == "auto":
             self._use_centers_and_widths(known)
         else:
@@ -304,7 +301,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
         logging.getLogger("pml_ext").info(text, self.rule, REASONS[self.rule], centers, widths)
 
     def _use_constants(self) -> None:
-        """Set the exponentials of the next call by the default centers and widths."""
         self.alpha_pos, self.beta_pos, self.alpha_neg, self.beta_neg = CENTERS_AND_WIDTHS
         self.statistics = None
         self.rule = ""
@@ -345,7 +341,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        """The positive and negative terms of Eq. (27) per anchor, ``[2, B]``, in the log domain."""
+        """The positive and negative terms of Eq. (27) per anchor, ``[2, B]``."""
         average = AVERAGINGS[self.averaging]
         log_delta = self._log_delta(counts)
         centers = (self.alpha_pos, self.alpha_neg)
@@ -363,7 +359,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         return average(log_one_plus_sums(similarity, masks, slopes, centers, log_delta))
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
-        """Logarithm of delta; for ``"ratio"``, of |N| / |P|^2 and |P| / |N|^2, Eq. (23), ``[2, B]``."""
+        """Logarithm of delta, Eq. (23) for ``"ratio"``; a number or ``[2, B]``."""
         if self.delta == 1:
             return None
         if isinstance(self.delta, str):

@@ -24,9 +24,7 @@ class HardPairMiner(TiledMiner):
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    It finds the pairs of PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` includes this mining. With
-    ``CBMLLoss(mining=False)`` the miner gives the same loss if ``mvc_weight=0``; else the variance covers only mined
-    pairs.
+    These are the pairs of PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` includes this mining.
 
     *Cost:* one product of ``B x D x R``; memory for a tile and for the returned pairs.
 
@@ -35,8 +33,7 @@ class HardPairMiner(TiledMiner):
         tile_size: anchors per tile; automatic by default.
         kwargs: as in PML's miners: ``distance`` (any; negated if smaller means nearer), ``collect_stats``.
 
-    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022,
-    https://arxiv.org/abs/2210.04402.
+    *Source:* Kan et al., 2022; see :class:`CBMLLoss`.
     """
 
     def __init__(self, epsilon: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[PairMinerSettings]) -> None:

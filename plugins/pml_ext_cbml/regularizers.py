@@ -39,11 +39,11 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
     reducer gets one value per anchor; an anchor without positives or without negatives gives 0 and counts.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices. Large batches use
-    tiles: three or four products, and memory linear in B.
+    *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices; for large batches three
+    or four products in tiles, with memory linear in B.
 
     Args:
-        gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
+        gamma: weight of the positives in the target, in [0, 1].
         reduction: ``"mean"`` over an anchor's negatives, or ``"sum"``, as in the authors' code.
         detach_target: whether the target has no gradient.
         tile_size: anchors per tile; automatic by default.
@@ -52,8 +52,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     Raises:
         ValueError: a setting outside its range, or a distance that is not a similarity.
 
-    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022,
-    https://arxiv.org/abs/2210.04402.
+    *Source:* Kan et al., 2022; see :class:`CBMLLoss`.
     """
 
     def __init__(

@@ -27,18 +27,17 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         \operatorname{mean}_i \Big[
         -\log \frac{\exp(w_{y_i} \cdot x_i + b_{y_i})}{\sum_c \exp(w_c \cdot x_i + b_c)} \Big]
 
-    Features and weights are not normalized, and each class has a bias. PML's ``NormalizedSoftmaxLoss`` is a proxy loss
-    that normalizes both, has no bias, and divides cosines by a temperature. The classifier belongs to the loss, not to
-    the tested network. With ``[model] embedder = "none"``, the trunk's features are trained and tested.
+    Features and weights are not normalized, and each class has a bias, unlike PML's ``NormalizedSoftmaxLoss``. The
+    classifier belongs to the loss, not to the tested network. With ``[model] embedder = "none"``, the trunk's features
+    are trained and tested. The reducer gets one value per image (``"element"``).
 
-    The reducer gets one value per image (``"element"``). *Cost:* one product of ``B x D x num_classes`` forward and two
-    backward.
+    *Cost:* one product of ``B x D x num_classes`` forward and two backward.
 
     Args:
         num_classes: number of training classes.
         embedding_size: D.
         class_labels: the label of each class, ``num_classes`` integers; 0 to ``num_classes`` - 1 by default.
-        kwargs: as in PML's losses: ``reducer``, ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``.
+        kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
         ValueError: ``class_labels`` are not ``num_classes`` distinct integers, or a ``distance`` is given. In a call:
@@ -50,8 +49,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         >>> loss(torch.randn(3, 4), torch.tensor([7, 9, 9])).shape
         torch.Size([])
 
-    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022,
-    https://arxiv.org/abs/2210.04402.
+    *Source:* Kan et al., 2022; see :class:`pml_ext.CBMLLoss`.
     """
 
     capabilities = frozenset({"labels"})

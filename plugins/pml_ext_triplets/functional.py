@@ -192,8 +192,6 @@ def _sums_of_rows(
     all_negatives: bool,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`pair_sums` from one gathered row of distances per pair, in chunks of pairs."""
-
     def sums(anchors: Tensor, positives: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
         d_ap = distances[anchors, positives][:, None]
         d_an = distances[anchors]
@@ -349,7 +347,6 @@ def _some_columns(matrix: Tensor, first: int, most: int) -> Tensor:
 
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:
-    """Matrices as one, without a copy of a single one."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts, 1)

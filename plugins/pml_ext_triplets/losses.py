@@ -102,7 +102,7 @@ class BatchAllTripletLoss(PairLoss):
         self.percentile = percentile
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return ``ALL_ENTRIES`` for hinges, which compile with static shapes, and ``EAGER`` for the other kinds."""
+        """``ALL_ENTRIES`` for hinges, which compile with static shapes."""
         if issubclass(KINDS[self.kind], Hinge):
             return Compilation.ALL_ENTRIES
         return Compilation.EAGER
@@ -144,7 +144,7 @@ class BatchAllTripletLoss(PairLoss):
         return per_pair(sums, pairs, divisor=size)
 
     def _listed(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor) -> Terms:
-        """One value per listed triplet; triplets outside S have value 0 and do not count in the divisor."""
+        """One value per listed triplet, 0 outside S."""
         if self.positives == "local":
             mask = torch.zeros_like(pairs.positives).index_put_((a, p), torch.ones_like(a, dtype=torch.bool))
             kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]

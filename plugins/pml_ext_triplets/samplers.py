@@ -169,7 +169,6 @@ class HardNegativePoolSampler(Sampler[int]):
 
     @property
     def _collects(self) -> bool:
-        """Whether hard negatives are collected from training batches, rather than searched at a refresh."""
         return self.pool == "batches" and self.strategy != "misclassified" and self.hard_fraction > 0
 
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:

@@ -100,3 +100,52 @@ class TestReductions:
         assert x.grad.isfinite().all()
         limit = 0.75 * math.log(torch.finfo(torch.float32).max)
         assert x.grad[3].item() == pytest.approx(math.exp(limit), rel=1e-4)
+
+
+def pairs_of(size, dtype=torch.float64):
+    """Similarities with ties, and masks with anchors that lack positives, negatives or both."""
+    draw = torch.Generator().manual_seed(size)
+    matrix = (torch.rand(size, size, generator=draw, dtype=dtype) * 40).round() / 20 - 1
+    masks = torch.rand(2, size, size, generator=draw) < torch.tensor([0.1, 0.8]).view(2, 1, 1)
+    masks[0, 0] = False
+    masks[1, 1] = False
+    masks[:, 2] = False
+    return matrix, masks
+
+
+@pytest.mark.parametrize("size", [12, 80])  # masks as booleans and as floats
+@pytest.mark.parametrize("log_factors", [None, -0.5])
+@pytest.mark.parametrize("epsilon", [0.1, 0.0, -0.2])
+def test_sums_of_hard_pairs_need_no_masks_of_them(size, log_factors, epsilon):
+    matrix, masks = pairs_of(size)
+    matrix.requires_grad_()
+    masks = pairwise.indicators(masks, matrix)
+    arguments = ((-2.0, 100.0), (0.5, 1.0), log_factors)
+    hard = pairwise.hard_pair_masks(matrix, masks, epsilon)
+    expected = pairwise.log_one_plus_sums(matrix, hard, *arguments)
+    found = pairwise.log_one_plus_hard_sums(matrix, masks, *arguments, epsilon)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert found[:, :3].count_nonzero() == 0
+    slopes = [torch.autograd.grad(each.sum(), matrix, create_graph=True)[0] for each in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-14)
+    curvatures = [torch.autograd.grad(each.square().sum(), matrix)[0] for each in slopes]
+    torch.testing.assert_close(*curvatures, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [12, 80])
+def test_sums_of_hard_pairs_show_a_nan(size):
+    matrix, masks = pairs_of(size, torch.float32)
+    matrix[5, masks[1, 5].nonzero()[0]] = torch.nan
+    terms = pairwise.log_one_plus_hard_sums(
+        matrix, pairwise.indicators(masks, matrix), (-2.0, 100.0), (0.5, 1.0), None, 0.1
+    )
+    assert terms[:, 5].isnan().all()
+    assert terms[:, 6:].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [12, 400])  # booleans, and a product of matrices
+def test_sums_inside_several_masks_are_equal(size):
+    matrix, masks = pairs_of(size)
+    expected = torch.stack([pairwise.masked_sum(matrix, mask) for mask in masks])
+    found = pairwise.masked_sums(matrix, pairwise.indicators(masks, matrix))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
