@@ -144,7 +144,8 @@ def choose(
     left.leave_out(DEPTH)
     left.trains(best.candidate.title)
     description = f"{described(best, scored, folds)}; images: {framing.title}"
-    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s{left}.")
+    title = best.candidate.title
+    place.say(f"chooses {title}, {framing.title}: that took {time.perf_counter() - started:.0f} s{left}")
     return Decision(best.candidate, description)
 
 
@@ -166,7 +167,7 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool 
     costly = [] if closed_form else vector_candidates.trained(vectors)
     best, scored = try_all(free, costly, trials, place)
     description = described(best, scored, folds)
-    place.say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
+    place.say(f"chooses {best.candidate.title}: that took {time.perf_counter() - started:.0f} s")
     return Decision(best.candidate, description)
 
 

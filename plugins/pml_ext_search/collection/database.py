@@ -15,6 +15,7 @@ fifth of holes the file is rewritten. Each row has a checksum.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import sqlite3
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from pml_ext.errors import ConfigError, DataError, UnwritableError, shortened
+from pml_ext.errors import ConfigError, DataError, UnwritableError, remedy_of, shortened
 from pml_ext_train.files import final_path, locked_folder, writing
 from pml_ext_train.networks import By
 from pml_ext_train.retrieval import Vectors
@@ -194,7 +195,8 @@ class Database:
             if not isinstance(error, sqlite3.OperationalError) or name == "SQLITE_ERROR":
                 raise self.damaged(shortened(error, 100)) from error
             if write:
-                text = f"{self.database}: cannot be written ({error}); what was written before stays"
+                remedy = remedy_of(OSError(errno.ENOSPC, "")) if name == "SQLITE_FULL" else ""
+                text = f"{self.database}: cannot be written ({error}); what was written before stays{remedy}"
                 raise UnwritableError(text) from error
             raise DataError(f"{self.database}: cannot be read ({error})") from error
 

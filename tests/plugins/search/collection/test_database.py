@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from pml_ext import load_run
-from pml_ext.errors import DataError
+from pml_ext.errors import DataError, UnwritableError
 from pml_ext_search.collection.database import recorded_by
 from pml_ext_search.collection.problems import StoreWarning
 
@@ -30,6 +30,17 @@ def test_a_table_that_nobody_wrote_is_damage(make, images, statement, found):
     execute(images, statement)
     with found:
         make().index(images)
+
+
+def test_a_full_database_asks_for_room(make):
+    with (
+        pytest.raises(UnwritableError, match=r"images.sqlite: cannot be written .* stays\. Make room on the disk"),
+        contextlib.closing(sqlite3.connect(":memory:")) as full,
+        make().collection._errors(write=True),
+    ):
+        full.execute("PRAGMA max_page_count = 2")
+        full.execute("CREATE TABLE one (large)")
+        full.execute("INSERT INTO one VALUES (zeroblob(100000))")
 
 
 def test_a_collection_of_an_earlier_state_is_replaced(runs, tmp_path):
