@@ -33,14 +33,13 @@ def test_a_table_that_nobody_wrote_is_damage(make, images, statement, found):
 
 
 def test_a_full_database_asks_for_room(make):
-    with (
-        pytest.raises(UnwritableError, match=r"images.sqlite: cannot be written .* stays\. Make room on the disk"),
-        contextlib.closing(sqlite3.connect(":memory:")) as full,
-        make().collection._errors(write=True),
-    ):
-        full.execute("PRAGMA max_page_count = 2")
-        full.execute("CREATE TABLE one (large)")
+    full = sqlite3.connect(":memory:")
+    full.execute("PRAGMA max_page_count = 2")
+    full.execute("CREATE TABLE one (large)")
+    wanted = r"images.sqlite: cannot be written .* stays\. Make room on the disk"
+    with pytest.raises(UnwritableError, match=wanted), make().collection._errors(write=True):
         full.execute("INSERT INTO one VALUES (zeroblob(100000))")
+    full.close()
 
 
 def test_a_collection_of_an_earlier_state_is_replaced(runs, tmp_path):
