@@ -208,7 +208,7 @@ def test_a_hierarchy_of_wordnet_ids(tmp_path):
     path.write_text("n1 n2\nn3 n2\nn0 n1\n")
     assert read_wordnet_parents(path) == {"n2": ["n1", "n3"], "n1": ["n0"]}
     path.write_text("n1 n2\nn3\n")
-    with pytest.raises(DataError, match="line 2: found 'n3', wanted 2 columns"):
+    with pytest.raises(DataError, match="line 2: 'n3' does not have 2 columns"):
         read_wordnet_parents(path)
 
 
