@@ -97,8 +97,7 @@ class FeatureCache:
         """Return the features of transformed images; compute those that the store lacks.
 
         Results also pass through a ``remainder``. Each process computes a part; other runs wait and reuse it. If the
-        store
-        cannot be written, a single process warns and uses a temporary one. Raises DataError for NaN or infinity.
+        store cannot be written, a single process warns and uses a temporary one. Raises DataError for NaN or infinity.
         """
         self._share_store()
         keys = keys_of(images, view)
@@ -206,6 +205,8 @@ class FeatureCache:
     ) -> dict[bytes, int]:
         """Compute and write features batch by batch; return their rows."""
         numbers: dict[bytes, int] = {}
+        if not indices:
+            return numbers
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
         seeded = [[(index, seed_of(keys[index])) for index in batch] for batch in batches]
         rest = nn.Identity() if remainder is None else remainder.module

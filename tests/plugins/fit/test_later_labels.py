@@ -52,7 +52,7 @@ def test_a_head_is_fitted_to_kept_features_and_the_collection_follows(flat, tmp_
         fit(place, labels=table, out=tmp_path / "after", device="cpu")
     shown = capsys.readouterr()
     assert f"{table}: classes of 32 of 33 images" in shown.err
-    assert "images: whole images at 224 pixels" in shown.err
+    assert "whole images at 224 pixels: that took" in shown.err
     metrics = read_json(tmp_path / "after" / "metrics.json")
     assert metrics["after"]["recall_at_1"] > 0.6  # at random a third or less
     tables = tables_of_run(tmp_path / "after")

@@ -92,7 +92,7 @@ def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch):
     assert tried == [True, True]
     assert not (tmp_path / "other").exists()
     (out / "letter.txt").write_text("of somebody")
-    with pytest.raises(ConfigError, match=r"run holds no run \(no recipe.toml in it\); choose another --out"):
+    with pytest.raises(ConfigError, match=r"run has other files and no run \(no recipe.toml\); choose another --out"):
         fit(photos, out=out, resume=True)
     assert len(tried) == 2
 
