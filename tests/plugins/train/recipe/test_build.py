@@ -65,6 +65,6 @@ def test_transforms_are_built_with_their_settings(install_plugin):
 def test_an_unfit_transform_is_named_by_place():
     recipe = one("cbml/digits", "data.augment.transforms=['RandomInvert', {name='Resize', size=9}]")
     preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, None))
-    wanted = r"data.augment.transforms.1: Resize gives uint8 \[1, 9, 9\]; wanted uint8 \[1, 8, 8\]"
+    wanted = r"data.augment.transforms.1: Resize returns uint8 \[1, 9, 9\]; it must return uint8 \[1, 8, 8\]"
     with pytest.raises(ConfigError, match=wanted):
         augmentation_of(recipe.data, preprocessing)
