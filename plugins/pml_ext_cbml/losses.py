@@ -50,7 +50,7 @@ NO_ESTIMATES = (
 WHITENED = "whitened start"
 SECTION = "Sec. 4.4 F"
 REASONS = {
-    WHITENED: "negative pairs are centered, so training will move the positive ones halfway to 1",
+    WHITENED: "negative pairs are centered",
     SECTION: "negative pairs are not centered",
 }
 LARGEST_EXPONENT = 10.0  # of a negative pair of similarity 1, with estimated centers and widths
@@ -297,7 +297,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
             return
         centers = f"centers {self.alpha_pos:.3g} and {self.alpha_neg:.3g}"
         widths = f"widths {self.beta_pos:.3g} and {self.beta_neg:.3g}"
-        text = "CBML, statistics='auto': %s, because %s; %s, %s (positive and negative pairs)"
+        text = "CBML, statistics='auto': %s, because %s; %s, %s (positive, negative pairs)"
         logging.getLogger("pml_ext").info(text, self.rule, REASONS[self.rule], centers, widths)
 
     def _use_constants(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pml_ext_train.data import DataSplits
 
-from .candidates import TRIAL_ITERATIONS, features_of_images, last_blocks
+from .candidates import features_of_images, last_blocks
 from .folds import Folds
 from .framing import framings_to_compare
 from .images import OwnImages
@@ -43,7 +43,6 @@ def expected(
     if not trains:
         return TimeLeft(seconds)
     share = len(folds.parts[0].fitted) / len(splits.train)
-    of_trial = min(TRIAL_ITERATIONS, images.iterations(share)) / images.iterations()
     one_image = splits.train.subset([0])
     trainings: dict[str, float] = {}
     steps = 0.0
@@ -53,6 +52,9 @@ def expected(
         candidate = last_blocks(images, trunk.framing, trunk, first)
         run = place.run_of(candidate, splits, splits.train, one_image, {})
         whole = seconds_of_training(run) or 0.0
+        short = place.recipe_of(candidate, candidate.trial_settings(images.training_classes, share)).sampler
+        whole_epoch = run.stages[0].iterations
+        of_trial = (short.iterations or whole_epoch) / whole_epoch
         trainings[candidate.title] = whole
         seconds[step] = whole * of_trial
         steps += run.stages.iterations_until(run.epochs) * of_trial

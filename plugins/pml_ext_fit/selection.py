@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pml_ext.distributed import release_freed_memory
 from pml_ext.errors import ConfigError, MissingExtraError
 from pml_ext_train.data import DataSplits, LabeledImages, prepare
 from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
@@ -119,7 +120,9 @@ def choose(
         left = TimeLeft({})  # what cannot be read is told below
     else:
         place.say(expected_in_all(left))
+    release_freed_memory()
     framing = choose_framing(images, trunk, splits, place)
+    release_freed_memory()
     left.end(FRAMING)
     whole = features_of_images(images, framing, trunk=trunk)
     training = readable(whole, splits, splits.train, place)
@@ -132,6 +135,7 @@ def choose(
     computing = last_blocks(images, framing, trunk) if trains else whole
     place.say(f"computes features of {len(training):,} images{left}")
     features, relation = place.features_of(computing, splits, training, images.batches_of(images.training_classes))
+    release_freed_memory()
     left.end(FEATURES)
     trials = Trials(place, splits, folds, features, relation)
     costly = [] if closed_form else trained(images, framing, trunk)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pml_ext.distributed import release_freed_memory
 from pml_ext.errors import ConfigError, NothingToLearnError
 from pml_ext_train.data import DataSplits, LabeledImages
 from pml_ext_train.recipe import Override, Recipe, flat, load_recipe, overrides_of, tables_of
@@ -170,6 +171,8 @@ class Trials:
         except NothingToLearnError:
             self._place.say(f"  {candidate.title}: left out, since no pair of the {run.data.noun} adds to the loss")
             return None
+        del run
+        release_freed_memory()
         scores: Scores | None = found["scores"]
         if scores is None:
             self._place.say(f"  {candidate.title}: left out, since the trained features of each class are all equal")

@@ -1,4 +1,4 @@
-from .allocator import keep_freed_memory as keep_freed_memory
+from .allocator import keep_freed_memory as keep_freed_memory, release_freed_memory as release_freed_memory
 from .devices import (
     Precision as Precision,
     autocast as autocast,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import re
 import sys
@@ -50,6 +51,13 @@ def keep_freed_memory(device: object = "cpu") -> bool:
     if value == "default" or kind != "cpu":
         return False
     return _set_allocator()
+
+
+def release_freed_memory() -> None:
+    """Return freed memory to the system after :func:`keep_freed_memory`, between steps with tensors of other sizes."""
+    gc.collect()
+    if _set_allocator.cache_info().currsize and _has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache

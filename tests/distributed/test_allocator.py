@@ -102,3 +102,31 @@ def test_unknown_value_of_the_variable_raises(monkeypatch):
     monkeypatch.setenv(allocator.VARIABLE, "jemalloc")
     with pytest.raises(ConfigError, match="PML_EXT_ALLOCATOR: found 'jemalloc'; wanted 'default'"):
         allocator.keep_freed_memory("cuda")
+
+
+RELEASE = (
+    ASK
+    + """
+import torch
+from pml_ext.distributed import release_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+release_freed_memory()
+keep()
+freed = [torch.ones(2**24) for _ in range(8)]
+last = torch.ones(1)
+del freed
+kept = resident()
+release_freed_memory()
+print((kept - resident()) // 2**20)
+"""
+)
+
+
+def test_kept_memory_is_released_between_steps():
+    """Eight freed tensors of 64 MiB."""
+    (released,) = printed(RELEASE)
+    assert int(released) > 400

@@ -137,9 +137,8 @@ def test_a_whitened_start_has_equal_pulls_halfway(caplog):
     assert loss.beta_pos == loss.beta_neg == pytest.approx(width, rel=1e-9)
     assert loss.rule == "whitened start"
     assert [record.getMessage() for record in caplog.records] == [
-        "CBML, statistics='auto': whitened start, because negative pairs are centered, so training will move the "
-        f"positive ones halfway to 1; centers {loss.alpha_pos:.3g} and {loss.alpha_neg:.3g}, widths {width:.3g} and "
-        f"{width:.3g} (positive and negative pairs)"
+        "CBML, statistics='auto': whitened start, because negative pairs are centered; centers "
+        f"{loss.alpha_pos:.3g} and {loss.alpha_neg:.3g}, widths {width:.3g} and {width:.3g} (positive, negative pairs)"
     ]
 
 
