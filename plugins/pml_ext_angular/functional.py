@@ -41,7 +41,7 @@ def log_sums_of_pairs(similarity: Tensor, negatives: Tensor, anchors: Tensor, pa
     r""":math:`\log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)` of every pair (a, p), ``[P]``, Eq. (10).
 
     Similarity and the mask of negatives are ``[B, R]``. Without negatives, the result is a very low number, whose
-    upstream gradient must be 0, as after ``log_one_plus_exp``. The backward pass is differentiable.
+    upstream gradient must be 0.
     """
     log_sums: Tensor = apply_or_plain(_LogSumsOfPairs, _pairs_written_out, similarity, negatives, anchors, partners)
     return log_sums
@@ -52,7 +52,7 @@ def _pairs_written_out(similarity: Tensor, negatives: Tensor, anchors: Tensor, p
 
 
 class _LogSumsOfPairs(torch.autograd.Function):
-    """:func:`log_sums_of_pairs` with a backward pass that writes one matrix."""
+    """With a backward pass that writes one matrix."""
 
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def log_sums_of_rows(
     .. math:: f_{a,p,n} = 4 t (x_a + x_p)^T x_n - 2 (1 + t) \, x_a^T x_p
 
     Anchors and partners, ``[P]``, are rows and columns of ``similarity``, ``[B, R]``. ``between(partners)`` returns the
-    products :math:`x_p^T x_n` of the U distinct partners, ``[U, R]``, and each partner's row in them, ``[P]``.
+    products of the distinct partners, ``[U, R]``, and each partner's row in them, ``[P]``.
     """
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def log_sums_of_products(
     With :math:`E = \exp 4 t s` inside a mask and 0 outside, it is :math:`\log (E E^T)_{ap} - 2 (1 + t) s_{ap}`. This
     needs cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or
     all members of some classes; ``first`` is the column of the first row. A sum of 0 gives a very low number, whose
-    upstream gradient must be 0, as after ``log_one_plus_exp``. *Cost:* a batched product of ``[C, M, B]`` with its
-    transpose for C classes of M members, or one of the whole matrix without ``classes``; one product backward.
+    upstream gradient must be 0. *Cost:* a batched product of ``[C, M, B]`` for C classes of M members, or one of the
+    whole matrix without ``classes``; one product backward.
 
     With ``with_n_pair``, the result is ``[2, P]``: :func:`log_sums_of_pairs` first, then these.
     """
@@ -172,7 +172,7 @@ def _lowest(like: Tensor) -> float:
 def _scattered(
     shares: Tensor, rows: Tensor, places: tuple[Tensor, ...], anchors: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Shares of pairs at their places, ``[C, M, M]``; if given, the shares of Eq. (10) summed by anchor, ``[B]``."""
+    """Shares of pairs, ``[C, M, M]``; if given, the shares of Eq. (10) summed by anchor, ``[B]``."""
     by_anchor: Tensor | None = None
     if shares.ndim == 2:
         n_pair, shares = shares.unbind()
@@ -182,7 +182,7 @@ def _scattered(
 
 
 class _LogSumsOfProducts(torch.autograd.Function):
-    """:func:`log_sums_of_products` with a backward pass that writes one matrix."""
+    """With a backward pass that writes one matrix."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
 """The equations of Kan et al. (2022), Sec. 3, on a similarity matrix ``[B, R]`` and pair masks.
 
-:math:`P_i` are the positives of anchor i, :math:`N_i` its negatives, :math:`P_i^*, N_i^*` the hard ones among them (Eq.
-25, :func:`pml_ext.plugin.hard_pair_masks`). A row without pairs gives finite values and zero gradients.
+:math:`P_i, N_i` are the positives and negatives of anchor i, :math:`P_i^*, N_i^*` the hard ones (Eq. 25). A row without
+pairs gives finite values and zero gradients.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def metric_variance(
     reduction: str = "mean",
     detach_target: bool = False,
 ) -> Tensor:
-    """Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor, ``[B]``.
+    """Eq. (28) and (29) per anchor, ``[B]``; 0 for an anchor without positives or without negatives.
 
-    An anchor without positives or without negatives gets 0. Similarity is ``[B, R]``, masks are ``[2, B, R]``.
+    Similarity is ``[B, R]``, masks are ``[2, B, R]``.
     """
     masks = indicators(masks, similarity)
     counts = masks.sum(2, dtype=similarity.dtype)
@@ -67,9 +67,9 @@ def metric_variance(
 def variance_around_target(
     similarity: Tensor, masks: Tensor, counts: Tensor, *, gamma: float, reduction: str, detach_target: bool
 ) -> Tensor:
-    """:func:`metric_variance`, with any finite number for anchors that lack positives or negatives.
+    """:func:`metric_variance`, with any finite number for anchors that lack pairs of a kind.
 
-    ``counts``: each anchor's numbers of positives and of negatives, ``[2, B]``, in the similarity's dtype.
+    ``counts``: each anchor's numbers of positives and of negatives, ``[2, B]``.
     """
     settings = (gamma, reduction, detach_target)
     variance: Tensor = apply_or_plain(

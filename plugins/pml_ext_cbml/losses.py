@@ -75,9 +75,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         + \lambda \, \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2 \Big] \quad (27, 29, 30)
 
     with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target :math:`\xi_i = \gamma \operatorname{mean}_{P_i}
-    s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28). The wide exponential weighs positives evenly;
-    the narrow one counts only negatives near similarity :math:`\alpha^N`. The variance term keeps an anchor's negatives
-    close together.
+    s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28).
 
     The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
     counts in the mean. An ``indices_tuple`` restricts all pairs before mining. A graded relation multiplies a positive
@@ -88,19 +86,12 @@ class CBMLLoss(Float64Buffers, PairLoss):
     anchors without hard pairs (``skip_unmined=True``), uses ``delta=0.25`` with ``"const"``, and excludes positives
     with similarity above 1 - 1e-5. This class excludes only the anchor itself.
 
-    ``statistics="auto"`` has two rules. The attribute ``rule`` names the one in use, and the logger ``pml_ext`` reports
-    it with its reason:
+    ``statistics="auto"`` chooses between two rules. The attribute ``rule`` and the logger ``pml_ext`` report the
+    choice:
 
-    - ``"whitened start"``, if :math:`|\mu_N| < \sigma_N`:
-
-      .. math::
-          \alpha^P = \frac{1 + \mu_N}{2}, \quad \alpha^N = \alpha^P - \sigma_P, \quad \beta^P = \beta^N = \sigma_P
-
-      Whitening leaves positive and negative pairs near 0, and training moves the positive ones towards 1. Section 4.4
-      F would put both centers between the first two means, where no pair stays, and would let negatives pull
-      :math:`(\sigma_P / \sigma_N)^2` times as hard. Here the centers are halfway, and both kinds pull equally.
-    - ``"Sec. 4.4 F"`` otherwise, as for a random start; see :meth:`PairStatistics.exponents`. The negatives' width is
-      at least ``(1 - alpha_neg) / 10``.
+    - ``"whitened start"``, if :math:`|\mu_N| < \sigma_N`: :meth:`PairStatistics.trained_exponents`.
+    - ``"Sec. 4.4 F"`` otherwise, as for a random start: :meth:`PairStatistics.exponents`, with a width of the negatives
+      of at least ``(1 - alpha_neg) / 10``.
 
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 8 ``B x R``.
 
@@ -121,12 +112,11 @@ class CBMLLoss(Float64Buffers, PairLoss):
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
         epsilon: the margin of Eq. (25); 0.1 in the authors' code, not given in the paper.
         mining: False sums over all pairs, Eq. (22).
-        statistics: four numbers :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of
-            positive and negative pairs, give the quadratic exponent of Eq. (20) instead of centers and widths; see
-            :meth:`from_statistics`. ``"auto"`` estimates them on the first training batch, for the centers and widths
-            below; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. The state dict keeps the estimates
-            (``estimates``). Earlier calls in evaluation or without gradients use their own batch. A batch whose classes
-            hardly differ gives a warning and the default constants; the next batch is tried.
+        statistics: means and deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N` of similarities, for the quadratic
+            exponent of Eq. (20) instead of centers and widths. ``"auto"`` estimates them on the first training batch,
+            for centers and widths; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. The state dict keeps the
+            estimates (``estimates``). A batch whose classes hardly differ gives a warning and the default constants;
+            the next batch is tried.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``collect_stats``, ...
 
@@ -223,8 +213,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
 
         Args:
             statistics: for example ``PairStatistics.of(embeddings, labels)``.
-            exponent: ``"linear"`` sets centers and widths by Sec. 4.4 F, which contain delta; ``"quadratic"`` uses Eq.
-                (20), by default with ``delta="ratio"``.
+            exponent: ``"linear"`` sets centers and widths by Sec. 4.4 F; ``"quadratic"`` uses Eq. (20), by default with
+                ``delta="ratio"``.
             settings: other arguments of the class.
         """
         if exponent not in ("linear", "quadratic"):
@@ -292,7 +282,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
             setattr(self, name, value)
 
     def _log_rule(self) -> None:
-        """Report the rule of ``"auto"``, its reason, and the centers and widths."""
         if not self.rule:
             return
         centers = f"centers {self.alpha_pos:.3g} and {self.alpha_neg:.3g}"
@@ -307,7 +296,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         self.delta = 1.0
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
+        """Similarity distributions of pairs and their ratio (Fig. 3)."""
         return likelihood_ratio_figures(run)
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -341,7 +330,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        """The positive and negative terms of Eq. (27) per anchor, ``[2, B]``."""
+        """The first two terms of Eq. (27) per anchor, ``[2, B]``."""
         average = AVERAGINGS[self.averaging]
         log_delta = self._log_delta(counts)
         centers = (self.alpha_pos, self.alpha_neg)
@@ -359,7 +348,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         return average(log_one_plus_sums(similarity, masks, slopes, centers, log_delta))
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
-        """Logarithm of delta, Eq. (23) for ``"ratio"``; a number or ``[2, B]``."""
+        """A number or ``[2, B]``."""
         if self.delta == 1:
             return None
         if isinstance(self.delta, str):

@@ -24,7 +24,7 @@ class HardPairMiner(TiledMiner):
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    These are the pairs of PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` includes this mining.
+    These are the pairs of PML's ``MultiSimilarityMiner``. ``CBMLLoss`` includes this mining.
 
     *Cost:* one product of ``B x D x R``; memory for a tile and for the returned pairs.
 

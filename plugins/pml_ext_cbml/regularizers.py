@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MetricVarianceRegularizer(LabeledRegularizer):
-    r"""The metric variance constraint (MVC), Eq. (28) and (29): a penalty on the variance of an anchor's negatives.
+    r"""Metric variance constraint (MVC), Eq. (28) and (29): a penalty on an anchor's negatives.
 
     .. math::
         \operatorname{mean}_i \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2, \qquad
@@ -88,7 +88,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         return per_anchor(*self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
+        """Similarity distributions of pairs and their ratio (Fig. 3)."""
         return likelihood_ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:

@@ -251,7 +251,7 @@ def transformed(*tensors: Tensor) -> bool:
 
 
 def apply_or_plain(function: type[Function], plain: Callable[..., Any], *arguments: Any) -> Any:
-    """Apply a Function, or ``plain`` with the same arguments under torch.func or in forward mode.
+    """Apply a Function, or ``plain`` under torch.func or in forward mode.
 
     The Function has no ``setup_context`` and no ``jvp``. Ordinary calls cost nothing extra.
     """
