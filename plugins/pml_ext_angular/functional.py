@@ -52,8 +52,6 @@ def _pairs_written_out(similarity: Tensor, negatives: Tensor, anchors: Tensor, p
 
 
 class _LogSumsOfPairs(torch.autograd.Function):
-    """With a backward pass that writes one matrix."""
-
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
         exponents = fill_outside(similarity, indicators(negatives, similarity), _lowest(similarity))
@@ -172,7 +170,7 @@ def _lowest(like: Tensor) -> float:
 def _scattered(
     shares: Tensor, rows: Tensor, places: tuple[Tensor, ...], anchors: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Shares of pairs, ``[C, M, M]``; if given, the shares of Eq. (10) summed by anchor, ``[B]``."""
+    """Shares of pairs, ``[C, M, M]``, and shares of Eq. (10) summed by anchor, ``[B]``."""
     by_anchor: Tensor | None = None
     if shares.ndim == 2:
         n_pair, shares = shares.unbind()
@@ -182,8 +180,6 @@ def _scattered(
 
 
 class _LogSumsOfProducts(torch.autograd.Function):
-    """With a backward pass that writes one matrix."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -1,4 +1,4 @@
-"""The equations of Kan et al. (2022), Sec. 3, on a similarity matrix ``[B, R]`` and pair masks.
+"""Equations of Kan et al. (2022), Sec. 3, on similarities ``[B, R]`` and masks of pairs.
 
 :math:`P_i, N_i` are the positives and negatives of anchor i, :math:`P_i^*, N_i^*` the hard ones (Eq. 25). A row without
 pairs gives finite values and zero gradients.
@@ -51,9 +51,9 @@ def metric_variance(
     reduction: str = "mean",
     detach_target: bool = False,
 ) -> Tensor:
-    """Eq. (28) and (29) per anchor, ``[B]``; 0 for an anchor without positives or without negatives.
+    """Eq. (28) and (29) per anchor, ``[B]``.
 
-    Similarity is ``[B, R]``, masks are ``[2, B, R]``.
+    An anchor without positives or without negatives gets 0. Similarity is ``[B, R]``, masks are ``[2, B, R]``.
     """
     masks = indicators(masks, similarity)
     counts = masks.sum(2, dtype=similarity.dtype)

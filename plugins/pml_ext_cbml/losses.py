@@ -234,7 +234,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         ref_labels: Tensor | None,
         relation: Relation | None,
     ) -> None:
-        """Estimate ``"auto"`` statistics in the first training call; earlier calls use their own batch."""
+        """Estimate ``"auto"`` statistics in the first training call."""
         if relation is not None:
             raise ValueError(f"statistics={self.estimated!r} of CBMLLoss needs classes; give four numbers")
         if ref_emb is None:
@@ -348,7 +348,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         return average(log_one_plus_sums(similarity, masks, slopes, centers, log_delta))
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
-        """A number or ``[2, B]``."""
+        """The logarithm of delta, a number or ``[2, B]``; None for delta 1."""
         if self.delta == 1:
             return None
         if isinstance(self.delta, str):

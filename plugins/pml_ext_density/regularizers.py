@@ -40,22 +40,23 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second term
     increases them, which keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the
     embedding layer, preserve the relative variation of the classes. A run computes them before training; without them
-    this is Eq. (6). The third term leaves out classes with base density 0.
+    this is Eq. (6).
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
     of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
 
     *Weight:* about 0.1 for a loss that averages, PML's default; 10 would destroy the embedding. The paper's 10, with
-    losses summed over the batch, is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``, which counts each pair
-    twice, and 10 for its triplet loss.
+    losses summed over the batch, is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``, and 10 for its triplet
+    loss.
 
     ``collect_stats`` records the terms as ``density_loss``, ``target_loss`` and ``correlation_loss``. A run also writes
-    targets and densities to ``records/density.csv`` and plots them. *Cost:* ``O(B D)``.
+    targets and densities to ``records/density.csv``. *Cost:* ``O(B D)``.
 
     Args:
         num_classes: number of training classes.
         initial_density: initial value of the targets; defaults are the paper's.
-        base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``.
+        base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``; the third term leaves out
+            classes with 0.
         eta: :math:`\eta`, exponent of the base densities.
         correlation_weight: w, the weight of the penalty; 0 disables it.
         class_labels: the label of every class; None if labels are 0 to ``num_classes - 1``.
@@ -146,7 +147,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         self.base_density.copy_(base)
 
     def start_epoch(self, run: RunView) -> None:
-        """Write targets and mean densities of the previous epoch to the run's table."""
+        """Write targets and mean densities of the previous epoch."""
         if run.rank == 0:
             self._write(run.folder / "records" / _TABLE, run.epoch - 1)
         self.density_sums.zero_()

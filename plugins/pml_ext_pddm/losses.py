@@ -56,16 +56,15 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     S is the learned similarity, min-max scaled to [0, 1] over the batch. D is the Euclidean distance of normalized
     embeddings. (i, j) is the most dissimilar positive pair under S; k and l are the hardest negatives of i and j. The
-    sum over quadruplets is divided by their number; without positives or negatives, it is 0. Triplets as
-    ``indices_tuple`` give one hinge each, divided by half their number; pairs restrict the mining.
+    sum is divided by the number of quadruplets; without any, it is 0. Triplets as ``indices_tuple`` give one hinge
+    each, divided by half their number; pairs restrict the mining.
 
     Use at least 4 images per class (Sec. 3.3). The paper's one quadruplet per batch does not train a network from
     scratch: first train some epochs with another loss, then use a large ``num_quadruplets`` and smaller margins.
 
     ``collect_stats`` records ``score_loss``, :math:`E_m`, and ``feature_loss``, :math:`E_e`.
 
-    *Cost:* all scores of the batch once; gradients only of the quadruplets and the two extreme scores. All share one
-    dropout mask per layer.
+    *Cost:* all scores of the batch once; gradients only of the quadruplets and the two extreme scores.
 
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
@@ -215,7 +214,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
-        """The weighted E_e over the triplets of E_m, or the weighted ``embedding_loss``."""
+        """The weighted E_e or ``embedding_loss`` over the triplets of E_m."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = x.index_select(0, a), x.index_select(0, p), x.index_select(0, n)
@@ -251,7 +250,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
 
 def _without_empty(terms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Replace terms without a triplet by 0, because PML's MeanReducer returns NaN for them."""
+    """Replace terms without a triplet by 0, because PML's MeanReducer returns NaN."""
     for name, term in terms.items():
         if isinstance(term["losses"], Tensor) and term["losses"].ndim and not len(term["losses"]):
             terms[name] = reduced(term["losses"].sum())["loss"]

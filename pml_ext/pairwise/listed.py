@@ -14,6 +14,7 @@ Kind = Literal["pairs", "triplets"]
 
 class TupleBatch(NamedTuple):
     """A batch of listed pairs or triplets."""
+
     tuples: list[int]  # the numbers of the pairs or triplets in their list
     items: list[int]  # the rows of their items, each once, sorted
     indices_tuple: tuple[Tensor, ...]  # (a1, p, a2, n) of pairs, (a, p, n) of triplets: places in ``items``
