@@ -24,8 +24,8 @@ class Reranking(Protocol):
     ) -> Find:
         """``find(rows, k)``: distances and indices of some queries' k nearest items.
 
-        Embeddings ``[Q, D]`` and ``[R, D]`` are normalized. ``itself``: whether gallery item i is query i; it may then
-        be among its own nearest. ``search`` is re-ranked.
+        Embeddings ``[Q, D]`` and ``[R, D]`` are normalized. ``itself``: whether gallery item i is query i, which may be
+        among its own nearest. ``search`` is re-ranked.
         """
         ...
 
@@ -57,7 +57,7 @@ class QueryExpansion:
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """The search of the expanded queries; see :class:`Reranking`."""
+        """The search of the expanded queries."""
         find = search.among(query, reference)
         every = torch.arange(len(query), device=query.device)
         columns = min(self.k, len(reference) - int(itself))
@@ -92,8 +92,7 @@ class KReciprocal:
 
     Rows of V sum to 1; the mean is over the :math:`k_2` nearest of p, itself included. :math:`d_{pg}` is the squared
     Euclidean distance of normalized embeddings, divided by the greatest of p, as in the authors' program. Groups are
-    left
-    out of the ranking, not of the neighborhoods.
+    left out of the ranking, not of the neighborhoods.
 
     *Cost:* all distances of queries and gallery twice, and memory of the neighborhoods.
 
@@ -117,7 +116,7 @@ class KReciprocal:
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """The ranking by the new distance; see :class:`Reranking`. Ignores ``search``."""
+        """The ranking by the new distance; ignores ``search``."""
         points = reference if itself else torch.cat([query, reference])
         first = len(points) - len(reference)  # of the gallery
         neighbors, farthest = self._neighbors(points)
@@ -152,7 +151,7 @@ class KReciprocal:
         return torch.cat(nearest).numpy(), torch.cat(farthest).clamp(min=1e-12)
 
     def _encoded(self, points: Tensor, neighbors: Any, farthest: Tensor) -> Any:
-        """V', a sparse matrix ``[N, N]``."""
+        """The sparse matrix V', ``[N, N]``."""
         from scipy import sparse
 
         reciprocal = _reciprocal(neighbors[:, : self.k1 + 1])
