@@ -105,8 +105,7 @@ def log_sums_of_products(
     With :math:`E = \exp 4 t s` inside a mask and 0 outside, it is :math:`\log (E E^T)_{ap} - 2 (1 + t) s_{ap}`. This
     needs cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or
     all members of some classes; ``first`` is the column of the first row. A sum of 0 gives a very low number, whose
-    upstream gradient must be 0. *Cost:* a batched product of ``[C, M, B]`` for C classes of M members, or one of the
-    whole matrix without ``classes``; one product backward.
+    upstream gradient must be 0.
 
     With ``with_n_pair``, the result is ``[2, P]``: :func:`log_sums_of_pairs` first, then these.
     """

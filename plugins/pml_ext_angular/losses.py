@@ -137,18 +137,17 @@ class _AngularLoss(_DotProductLoss):
 
 
 class AngularLoss(_AngularLoss):
-    r"""Angular loss over a batch, Eq. (8): the angle at a negative, as a log-sum-exp over negatives.
+    r"""Angular loss over a batch, Eq. (8): the angle at a negative.
 
     .. math::
         \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
         f_{a,p,n} = 4 \tan^2\!\alpha \, (x_a + x_p)^T x_n - 2 (1 + \tan^2\!\alpha) \, x_a^T x_p \quad (8)
 
-    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. ``collect_stats``
-    records the mean angle at the negative in degrees (``average_angle``), and the share of triplets above alpha
-    (``over_alpha``).
+    The reducer gets one value per positive pair (``"pos_pair"``), zeros included. ``collect_stats`` records
+    ``average_angle``, in degrees, and ``over_alpha``, the share of triplets above alpha.
 
-    PML's ``AngularLoss`` agrees on normalized input. Otherwise it multiplies normalized anchors with raw negatives, and
-    it ignores mined negatives.
+    PML's ``AngularLoss`` agrees on normalized input. Otherwise it mixes normalized anchors with raw negatives. It
+    ignores mined negatives.
 
     *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; memory ``B x R``. Where such products
     could overflow (mined pairs, references, raw embeddings, alpha above 63), ``P x R`` for P pairs, in tiles.
@@ -183,9 +182,9 @@ class NPairLoss(_DotProductLoss):
 
     .. math:: \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)\Big] \quad (10)
 
-    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. PML's
-    ``NPairsLoss`` is Sohn's form, with one positive per class. The loss is weak on normalized embeddings. Train with
-    ``normalize_embeddings=False`` and ``embedding_regularizer=LpRegularizer(power=2)`` with weight 0.02.
+    The reducer gets one value per positive pair (``"pos_pair"``), zeros included. PML's ``NPairsLoss`` is Sohn's form,
+    with one positive per class. The loss is weak on normalized embeddings. Train with ``normalize_embeddings=False``
+    and ``embedding_regularizer=LpRegularizer(power=2)`` with weight 0.02.
 
     *Cost:* one product of ``B x D x R``; memory ``B x R``.
 
@@ -204,9 +203,8 @@ class NPairAngularLoss(_AngularLoss):
 
     .. math:: \mathcal{L} = \mathcal{L}_{npair} + \lambda \, \mathcal{L}_{ang} \quad (9)
 
-    with :class:`NPairLoss` and :class:`AngularLoss`, summed pair by pair: the reducer gets one value per pair
-    (``"pos_pair"``). ``collect_stats`` also records the means of both terms (``n_pair_loss``, ``angular_loss``),
-    without the weight. *Cost:* that of :class:`AngularLoss`.
+    with :class:`NPairLoss` and :class:`AngularLoss`, summed pair by pair. ``collect_stats`` also records
+    ``n_pair_loss`` and ``angular_loss``, without the weight. *Cost:* that of :class:`AngularLoss`.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
@@ -244,10 +242,9 @@ class AngularTripletLoss(_AngularLoss):
         \operatorname{mean}_{(a, p, n)} \big[\,\|x_a - x_p\|^2 - 4 \tan^2\!\alpha \, \|x_n - x_c\|^2\,\big]_+,
         \qquad x_c = (x_a + x_p) / 2 \quad (6)
 
-    With an ``indices_tuple`` of triplets, the reducer gets one value per triplet (``"triplet"``). Otherwise it gets
-    each pair's sum over all its negatives (``"pos_pair"``), and the number of triplets as ``divisor``, by which the
-    default reducer divides. PML's reducers of single values, such as ``AvgNonZeroReducer``, then raise an error.
-    ``collect_stats`` records ``average_angle`` and ``over_alpha``.
+    Listed triplets give the reducer one value each. Otherwise it gets each pair's sum over its negatives, and the
+    number of triplets as ``divisor``, by which the default reducer divides; PML's reducers of single values, such as
+    ``AvgNonZeroReducer``, then raise an error. ``collect_stats`` records ``average_angle`` and ``over_alpha``.
 
     *Cost:* one product of ``B x D x R`` and ``P x R`` for P pairs, in tiles; memory ``B x R``.
 

@@ -95,10 +95,10 @@ def _variance_written_out(
 
 
 class _VarianceAroundTarget(torch.autograd.Function):
-    r"""The variance with its gradient written out, in a third of autograd's operations.
+    r"""The variance, with its gradient in a third of autograd's operations.
 
-    With the difference :math:`d_i = \mu^P_i - \mu^N_i` of an anchor's mean similarities, and the center :math:`\tau_i =
-    \mu^N_i + \theta d_i` for :math:`\theta = \gamma^2` (:math:`\gamma` if the target is detached),
+    With :math:`d_i = \mu^P_i - \mu^N_i` and :math:`\tau_i = \mu^N_i + \theta d_i` for :math:`\theta = \gamma^2`
+    (:math:`\gamma` if the target is detached),
 
     .. math::
         \sum_{k \in N_i} (s_{ik} - \xi_i)^2

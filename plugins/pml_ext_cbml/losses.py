@@ -74,32 +74,29 @@ class CBMLLoss(Float64Buffers, PairLoss):
         + g\Big(1 + \delta^N \sum_{j \in N_i^*} \exp\frac{s_{ij} - \alpha^N}{\beta^N}\Big)
         + \lambda \, \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2 \Big] \quad (27, 29, 30)
 
-    with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target :math:`\xi_i = \gamma \operatorname{mean}_{P_i}
-    s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28).
+    Hard pairs :math:`P_i^*, N_i^*` are those of :class:`HardPairMiner`, the target :math:`\xi_i` that of
+    :class:`MetricVarianceRegularizer`.
 
-    The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
-    counts in the mean. An ``indices_tuple`` restricts all pairs before mining. A graded relation multiplies a positive
-    pair's exponential by its weight; mining and variance ignore weights. ``collect_stats`` records the means
-    ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight).
+    The reducer gets one value per anchor (``"element"``); an anchor without positives or without negatives gives 0. An
+    ``indices_tuple`` restricts pairs before mining. A graded relation weights the positive exponentials only.
+    ``collect_stats`` records ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight).
 
-    *Deviations* from the authors' code: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
-    anchors without hard pairs (``skip_unmined=True``), uses ``delta=0.25`` with ``"const"``, and excludes positives
-    with similarity above 1 - 1e-5. This class excludes only the anchor itself.
+    The authors' code *deviates*: ``mvc_reduction="sum"``, ``skip_unmined=True``, ``delta=0.25`` with ``"const"``; and
+    it excludes positives with similarity above 1 - 1e-5.
 
-    ``statistics="auto"`` chooses between two rules. The attribute ``rule`` and the logger ``pml_ext`` report the
-    choice:
+    ``statistics="auto"`` has two rules; the attribute ``rule`` and the logger ``pml_ext`` report the choice:
 
     - ``"whitened start"``, if :math:`|\mu_N| < \sigma_N`: :meth:`PairStatistics.trained_exponents`.
-    - ``"Sec. 4.4 F"`` otherwise, as for a random start: :meth:`PairStatistics.exponents`, with a width of the negatives
-      of at least ``(1 - alpha_neg) / 10``.
+    - ``"Sec. 4.4 F"`` otherwise, as for a random start: :meth:`PairStatistics.exponents`, with ``beta_neg`` at least
+      ``(1 - alpha_neg) / 10``.
 
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 8 ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner is needed.
 
     Args:
-        alpha_pos: center of the positives' exponential. All defaults are the paper's for CUB and Cars; in brackets,
-            Online Products and In-Shop.
+        alpha_pos: center of the positives' exponential. Defaults are the paper's for CUB and Cars; in brackets, Online
+            Products and In-Shop.
         beta_pos: width of the positives' exponential, above 0 (0.25).
         alpha_neg: center of the negatives' exponential (0.5).
         beta_neg: width of the negatives' exponential, above 0 (0.05).
@@ -107,7 +104,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         mvc_gamma: :math:`\gamma`, in [0, 1].
         mvc_reduction: ``"mean"`` or ``"sum"`` over an anchor's negatives.
         detach_target: whether :math:`\xi_i` has no gradient.
-        skip_unmined: whether an anchor without hard pairs gives 0; else it gives g(1) + g(1) and its variance.
+        skip_unmined: whether an anchor without hard pairs gives 0, not g(1) + g(1) and its variance.
         delta: :math:`\delta^P = \delta^N`, 0 or more, or ``"ratio"`` for Eq. (23).
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
         epsilon: the margin of Eq. (25); 0.1 in the authors' code, not given in the paper.
@@ -115,14 +112,11 @@ class CBMLLoss(Float64Buffers, PairLoss):
         statistics: means and deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N` of similarities, for the quadratic
             exponent of Eq. (20) instead of centers and widths. ``"auto"`` estimates them on the first training batch,
             for centers and widths; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. The state dict keeps the
-            estimates (``estimates``). A batch whose classes hardly differ gives a warning and the default constants;
-            the next batch is tried.
-        kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
-            ``collect_stats``, ...
+            estimates (``estimates``). A batch whose classes hardly differ gives a warning and the default constants.
+        kwargs: as in PML's losses; ``distance`` must be a similarity.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is not a similarity.
-        TypeError: a setting of another type, or an unknown one.
+        ValueError, TypeError: an unknown setting, or a wrong value or type.
 
     Example:
         >>> import torch

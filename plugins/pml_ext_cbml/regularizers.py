@@ -37,20 +37,20 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}
 
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
-    reducer gets one value per anchor; an anchor without positives or without negatives gives 0 and counts.
+    reducer gets one value per anchor, 0 without positives or without negatives.
 
     *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices; for large batches three
-    or four products in tiles, with memory linear in B.
+    or four products, with memory linear in B.
 
     Args:
         gamma: weight of the positives in the target, in [0, 1].
         reduction: ``"mean"`` over an anchor's negatives, or ``"sum"``, as in the authors' code.
         detach_target: whether the target has no gradient.
         tile_size: anchors per tile; automatic by default.
-        kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
+        kwargs: as in PML's regularizers; ``distance`` must be a similarity.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is not a similarity.
+        ValueError: a wrong setting or distance.
 
     *Source:* Kan et al., 2022; see :class:`CBMLLoss`.
     """

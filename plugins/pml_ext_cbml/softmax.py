@@ -27,9 +27,8 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         \operatorname{mean}_i \Big[
         -\log \frac{\exp(w_{y_i} \cdot x_i + b_{y_i})}{\sum_c \exp(w_c \cdot x_i + b_c)} \Big]
 
-    Unlike in PML's ``NormalizedSoftmaxLoss``, features and weights are not normalized, and each class has a bias. The
-    classifier belongs to the loss, not to the tested network; ``[model] embedder = "none"`` trains and tests the
-    trunk's features. The reducer gets one value per image (``"element"``).
+    Unlike PML's ``NormalizedSoftmaxLoss``, it has a bias, and normalizes nothing. The classifier belongs to the loss,
+    not to the tested network; ``[model] embedder = "none"`` trains and tests the trunk's features.
 
     *Cost:* one product of ``B x D x num_classes`` forward and two backward.
 
@@ -40,8 +39,8 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         kwargs: as in PML's losses, except ``distance``.
 
     Raises:
-        ValueError: ``class_labels`` are not ``num_classes`` distinct integers, or a ``distance`` is given. In a call:
-            an unknown label, references or an ``indices_tuple``.
+        ValueError: wrong ``class_labels``, or a ``distance``; in a call, an unknown label, references or an
+            ``indices_tuple``.
 
     Example:
         >>> import torch

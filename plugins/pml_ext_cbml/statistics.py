@@ -123,8 +123,8 @@ class PairStatistics:
             \alpha^P = \frac{1 + \mu_N}{2}, \quad \alpha^N = \alpha^P - \sigma_P, \quad
             \beta^P = \beta^N = \sigma_P
 
-        Training moves positive pairs towards 1, and leaves negative pairs around :math:`\mu_N`. The two kinds then meet
-        halfway, and equal widths pull a misplaced pair of either kind equally hard.
+        Training moves positive pairs towards 1 and leaves negative ones around :math:`\mu_N`. Equal widths pull
+        misplaced pairs of both kinds equally hard.
         """
         alpha = (1 + self.mean_neg) / 2
         width = self.std_pos

@@ -32,10 +32,9 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
 
     for normalized embeddings x. S has one medoid per class of the batch; :math:`g(S)` assigns each embedding to its
     nearest medoid. Medoids are chosen greedily, then swapped within clusters. Only the distances to the medoids have
-    gradients. The value is a sum over the batch, whose order may change it slightly.
+    gradients. The value is a sum over the batch.
 
-    *Cost:* one product of ``B x D x B``. The search, without gradient, takes at most one product of ``B x B x B`` per
-    class, plus one per round.
+    *Cost:* one product of ``B x D x B``; for the search, at most one of ``B x B x B`` per class and per round.
 
     *Pair with:* a sampler of several images per class, and batches of a few hundred images; no miner.
 

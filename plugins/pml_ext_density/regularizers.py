@@ -38,16 +38,14 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
 
     over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's normalized
     embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second term
-    increases them, which keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the
-    embedding layer, preserve the relative variation of the classes. A run computes them before training; without them
-    this is Eq. (6).
+    increases them, so that classes do not collapse. Base densities :math:`D^{(0)}` are those before the embedding
+    layer. A run computes them before training. Without them this is Eq. (6).
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
-    of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
+    of several images per class (10 x 10 in the paper), or :class:`pml_ext.WholeClassSampler`.
 
-    *Weight:* about 0.1 for a loss that averages, PML's default; 10 would destroy the embedding. The paper's 10, with
-    losses summed over the batch, is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``, and 10 for its triplet
-    loss.
+    *Weight:* about 0.1 for a loss that averages, PML's default. The paper's 10 is for losses summed over the batch; it
+    is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``.
 
     ``collect_stats`` records the terms as ``density_loss``, ``target_loss`` and ``correlation_loss``. A run also writes
     targets and densities to ``records/density.csv``. *Cost:* ``O(B D)``.

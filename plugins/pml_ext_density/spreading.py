@@ -31,9 +31,8 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
 
-    This is Kozachenko and Leonenko's estimator (1987), up to constants and sign, on normalized embeddings: our reading
-    of the "entropy regularizer" of Fig. 4, which has no formula. It also fits PML's ``embedding_regularizer``, because
-    it needs no labels.
+    Kozachenko and Leonenko's estimator (1987), up to constants and sign, on normalized embeddings: our reading of the
+    "entropy regularizer" of Fig. 4, which has no formula. It also fits PML's ``embedding_regularizer``.
 
     *Cost:* one product of ``B x D x B``, without gradient, in tiles if the batch is large.
 
@@ -83,8 +82,8 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
     with the means of the cosine similarities of all negative pairs of the batch and of their squares; for uniform
     points in d dimensions they are 0 and 1/d.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
-    batch needs four products, in tiles, with memory linear in B.
+    *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices; a large batch four
+    products, with memory linear in B.
 
     Args:
         distance: one of PML's similarities; cosine by default.

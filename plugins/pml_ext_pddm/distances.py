@@ -47,9 +47,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
 
     with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. S is symmetric, without
-    a fixed range; larger means more similar (``is_inverted``). Use it as any PML distance, with its parameters in an
-    optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and ``pml-ext query
-    --metric learned`` searches with it.
+    a fixed range; larger means more similar (``is_inverted``). Its parameters need an optimizer.
+    :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and ``pml-ext query --metric
+    learned`` searches with it.
 
     Dropout follows the layers ``difference``, ``position`` and ``combine``, in training mode with gradients. All pairs
     of a call share one dropout mask per layer.
@@ -221,7 +221,7 @@ class MahalanobisDistance(EuclideanDistance):
     .. math:: D_{ij} = \|L (f(x_i) - f(x_j))\|_2 = \sqrt{(f(x_i) - f(x_j))^T M (f(x_i) - f(x_j))}, \quad M = L^T L
 
     with normalized embeddings and a square matrix L, initially the identity, which gives the Euclidean distance.
-    Smaller means nearer. Use it as any PML distance, with its parameters in an optimizer. A run also tests with it.
+    Smaller means nearer. Its parameters need an optimizer. A run also tests with it.
 
     *Cost:* one product of ``B x D x D`` for each side beyond the Euclidean distance.
 

@@ -59,8 +59,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     sum is divided by the number of quadruplets; without any, it is 0. Triplets as ``indices_tuple`` give one hinge
     each, divided by half their number; pairs restrict the mining.
 
-    Use at least 4 images per class (Sec. 3.3). The paper's one quadruplet per batch does not train a network from
-    scratch: first train some epochs with another loss, then use a large ``num_quadruplets`` and smaller margins.
+    Use at least 4 images per class (Sec. 3.3). One quadruplet per batch does not train a network from scratch: first
+    train some epochs with another loss, then use a large ``num_quadruplets`` and smaller margins.
 
     ``collect_stats`` records ``score_loss``, :math:`E_m`, and ``feature_loss``, :math:`E_e`.
 
@@ -77,8 +77,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         normalize_scores: whether the scores are min-max scaled.
         detach_scaling: whether no gradient flows through the minimum and maximum score.
         detach_embeddings: whether :math:`E_m` gives the embeddings no gradient.
-        pointwise: replaces :math:`E_m` by a loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1), or ``"fisher"``,
-            minus the Fisher criterion. Scores are not scaled, ``score_margin`` has no effect.
+        pointwise: replaces :math:`E_m` by an unscaled loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1), or
+            ``"fisher"``, minus the Fisher criterion.
         embedding_loss: a PML loss of the triplets instead of :math:`E_e`, such as ``TripletMarginLoss`` ("PDDM +
             Triplet" of Table 1); ``embedding_margin`` and ``squared`` then have no effect.
         kwargs: as in PML's losses; only the default ``reducer`` divides by the number of quadruplets.

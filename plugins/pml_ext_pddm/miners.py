@@ -18,8 +18,7 @@ class HardQuadrupletMiner(PairMiner):
         (\hat i, \hat j) = \arg\min_{P} S_{ij}, \quad \hat k = \arg\max_{N} S_{\hat i k}, \quad
         \hat l = \arg\max_{N} S_{\hat j l}
 
-    as in Sec. 3.1. The miner returns the triplets (i, j, k) and (j, i, l), which PML's losses accept. It has no
-    gradient and no dropout. Of equal values, the first in row-major order is mined.
+    as in Sec. 3.1. The miner returns the triplets (i, j, k) and (j, i, l). The first of equal values is mined.
 
     *Cost:* the distance matrix, and a sort of the positive pairs.
 

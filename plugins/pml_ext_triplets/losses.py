@@ -42,12 +42,9 @@ class BatchAllTripletLoss(PairLoss):
         \max(0, d_{ap} - d_{an} + m), \quad \max(0, d_{ap}^2 - d_{an}^2 + m), \quad
         \tanh\frac{d_{ap} - d_{an}}{2}, \quad d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})
 
-    The paper calls it batch-hard; elsewhere it is "batch all" averaged over the non-zero terms.
-
     The reducer gets each pair's sum over its negatives in S; the default one divides the total by the size of S. PML's
-    reducers of single values, such as ``MeanReducer``, are refused. With an ``indices_tuple`` of triplets, any reducer
-    fits: it gets one value per triplet, 0 outside S. Listed pairs restrict the pairs. ``collect_stats`` records
-    ``violating``, the share of triplets in S.
+    reducers of single values, such as ``MeanReducer``, need an ``indices_tuple`` of triplets, each with one value, 0
+    outside S. ``collect_stats`` records ``violating``, the share of triplets in S.
 
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` per positive of an
     anchor, or one sort for 25 positives or more; memory of about five ``B x R`` matrices.

@@ -39,12 +39,12 @@ class LocalPositiveMiner(TiledMiner):
     Args:
         percentile: from 0 (only the nearest positive) to 100 (all); 60 in the paper, interpolated linearly.
         tile_size: anchors per tile; automatic by default.
-        kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+        kwargs: as in PML's miners; for ``distance``, smaller must mean nearer.
 
     Raises:
         ValueError: the percentile is outside 0 to 100, or the distance is a similarity.
 
-    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.3.
+    *Source:* Shah, Clustering and Querying Images, Sec. 5.3; see :class:`BatchAllTripletLoss`.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     Args:
         miner: finds the triplets; None if the batch is a list of triplets (anchor, positive, negative, anchor, ...), as
             from :class:`pml_ext.HardNegativePoolSampler`.
-        kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+        kwargs: as in PML's miners; for ``distance``, smaller must mean nearer.
 
     Raises:
         ValueError: the miner returns pairs, or the distance is a similarity; in a call, references.
 
-    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.1.
+    *Source:* Shah, Clustering and Querying Images, Sec. 5.1; see :class:`BatchAllTripletLoss`.
     """
 
     capabilities = frozenset({"labels"})

@@ -20,13 +20,11 @@ Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 class HardNegativePoolSampler(Sampler[int]):
     """Sampler of triplets (anchor, positive, negative, anchor, ...) with some hard negatives.
 
-    By default, anchor and positive are random and the negative is a random image of another class. A share
-    ``hard_fraction`` of the triplets takes anchor and negative from a pool instead. A run renews the pool every
-    ``refresh`` epochs; until then all negatives are random. With ``pool="batches"`` (Sec. 5.1) the pool is a list of
-    pairs (a, n), chosen by ``strategy``:
+    A share ``hard_fraction`` of the triplets takes anchor and negative from a pool; all other images are random. A run
+    renews the pool every ``refresh`` epochs; until then all triplets are random. With ``pool="batches"`` (Sec. 5.1) the
+    pool is a list of pairs (a, n), chosen by ``strategy``:
 
-    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of a triplet's anchor
-      and an image of another class;
+    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of different classes;
     - ``"semihard"``: from each such batch, ``pool_size`` random pairs that are nearer than the triplet's positive,
       :math:`d_{an} < d_{ap}`;
     - ``"misclassified"``: an image in a k-means cluster with another majority class becomes a hard negative of
@@ -52,14 +50,14 @@ class HardNegativePoolSampler(Sampler[int]):
         refresh: epochs between refreshes, at least 1.
         hard_fraction: share of triplets whose negative is from the pool, from 0 to 1.
         pool_size: pairs per batch, or hard negatives per anchor.
-        seed: seed of the sampler's own random generator.
+        seed: of the sampler's own generator.
         pool: ``"batches"``, as in the paper, or ``"nearest"``.
         per: ``"batch"``, as in the paper, or ``"anchor"``.
 
     Raises:
         ValueError: a setting outside its range, fewer than two classes, or no class with two images.
 
-    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.1.
+    *Source:* Shah, Clustering and Querying Images, Sec. 5.1; see :class:`BatchAllTripletLoss`.
     """
 
     def __init__(
