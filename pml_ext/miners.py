@@ -203,7 +203,7 @@ class SemiHardTripletMiner(TiledMiner):
         margin: m, above 0, in units of the distance; 0.2.
         negatives: ``"nearest"`` or ``"all"``.
         tile_size: anchors per tile; automatic by default.
-        kwargs: as in PML's miners: ``distance`` (by default Euclidean, of normalized embeddings), ``collect_stats``.
+        kwargs: as in PML's miners; ``distance`` is Euclidean by default.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])

@@ -102,7 +102,7 @@ class MPerLabelSampler(GroupSampler):
         labels: of every image: multi-hot ``[N, C]``, lists of integers, or integers ``[N]`` with a relation.
         batch_size: images in a batch.
         m: images per drawn label; fewer if the label has fewer.
-        length_before_new_iter: images in a pass, cut to whole batches; N by default.
+        length_before_new_iter: images in a pass; N by default.
         seed: of the sampler's own generator.
         relation: a :class:`pml_ext.SharedLabel` with the label sets of classes; None if ``labels`` are the sets.
     """
@@ -155,7 +155,7 @@ class TreeSampler(GroupSampler):
         m: number of images per drawn class.
         parents: number of parents in a batch.
         level: level of the parents, from 1; by default the level above the classes.
-        length_before_new_iter: images in a pass, cut to whole batches; by default N.
+        length_before_new_iter: images in a pass; N by default.
         seed: of the sampler's own generator.
     """
 

@@ -148,7 +148,7 @@ class WithinClassWhitening(_Whitening):
     torch.Size([40, 4])
 
     *Cost:* one product of ``F x N x F`` and two eigendecompositions of ``F x F``, in float64; memory for a few ``F x
-    F`` matrices and the mean of each class. 100,000 features of 1,280 numbers take seconds.
+    F`` and the class means. 100,000 features of 1,280 numbers take seconds.
 
     Args:
         shrinkage: :math:`\lambda` in [0, 1], towards the mean eigenvalue. ``"auto"`` chooses from 0.3, 0.6, 0.9 and 1

@@ -40,8 +40,8 @@ def squared_tangent(alpha: float) -> float:
 def log_sums_of_pairs(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
     r""":math:`\log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)` of every pair (a, p), ``[P]``, Eq. (10).
 
-    Similarity and the mask of negatives are ``[B, R]``. Without negatives, the result is a very low number, whose
-    upstream gradient must be 0.
+    Similarity and the mask of negatives are ``[B, R]``. Without negatives, the result is very low; its upstream
+    gradient must be 0.
     """
     log_sums: Tensor = apply_or_plain(_LogSumsOfPairs, _pairs_written_out, similarity, negatives, anchors, partners)
     return log_sums

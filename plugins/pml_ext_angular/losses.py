@@ -149,10 +149,10 @@ class AngularLoss(_AngularLoss):
     PML's ``AngularLoss`` agrees on normalized input. Otherwise it mixes normalized anchors with raw negatives. It
     ignores mined negatives.
 
-    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; memory ``B x R``. Where such products
-    could overflow (mined pairs, references, raw embeddings, alpha above 63), ``P x R`` for P pairs, in tiles.
+    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; memory ``B x R``. For mined pairs,
+    references, raw embeddings, and alpha above 63, ``P x R`` for P pairs, in tiles.
 
-    *Pair with:* PML's ``MPerClassSampler(m=2)``, the batches of Fig. 4b.
+    *Pair with:* PML's ``MPerClassSampler(m=2)``, as in Fig. 4b.
 
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90. The paper uses 45 for
@@ -188,9 +188,7 @@ class NPairLoss(_DotProductLoss):
 
     *Cost:* one product of ``B x D x R``; memory ``B x R``.
 
-    *Pair with:* PML's ``MPerClassSampler(m=2)``.
-
-    Settings, errors and source: see :class:`AngularLoss`, without alpha.
+    Settings, errors, sampler and source: see :class:`AngularLoss`, without alpha.
     """
 
     def equation(self, pairs: Pairs) -> Terms:

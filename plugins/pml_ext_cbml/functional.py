@@ -33,7 +33,7 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
         \zeta_2 = \frac{\mu_P}{\sigma_P^2} - \frac{\mu_N}{\sigma_N^2}, \quad
         \zeta_3 = \frac{\mu_N^2}{2 \sigma_N^2} - \frac{\mu_P^2}{2 \sigma_P^2}
 
-    for similarities z of any shape, with means and standard deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`.
+    for similarities z of any shape.
     """
     precision_pos = 1 / std_pos**2
     precision_neg = 1 / std_neg**2

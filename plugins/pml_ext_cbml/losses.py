@@ -74,8 +74,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
         + g\Big(1 + \delta^N \sum_{j \in N_i^*} \exp\frac{s_{ij} - \alpha^N}{\beta^N}\Big)
         + \lambda \, \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2 \Big] \quad (27, 29, 30)
 
-    Hard pairs :math:`P_i^*, N_i^*` are those of :class:`HardPairMiner`, the target :math:`\xi_i` that of
-    :class:`MetricVarianceRegularizer`.
+    :class:`HardPairMiner` defines the hard pairs :math:`P_i^*, N_i^*`, and :class:`MetricVarianceRegularizer` the
+    target :math:`\xi_i`.
 
     The reducer gets one value per anchor (``"element"``); an anchor without positives or without negatives gives 0. An
     ``indices_tuple`` restricts pairs before mining. A graded relation weights the positive exponentials only.
@@ -92,7 +92,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
 
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 8 ``B x R``.
 
-    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner is needed.
+    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner.
 
     Args:
         alpha_pos: center of the positives' exponential. Defaults are the paper's for CUB and Cars; in brackets, Online
@@ -109,10 +109,10 @@ class CBMLLoss(Float64Buffers, PairLoss):
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
         epsilon: the margin of Eq. (25); 0.1 in the authors' code, not given in the paper.
         mining: False sums over all pairs, Eq. (22).
-        statistics: means and deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N` of similarities, for the quadratic
-            exponent of Eq. (20) instead of centers and widths. ``"auto"`` estimates them on the first training batch,
-            for centers and widths; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. The state dict keeps the
-            estimates (``estimates``). A batch whose classes hardly differ gives a warning and the default constants.
+        statistics: means and deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N` of similarities, for Eq. (20) instead
+            of centers and widths. ``"auto"`` sets centers and widths from the first training batch;
+            ``"auto-quadratic"`` uses Eq. (20) with ``delta="ratio"``. The state dict keeps the estimates
+            (``estimates``). A batch whose classes hardly differ gives a warning and the default constants.
         kwargs: as in PML's losses; ``distance`` must be a similarity.
 
     Raises:
@@ -207,8 +207,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
 
         Args:
             statistics: for example ``PairStatistics.of(embeddings, labels)``.
-            exponent: ``"linear"`` sets centers and widths by Sec. 4.4 F; ``"quadratic"`` uses Eq. (20), by default with
-                ``delta="ratio"``.
+            exponent: ``"linear"`` for Sec. 4.4 F, ``"quadratic"`` for Eq. (20), by default with ``delta="ratio"``.
             settings: other arguments of the class.
         """
         if exponent not in ("linear", "quadratic"):

@@ -35,7 +35,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     Args:
         num_classes: number of training classes.
         embedding_size: D.
-        class_labels: the label of each class, ``num_classes`` integers; 0 to ``num_classes`` - 1 by default.
+        class_labels: the label of each class; 0 to ``num_classes`` - 1 by default.
         kwargs: as in PML's losses, except ``distance``.
 
     Raises:

@@ -58,8 +58,7 @@ class PairStatistics:
     def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
         """Statistics of the cosine similarities of all pairs of a batch, ``[B, D]``, labels ``[B]``.
 
-        Raises:
-            ValueError: there is no positive or no negative pair, or all similarities of one kind are equal.
+        ValueError without pairs of both kinds, or if all similarities of one kind are equal.
         """
         x = normalize(embeddings.detach().to(widest_dtype(embeddings.device)))
         labels = labels.to(x.device)
@@ -92,8 +91,7 @@ class PairStatistics:
             \frac{\alpha^P}{\beta^P} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_P^2} + \log \delta^P, \quad
             \frac{\alpha^N}{\beta^N} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_N^2} - \log \delta^N
 
-        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23); use them with
-        ``delta=1``. ValueError unless centers and widths are above 0.
+        with delta of Eq. (23); use them with ``delta=1``. ValueError unless all are above 0.
         """
         alpha = (self.mean_pos + self.mean_neg) / 2
         squares = (self.mean_pos**2 - self.mean_neg**2) / 2
@@ -142,8 +140,7 @@ def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]
 def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
     r"""Plot similarity distributions of pairs and their ratio :math:`\Phi_N` (Fig. 3).
 
-    The ratio of the histograms is drawn where both have pairs, with Eq. (20). ``parts``, ``{title: (embeddings [N, D],
-    labels [N])}``, fill one column each, with up to 1,000 images.
+    ``parts``, ``{title: (embeddings [N, D], labels [N])}``, fill one column each, with up to 1,000 images.
     """
     from pml_ext.plugin import figures
 

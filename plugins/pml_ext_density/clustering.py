@@ -36,7 +36,7 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
 
     *Cost:* one product of ``B x D x B``; for the search, at most one of ``B x B x B`` per class and per round.
 
-    *Pair with:* a sampler of several images per class, and batches of a few hundred images; no miner.
+    *Pair with:* several images per class, a few hundred per batch; no miner.
 
     Args:
         margin: :math:`\gamma`, 0 or more, in units of F, a sum of distances (0 to 2); the paper gives no value.
@@ -145,8 +145,7 @@ def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
 
     .. math:: \frac{2 I}{H(clusters) + H(classes)}, \quad I = H(clusters) + H(classes) - H(both)
 
-    ``moved``, ``[C, B]``, is 1 for a point that moves, else 0. ``clusters`` and ``classes``, ``[B]``, count from 0. NMI
-    is 1 if all points are in one cluster and one class.
+    ``moved``, ``[C, B]``, is 1 for a point that moves, else 0. ``clusters`` and ``classes``, ``[B]``, count from 0.
     """
     size = moved.shape[1]
     width = int(classes.max()) + 1

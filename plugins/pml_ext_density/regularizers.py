@@ -36,10 +36,10 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         \frac{1}{C} \sum_c (D_{avg}(S_c) - \alpha_c)^2 - \frac{1}{C} \sum_c \alpha_c
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
-    over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's normalized
-    embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second term
-    increases them, so that classes do not collapse. Base densities :math:`D^{(0)}` are those before the embedding
-    layer. A run computes them before training. Without them this is Eq. (6).
+    over the C classes of the batch, with :math:`D_{avg}` of Eq. (5), the variance of a class's normalized embeddings.
+    The targets :math:`\alpha_c` are parameters (``target_density``); the second term increases them, so that classes do
+    not collapse. Base densities :math:`D^{(0)}` are those before the embedding layer. A run computes them before
+    training. Without them this is Eq. (6).
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
     of several images per class (10 x 10 in the paper), or :class:`pml_ext.WholeClassSampler`.
@@ -47,8 +47,8 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     *Weight:* about 0.1 for a loss that averages, PML's default. The paper's 10 is for losses summed over the batch; it
     is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``.
 
-    ``collect_stats`` records the terms as ``density_loss``, ``target_loss`` and ``correlation_loss``. A run also writes
-    targets and densities to ``records/density.csv``. *Cost:* ``O(B D)``.
+    ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``; a run writes
+    ``records/density.csv``. *Cost:* ``O(B D)``.
 
     Args:
         num_classes: number of training classes.

@@ -14,8 +14,7 @@ from pml_ext.plugin import GroupSampler, members_by_class
 class WholeClassSampler(GroupSampler):
     """Sampler of all images of randomly drawn classes, class by class, until a batch is full.
 
-    If the last class does not fit, a random subset fills the batch. Every class is drawn once before any is drawn
-    again. A pass has full batches only.
+    A random subset of the last class fills the batch. Every class is drawn once before any is drawn again.
 
     Args:
         labels: the label of every image, integers, ``[N]``.

@@ -173,8 +173,8 @@ def pair_sums(
 ) -> tuple[Tensor, Tensor]:
     """Each pair's sum of a triplet loss over its negatives in S, and their number, ``[L]``.
 
-    With ``all_negatives``, sums cover all negatives of the anchor. ``between`` gives d_pn: distances of positives to
-    all columns, ``[U, R]``, and each pair's row in them, ``[L]``.
+    With ``all_negatives``, sums cover all negatives of the anchor. ``between`` has d_pn, ``[U, R]``, and each pair's
+    row in it, ``[L]``.
     """
     sums_and_counts: tuple[Tensor, Tensor]
     if isinstance(kind, Hinge):

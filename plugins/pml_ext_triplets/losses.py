@@ -46,8 +46,8 @@ class BatchAllTripletLoss(PairLoss):
     reducers of single values, such as ``MeanReducer``, need an ``indices_tuple`` of triplets, each with one value, 0
     outside S. ``collect_stats`` records ``violating``, the share of triplets in S.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` per positive of an
-    anchor, or one sort for 25 positives or more; memory of about five ``B x R`` matrices.
+    *Cost:* one product of ``B x D x R`` forward and one backward; a few passes over ``B x R`` per positive of an
+    anchor, or one sort for 25 or more; memory of about five ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
 
@@ -61,7 +61,7 @@ class BatchAllTripletLoss(PairLoss):
         kwargs: as in PML's losses; ``distance`` must be one where smaller means nearer.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is a similarity.
+        ValueError: a wrong setting or distance.
 
     Example:
         >>> loss = BatchAllTripletLoss(margin=0.2, kind="hinge")
@@ -69,7 +69,7 @@ class BatchAllTripletLoss(PairLoss):
         0.20000004768371582
 
     *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5; after Hermans et
-    al., In Defense of the Triplet Loss for Person Re-Identification, 2017, https://arxiv.org/abs/1703.07737.
+    al., 2017, https://arxiv.org/abs/1703.07737.
     """
 
     compares = "distances"

@@ -42,7 +42,7 @@ class LocalPositiveMiner(TiledMiner):
         kwargs: as in PML's miners; for ``distance``, smaller must mean nearer.
 
     Raises:
-        ValueError: the percentile is outside 0 to 100, or the distance is a similarity.
+        ValueError: a wrong percentile or distance.
 
     *Source:* Shah, Clustering and Querying Images, Sec. 5.3; see :class:`BatchAllTripletLoss`.
     """
@@ -71,12 +71,11 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     which makes the loss larger ("in-triplet hard mining").
 
     Args:
-        miner: finds the triplets; None if the batch is a list of triplets (anchor, positive, negative, anchor, ...), as
-            from :class:`pml_ext.HardNegativePoolSampler`.
+        miner: finds the triplets; None if the batch lists them, as from :class:`pml_ext.HardNegativePoolSampler`.
         kwargs: as in PML's miners; for ``distance``, smaller must mean nearer.
 
     Raises:
-        ValueError: the miner returns pairs, or the distance is a similarity; in a call, references.
+        ValueError: a miner of pairs, a wrong distance; in a call, references.
 
     *Source:* Shah, Clustering and Querying Images, Sec. 5.1; see :class:`BatchAllTripletLoss`.
     """

@@ -25,8 +25,7 @@ class HardNegativePoolSampler(Sampler[int]):
     pool is a list of pairs (a, n), chosen by ``strategy``:
 
     - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of different classes;
-    - ``"semihard"``: from each such batch, ``pool_size`` random pairs that are nearer than the triplet's positive,
-      :math:`d_{an} < d_{ap}`;
+    - ``"semihard"``: from each such batch, ``pool_size`` random pairs with :math:`d_{an} < d_{ap}`;
     - ``"misclassified"``: an image in a k-means cluster with another majority class becomes a hard negative of
       ``pool_size`` random anchors of that class.
 
@@ -36,11 +35,11 @@ class HardNegativePoolSampler(Sampler[int]):
     (``"hard"``); random ones nearer than a random positive (``"semihard"``); the nearest in the anchor's own k-means
     cluster (``"misclassified"``).
 
-    Use PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner` as the miner. In your own
-    training loop, call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
+    The miner is PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner`. In your own loop,
+    call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
 
-    *Cost:* with ``pool="batches"``, one product of the batch with itself per step. With ``pool="nearest"`` or
-    ``"misclassified"``, each refresh embeds all training images.
+    *Cost:* one product of the batch with itself per step; with ``pool="nearest"`` or ``"misclassified"``, each refresh
+    embeds all training images.
 
     Args:
         labels: the label of every image, integers, ``[N]``.

@@ -46,13 +46,11 @@ class Evaluation:
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     """PML's calculator with Recall@K and precision@K for any K, and more cluster metrics.
 
-    PML's metrics keep their names and meaning and use ``k`` neighbors. ``recall_at_K`` and ``precision_at_K`` use K
-    neighbors; neighbors missing from a small gallery count as wrong. Metrics of plugins are available by name. Labels
-    are compared as integers, not as PML's float32.
+    PML's metrics keep their names and meaning and use ``k`` neighbors. In a small gallery, missing neighbors count as
+    wrong. Metrics of plugins are available by name. Labels are compared as integers, not as float32.
 
-    A metric is NaN, with a reason, if no query has a right answer, if no answer can be wrong, or if k-means would have
-    as many clusters as queries. As in PML, ``exclude=("NMI", "AMI")`` turns clustering off, except for metrics that
-    ``include`` names.
+    A meaningless metric, for example without any right answer, is NaN with a reason. As in PML, ``exclude=("NMI",
+    "AMI")`` turns clustering off, except for metrics that ``include`` names.
 
     Args:
         include: names of the metrics to compute; empty for all.
@@ -68,7 +66,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         recall_at: values of K for ``recall_at_K``.
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
         clusters_per_class: numbers of k-means clusters per class; 1 gives ``NMI``, ``f1`` and ``purity``, any other c
-            gives ``nmi_c``, ``f1_c`` and ``purity_c``.
+            ``nmi_c``, ``f1_c`` and ``purity_c``.
         relation: replaces equality of labels: a neighbor is right if it is positive to the query. A
             :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
@@ -242,8 +240,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 lone.
 
         Raises:
-            ValueError: an unknown metric, wrong shapes, NaN, a gallery that does not begin with the queries despite
-                ``ref_includes_query``, or groups that leave no gallery.
+            ValueError: an unknown metric, wrong shapes, NaN, a gallery that contradicts ``ref_includes_query``, or
+                groups that leave no gallery.
             PluginError: a plugin's metric failed, without ``on_failure``.
         """
         self.check_primary_metrics(include, exclude)

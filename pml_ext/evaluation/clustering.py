@@ -16,11 +16,8 @@ MAX_MULTIPLICATIONS = 70_000_000_000  # per k-means iteration, summed over all s
 def kmeans(points: Tensor, clusters: int) -> Tensor:
     """The cluster of every point, ``[N]``, by k-means with a fixed seed.
 
-    Keeps the best of ten random starts of 20 iterations (faiss) or of three k-means++ starts (scikit-learn, without
-    faiss); fewer if starts x points x clusters x dimensions exceeds 70 billion.
-
-    Raises:
-        ValueError: fewer than 1 cluster, or more clusters than points.
+    Keeps the best of ten random starts (faiss) or three k-means++ starts (scikit-learn), or fewer for large data.
+    ValueError for fewer than 1 cluster, or more clusters than points.
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")

@@ -35,7 +35,7 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
     Groups are integers or texts; negative integers, "", None and NaN mean no group. ``reference`` and ``references``,
     the size of the gallery, are None if the queries are their own gallery.
 
-    TypeError or ValueError for other values, a wrong number, groups of one side alone, or no group.
+    TypeError or ValueError for other values, a wrong number, or groups of one side alone.
     """
     if (reference is None) != (references is None):
         given, missing = (

@@ -26,8 +26,7 @@ def tuple_metrics(
     Pairs: the metrics of :func:`pml_ext.evaluation.verify`, with the prefix ``verification_``. Ten-fold accuracy needs
     ten pairs of each kind. Triplets: ``triplet_accuracy``.
 
-    ``threshold`` comes from training pairs, for example :func:`best_threshold`; ``distance`` is as in
-    :func:`pml_ext.evaluation.pair_scores`. ValueError for NaN, or pairs of one kind alone.
+    ``threshold`` comes from training pairs. ValueError for NaN, or pairs of one kind alone.
     """
     if tuples.same is None:
         return {"triplet_accuracy": triplet_accuracy(embeddings, tuples, distance)}

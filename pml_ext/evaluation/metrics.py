@@ -25,7 +25,7 @@ from .clustering import ami, nmi, nmi_majority, pairwise_f1, purity
 
 
 def recall_at_k(right: Tensor, k: int) -> Tensor:
-    r"""Recall@K: whether at least one of the k nearest is right.
+    r"""Recall@K: whether one of the k nearest is right.
 
     .. math:: \max_{j \le k} r_{ij}
     """

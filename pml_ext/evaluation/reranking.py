@@ -42,9 +42,7 @@ class QueryExpansion:
         k: number of nearest items, at least 1.
         alpha: exponent of the similarity, at least 0, which gives farther items less weight; None for equal weights.
 
-    *Source:* Chum et al., Total Recall: Automatic Query Expansion with a Generative Feature Model for Object Retrieval,
-    2007; :math:`\alpha`: Radenović et al., Fine-tuning CNN Image Retrieval with No Human Annotation, 2018,
-    https://arxiv.org/abs/1711.02512.
+    *Source:* Chum et al., Total Recall, 2007; :math:`\alpha`: Radenović et al., 2018, https://arxiv.org/abs/1711.02512.
     """
 
     def __init__(self, k: int = 10, alpha: float | None = None) -> None:
@@ -79,10 +77,9 @@ class QueryExpansion:
 class KReciprocal:
     r"""k-reciprocal re-ranking: items whose neighborhoods overlap are near.
 
-    Among queries and gallery, :math:`N(p, k)` are p and its k nearest. Mutual neighbors
-    :math:`R(p, k) = \{g \in N(p, k) : p \in N(g, k)\}` are extended to :math:`R^*(p, k_1)` by the sets
-    :math:`R(g, k_1 / 2)` of those :math:`g \in R(p, k_1)` for which
-    :math:`|R(p, k_1) \cap R(g, k_1 / 2)| \ge \tfrac{2}{3} |R(g, k_1 / 2)|`. Then
+    Among queries and gallery, :math:`N(p, k)` are p and its k nearest. Mutual neighbors :math:`R(p, k) = \{g \in N(p,
+    k) : p \in N(g, k)\}` are extended to :math:`R^*(p, k_1)` by the sets :math:`R(g, k_1 / 2)` of those :math:`g \in
+    R(p, k_1)` for which :math:`|R(p, k_1) \cap R(g, k_1 / 2)| \ge \tfrac{2}{3} |R(g, k_1 / 2)|`. Then
 
     .. math::
         V_{pg} \propto [\,g \in R^*(p, k_1)\,] \, e^{-d_{pg}}, \qquad
@@ -91,8 +88,8 @@ class KReciprocal:
         d^* = (1 - \lambda) \, d_J + \lambda \, d
 
     Rows of V sum to 1; the mean is over the :math:`k_2` nearest of p, itself included. :math:`d_{pg}` is the squared
-    Euclidean distance of normalized embeddings, divided by the greatest of p, as in the authors' program. Groups are
-    left out of the ranking, not of the neighborhoods.
+    Euclidean distance, divided by the greatest of p, as in the authors' program. Groups are left out of the ranking,
+    not of the neighborhoods.
 
     *Cost:* all distances of queries and gallery twice, and memory of the neighborhoods.
 

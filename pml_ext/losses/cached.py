@@ -26,8 +26,8 @@ from .splitting import kind_of, number_of_rows, rows_of
 class CachedGradients(nn.Module):
     """The loss of a whole batch, gradients included, while the network runs in micro-batches.
 
-    The network embeds one micro-batch at a time. The backward pass embeds each again, to backpropagate its part of the
-    gradient. Unlike in gradient accumulation, pairs, hard negatives and memories come from the whole batch.
+    The backward pass embeds each micro-batch again. Unlike in gradient accumulation, pairs, hard negatives and memories
+    come from the whole batch.
 
     Inputs are a tensor or array ``[B, ...]``, a list with one item per row, or a tuple or dictionary of these. Inside a
     tuple or dictionary, numbers, texts, None and tensors without dimensions go to every micro-batch.
@@ -45,13 +45,12 @@ class CachedGradients(nn.Module):
         reference_network: embeds ``reference_inputs``; ``network`` by default.
         output: key, attribute or position of the embeddings in the outputs; by default the only two-dimensional
             floating point tensor.
-        unpack: whether dictionaries become keyword arguments of the network, and tuples positional ones; by default, if
-            ``forward`` has such parameters.
+        unpack: whether dictionaries become keyword arguments, and tuples positional ones; by default, if ``forward``
+            has such parameters.
 
     Raises:
-        TypeError: inputs that cannot be split into rows, outputs without a single tensor of embeddings, or a network
-            inside DistributedDataParallel.
-        ValueError: inputs, labels or outputs with different numbers of rows.
+        TypeError: unsuitable inputs or outputs, or a network inside DistributedDataParallel. ValueError: different
+            numbers of rows.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss

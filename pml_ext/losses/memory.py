@@ -40,27 +40,25 @@ _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     """A loss that also compares a batch with embeddings of past batches (cross-batch memory, XBM).
 
-    A queue holds the last ``memory_size`` embeddings. A batch first enters the queue. Then each of its embeddings is an
-    anchor, compared with all rows of the queue except its own. Only the batch's own rows have a gradient, so a memory
-    as large as the batch gives the plain loss and its gradient.
+    A queue holds the last ``memory_size`` embeddings. A batch first enters the queue, and is then compared with all
+    rows except its own. Only the batch's rows have a gradient; a memory as large as the batch gives the plain loss.
 
     The loss needs the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees only the
     batch. In ``eval()`` or without gradients, a batch is compared with the queue but does not enter it.
 
-    The ``state_dict`` contains the queue, so a restored memory continues with identical losses. Each process has its
-    own queue; with ``DistributedLoss(CrossBatchMemory(...))`` all have the same one. With PML's
-    ``DistributedLossWrapper``, queues hold the same rows only if ``memory_size`` is a multiple of the joined batch.
+    The ``state_dict`` contains the queue. With ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same
+    queue; with PML's ``DistributedLossWrapper``, only if ``memory_size`` is a multiple of the joined batch.
 
-    *Cost:* the loss of ``B`` embeddings and ``memory_size`` references. Pair losses of ``pml_ext`` work in tiles, so a
-    million references fit. PML's losses get a list of all ``B * memory_size`` pairs, or of the mined ones.
+    *Cost:* the loss of ``B`` embeddings and ``memory_size`` references: a million fit in tiles. PML's losses get a list
+    of all ``B * memory_size`` pairs, or of the mined ones.
 
     Args:
         loss: the loss.
         embedding_size: D, the length of an embedding.
         memory_size: length of the queue, at least the batch size.
         miner: finds pairs or triplets between batch and queue, without an embedding's own row; all pairs by default.
-            PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once per embedding.
-            So are third-party miners, with a warning, because they must treat anchors independently.
+            PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once per embedding;
+            so are third-party miners, which must treat anchors independently.
         detach_batch: whether the batch's own rows have no gradient either, as in PML's memory.
         first_epoch: the first epoch of a run in which the memory is active.
 

@@ -39,8 +39,8 @@ class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
         weights: a number for each size; 1 by default.
 
     Raises:
-        TypeError: a part that is not a module, or a loss with parameters or a memory.
-        ValueError: sizes that are not ascending, a wrong number of weights, or embeddings of another size.
+        TypeError: a loss that is not a module, or that has parameters or a memory. ValueError: wrong sizes or weights,
+            or embeddings of another size.
 
     Example:
         >>> from pml_ext import CBMLLoss

@@ -86,9 +86,8 @@ class PairLossSettings(LossSettings, total=False):
 class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: ignore[misc]
     """Base of losses over the pairs or triplets of a batch. A subclass defines settings and equation.
 
-    The base checks the batch, disables autocast, computes in float32 or float64, and prepares the distance matrix and
-    the masks of pairs. An empty batch gives 0. With ``tiles``, a large batch has the same value and gradient in memory
-    linear in the batch.
+    The base checks the batch, computes in float32 or float64, and prepares the distance matrix and the masks of pairs.
+    An empty batch gives 0. With ``tiles``, memory is linear in the batch.
 
     Class attributes:
         compares: ``"similarities"`` (default: cosine similarity), ``"distances"`` (default: Euclidean distance of
@@ -110,8 +109,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         kwargs: keyword arguments of PML's losses.
 
     Raises:
-        TypeError, ValueError: an unsuitable distance; a ``tile_size`` below 1, or for an equation without tiles; a
-            graded relation for an equation without weights.
+        TypeError, ValueError: a distance, ``tile_size`` or graded relation that the equation does not support.
     """
 
     capabilities = frozenset({"labels", "indices_tuple", "references", "relation"})

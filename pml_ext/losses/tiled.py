@@ -85,9 +85,8 @@ class TiledContrastiveLoss(_SummedByRow):
     .. math::
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
-    As in PML, both means run over the pairs with a nonzero loss. PML's reducers that need no list of pairs give PML's
-    values. A pair counts as often as an ``indices_tuple`` lists it. A graded relation multiplies the loss of a positive
-    pair by its weight: :math:`w_{ap} \max(0, d_{ap} - m_p)`.
+    As in PML, both means run over the pairs with a nonzero loss. PML's reducers that need no list of pairs also work. A
+    pair counts as often as it is listed. A graded relation multiplies the loss of a positive pair by its weight.
 
     Args:
         pos_margin: distance up to which a positive pair has no loss; 0.
@@ -179,8 +178,8 @@ class TiledNTXentLoss(_TiledLoss):
         -\operatorname{mean}_{(a, p)} \log
         \frac{e^{s_{ap} / \tau}}{e^{s_{ap} / \tau} + \sum_{n \in N_a} e^{s_{an} / \tau}}
 
-    The reducer gets one value per positive pair; an anchor without negatives gives 0. A pair counts as often as an
-    ``indices_tuple`` lists it. Values are exact; PML's are bounded, by the smallest normal number inside the logarithm.
+    The reducer gets one value per positive pair; an anchor without negatives gives 0. A pair counts as often as it is
+    listed. Values are exact, where PML's are bounded.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
@@ -279,9 +278,9 @@ class TiledTripletMarginLoss(_SummedByRow):
     .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
 
     The mean runs over the triplets with a nonzero loss. Reducers are the same as for :class:`TiledContrastiveLoss`,
-    except ``PerAnchorReducer``. A pair or triplet counts as often as an ``indices_tuple`` lists it. With references,
-    ``swap`` uses the positive reference itself; PML uses the batch row of the same index.
-    :class:`pml_ext.BatchAllTripletLoss` is faster for many positives.
+    except ``PerAnchorReducer``. A pair or triplet counts as often as it is listed. With references, ``swap`` uses the
+    positive reference itself; PML uses the batch row of the same index. :class:`pml_ext.BatchAllTripletLoss` is faster
+    for many positives.
 
     *Cost:* additionally, a few passes over ``P x R`` for P positive pairs.
 

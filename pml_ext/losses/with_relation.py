@@ -21,9 +21,8 @@ class WithRelation(torch.nn.Module):
 
     The :class:`pml_ext.relations.Relation` defines the form of the labels. PML's losses get all positive and negative
     pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``, ``FastAPLoss``, ``NCALoss``, ``NPairsLoss`` and
-    ``SmoothAPLoss`` need labels and raise an error. Miners from elsewhere are called once per anchor, with its
-    positives and negatives as references, so they must treat anchors independently; PML's ``HDCMiner`` and
-    ``UniformHistogramMiner`` do not.
+    ``SmoothAPLoss`` need labels and raise an error. PML's miners are called once per anchor, so they should treat
+    anchors independently; ``HDCMiner`` and ``UniformHistogramMiner`` do not.
 
     *Cost:* a list of all pairs for PML's losses; one call per anchor for PML's miners; nothing for ours.
 
@@ -32,8 +31,7 @@ class WithRelation(torch.nn.Module):
         relation: graded only for a loss of ``pml_ext`` that uses weights.
 
     Raises:
-        TypeError: any other loss, miner or relation.
-        ValueError: a graded relation for a loss or miner of PML.
+        TypeError, ValueError: any other loss, miner or relation.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss

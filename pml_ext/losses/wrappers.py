@@ -51,8 +51,8 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         kwargs: as in PML's losses, without ``distance`` and ``reducer``.
 
     Raises:
-        TypeError: a part that is not a module.
-        ValueError: a distance or a reducer, or a labeled regularizer for a loss with a relation.
+        TypeError, ValueError: a part that is not a module, a distance or reducer, or a labeled regularizer for a loss
+            with a relation.
     """
 
     capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())
@@ -144,8 +144,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
-    It can be nested, and works inside :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
-    :class:`pml_ext.RegularizedLoss`. PML's HookContainer records a dictionary of losses, not a list.
+    It works inside all wrappers. PML's HookContainer records a dictionary of losses, not a list.
 
     Args:
         losses: a list or dictionary of losses; at least one.

@@ -16,7 +16,7 @@ _ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 def indicators(masks: Tensor, like: Tensor) -> Tensor:
     """Masks in their fastest form: 1 and 0 in the dtype of ``like``, or booleans.
 
-    Floats are two to ten times as fast for large matrices on a CPU. Small, compiled and GPU matrices keep booleans.
+    Floats are faster for large matrices on a CPU.
     """
     if masks.dtype == torch.bool and prefers_floats(like):
         return masks.view(torch.uint8).to(like.dtype)
@@ -71,8 +71,8 @@ def scaled_product(values: Tensor, others: Tensor, factor: float) -> Tensor:
 def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
     """A number as a cached tensor without dimensions, with the dtype and device of ``like``.
 
-    A tuple of S numbers gives ``[S, 1, 1]``, one number for each matrix of ``[S, B, R]``. Nothing is cached under
-    torch.compile and torch.func, in inference mode, and for Tensor subclasses.
+    A tuple of S numbers gives ``[S, 1, 1]``. Nothing is cached under torch.compile and torch.func, in inference mode,
+    and for Tensor subclasses.
     """
     if type(like) is not Tensor or torch.compiler.is_compiling():
         return _made(number, like)

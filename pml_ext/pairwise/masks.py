@@ -93,7 +93,7 @@ class PairsOfRows:
     """Pair masks of any slice of the rows of a batch; see :func:`pair_masks`.
 
     ``self_column``, ``[B]``: the column of each embedding's own copy, which is excluded. ``rows``: B if slices will be
-    requested. ``relation``: weights that replace the labels.
+    requested.
     """
 
     def __init__(

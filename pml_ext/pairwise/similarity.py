@@ -110,9 +110,8 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized:
     Args:
         x: ``[B, D]``.
         references: ``[R, D]``, or None for ``x`` itself.
-        normalized: whether :func:`normalize` returned the rows. The gradient then omits a multiple of the row, which
-            the gradient of ``normalize`` removes anyway. Otherwise, rows nearer than the product's rounding error count
-            as equal.
+        normalized: whether :func:`normalize` returned the rows. The gradient is then complete only together with that
+            of ``normalize``. Otherwise, rows nearer than the product's rounding error count as equal.
     """
     distances: Tensor = apply_or_plain(_EuclideanDistances, _distances_written_out, x, references, normalized)
     return distances

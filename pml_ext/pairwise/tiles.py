@@ -144,17 +144,16 @@ def in_tiles(
 ) -> tuple[Tensor, ...]:
     """Compute a function of rows in tiles; return each of its results, concatenated.
 
-    Under torch.func and torch.compile, in forward mode and in double backward, all tiles are kept, with the memory of a
-    dense matrix.
+    Under torch.func and torch.compile, in forward mode and in double backward, all tiles are kept.
 
     Args:
         part: maps the slice, the tile's rows of ``by_row`` and the tensors of ``whole`` to one-dimensional results.
         by_row: tensors whose rows are anchors, each ``[B, ...]``.
         whole: tensors that every tile needs whole.
         tiles: slices of the rows.
-        parameters: other tensors that ``part`` uses and that may need a gradient.
+        parameters: other tensors that may need a gradient.
         values: how many of the results have a gradient; they come first.
-        at_once: whether the forward pass computes the gradient, for one value with equally weighted entries (a mean).
+        at_once: whether the forward pass computes the gradient, for one value (a mean).
     """
     plan = _Plan(
         part=part,
