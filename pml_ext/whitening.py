@@ -136,11 +136,11 @@ class WithinClassWhitening(_Whitening):
         S_\lambda = (1 - \lambda) S + \lambda \frac{\operatorname{tr} S}{F} I, \qquad
         f(x) = U^\top S_\lambda^{-1/2} (x - \mu)
 
-    with class means :math:`\mu_c`, their mean :math:`\mu` over the items, and the leading directions :math:`U` of the
-    total covariance of :math:`S_\lambda^{-1/2} x`. Directions that vary within classes count less. Compare the outputs
-    by cosine. This is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with shrinkage,
-    also known as within-class covariance normalization (Hatch et al. 2006) and, with pairs, as learned whitening in
-    image retrieval (Mikolajczyk and Matas 2007; Radenović et al. 2018).
+    with class means :math:`\mu_c`, the mean :math:`\mu`, and the leading directions :math:`U` of the total covariance
+    of :math:`S_\lambda^{-1/2} x`. Directions that vary within classes count less. Compare the outputs by cosine. This
+    is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with shrinkage, also known as
+    within-class covariance normalization (Hatch et al. 2006) and, with pairs, as learned whitening in image retrieval
+    (Mikolajczyk and Matas 2007; Radenović et al. 2018).
 
     >>> features = torch.randn(40, 8)
     >>> embedder = WithinClassWhitening(size=4).fit(features, torch.arange(40) // 5)
@@ -332,13 +332,11 @@ def _decomposed(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_fixed_signs(weight: Tensor) -> Tensor:
-    """Rows whose greatest entry is positive."""
     greatest = weight.abs().argmax(1, keepdim=True)
     return weight * weight.gather(1, greatest).sign()
 
 
 def _parts_of_classes(ends: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of classes with at least ``_ROWS`` items; ``ends`` are cumulative sizes."""
     first = begin = 0
     for number, end in enumerate(ends, start=1):
         if end - begin >= _ROWS or number == len(ends):

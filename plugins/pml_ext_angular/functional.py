@@ -38,7 +38,9 @@ def squared_tangent(alpha: float) -> float:
 
 
 def log_sums_of_pairs(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
-    r""":math:`\log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)` of every pair (a, p), ``[P]``, Eq. (10).
+    r"""The sum of Eq. (10) for every pair (a, p), as a logarithm, ``[P]``.
+
+    .. math:: \log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)
 
     Similarity and the mask of negatives are ``[B, R]``. Without negatives, the result is very low; its upstream
     gradient must be 0.
@@ -103,9 +105,8 @@ def log_sums_of_products(
     r""":func:`log_sums_of_rows` from a product, if the negatives follow from the labels.
 
     With :math:`E = \exp 4 t s` inside a mask and 0 outside, it is :math:`\log (E E^T)_{ap} - 2 (1 + t) s_{ap}`. This
-    needs cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or
-    all members of some classes; ``first`` is the column of the first row. A sum of 0 gives a very low number, whose
-    upstream gradient must be 0.
+    needs cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, pairs within a class, and rows of whole classes; ``first``
+    is the column of the first row. A sum of 0 gives a very low number, whose upstream gradient must be 0.
 
     With ``with_n_pair``, the result is ``[2, P]``: :func:`log_sums_of_pairs` first, then these.
     """
@@ -169,7 +170,6 @@ def _lowest(like: Tensor) -> float:
 def _scattered(
     shares: Tensor, rows: Tensor, places: tuple[Tensor, ...], anchors: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Shares of pairs, ``[C, M, M]``, and shares of Eq. (10) summed by anchor, ``[B]``."""
     by_anchor: Tensor | None = None
     if shares.ndim == 2:
         n_pair, shares = shares.unbind()

@@ -55,7 +55,6 @@ class _DotProductLoss(PairLoss):
         self.normalize_embeddings = normalize_embeddings
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``ALL_ENTRIES``: evaluating Eq. (10) at all positions costs no more than the matrix."""
         return Compilation.ALL_ENTRIES
 
     def _n_pair_terms(self, pairs: Pairs) -> Tensor:
@@ -82,7 +81,6 @@ class _AngularLoss(_DotProductLoss):
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``ALL_ENTRIES`` for up to 1,024 rows, where one product is as fast as one per class."""
         if by_labels and self._multiplies() and rows <= _LARGEST_GROUP:
             return Compilation.ALL_ENTRIES
         return Compilation.EAGER
@@ -95,14 +93,12 @@ class _AngularLoss(_DotProductLoss):
         return log_one_plus_exp(F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, *pairs.listed, t))
 
     def _n_pair_and_angular_terms(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Eq. (10) and Eq. (8) of every pair."""
         if pairs.labels is not None and self._multiplies():
             n_pair, angular = self._terms_of_products(pairs, pairs.labels, with_n_pair=True)
             return n_pair, angular
         return self._n_pair_terms(pairs), self._angular_terms(pairs)
 
     def _terms_of_products(self, pairs: Pairs, labels: Tensor, with_n_pair: bool = False) -> Tensor:
-        """Eq. (8) of every pair, ``[P]``; with Eq. (10) first, ``[2, P]``."""
         log_sums = F.log_sums_of_products(
             pairs.matrix,
             pairs.negatives,
@@ -252,7 +248,7 @@ class AngularTripletLoss(_AngularLoss):
     sums_triplets = True
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``EAGER``: the hinge is summed over the negatives of each pair separately."""
+        """``EAGER``."""
         return Compilation.EAGER
 
     def equation(self, pairs: Pairs) -> Terms:

@@ -66,7 +66,7 @@ def _fit_again(loss: CBMLLoss, _: Any) -> None:
 
 
 class CBMLLoss(Float64Buffers, PairLoss):
-    r"""Contrastive Bayesian loss on hard pairs with a metric variance constraint, Eq. (27) to (30).
+    r"""Contrastive Bayesian loss with a metric variance constraint, Eq. (27) to (30).
 
     .. math::
         \mathcal{L} = \operatorname{mean}_i \Big[
@@ -90,7 +90,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
     - ``"Sec. 4.4 F"`` otherwise, as for a random start: :meth:`PairStatistics.exponents`, with ``beta_neg`` at least
       ``(1 - alpha_neg) / 10``.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 8 ``B x R``.
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references); 6 to 8 ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner.
 
@@ -236,7 +236,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
             run_eagerly(self._fit, ref_emb, ref_labels)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Use the loaded estimates or this batch's; keep those of a training batch."""
         if self.estimates.isfinite().all():
             self._use(PairStatistics(*self.estimates.tolist()))
             self.wants_before_call = False
@@ -323,7 +322,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
         counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        """The first two terms of Eq. (27) per anchor, ``[2, B]``."""
         average = AVERAGINGS[self.averaging]
         log_delta = self._log_delta(counts)
         centers = (self.alpha_pos, self.alpha_neg)
@@ -341,7 +339,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
         return average(log_one_plus_sums(similarity, masks, slopes, centers, log_delta))
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
-        """The logarithm of delta, a number or ``[2, B]``; None for delta 1."""
         if self.delta == 1:
             return None
         if isinstance(self.delta, str):

@@ -39,8 +39,8 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
     reducer gets one value per anchor, 0 without positives or without negatives.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices; for large batches three
-    or four products, with memory linear in B.
+    *Cost:* two products of ``B x D x B``, and a few ``B x B`` matrices; for large batches up to four, with memory
+    linear in B.
 
     Args:
         gamma: weight of the positives in the target, in [0, 1].

@@ -115,7 +115,7 @@ class PairStatistics:
         return abs(self.mean_neg) < self.std_neg
 
     def trained_exponents(self) -> dict[str, float]:
-        r"""Centers and widths for the similarities that training leads to, from a whitened start.
+        r"""Centers and widths for similarities after training from a whitened start.
 
         .. math::
             \alpha^P = \frac{1 + \mu_N}{2}, \quad \alpha^N = \alpha^P - \sigma_P, \quad
@@ -130,7 +130,6 @@ class PairStatistics:
 
 
 def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield cosines of some rows with all, ``[T, B]``, and masks of positives and negatives."""
     size = rows_per_tile(None, len(x), len(x), x.device) or max(1, len(x))
     for rows in tiles_of_rows(len(x), size):
         similarity = x[rows] @ x.T
@@ -186,7 +185,6 @@ def _draw_distributions(axes: Any, histograms: _Histograms) -> None:
 
 
 def _draw_ratio(axes: Any, histograms: _Histograms, x: Tensor, labels: Tensor) -> str:
-    """Draw the ratio and Eq. (20); return a note if Eq. (20) is undefined."""
     from pml_ext.plugin import figures
 
     edges, positive, negative = histograms

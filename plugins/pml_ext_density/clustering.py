@@ -32,7 +32,7 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
 
     for normalized embeddings x. S has one medoid per class of the batch; :math:`g(S)` assigns each embedding to its
     nearest medoid. Medoids are chosen greedily, then swapped within clusters. Only the distances to the medoids have
-    gradients. The value is a sum over the batch.
+    gradients.
 
     *Cost:* one product of ``B x D x B``; for the search, at most one of ``B x B x B`` per class and per round.
 

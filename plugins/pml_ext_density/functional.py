@@ -43,7 +43,6 @@ def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
 
 
 def _variances(x: Tensor, class_index: Tensor, sizes: Tensor) -> Tensor:
-    """The mean squared distance to the mean of every group of rows."""
     centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, class_index, x) / sizes[:, None]
     distances = (x - centroids.index_select(0, class_index)).square().sum(1)
     return torch.zeros_like(sizes).index_add(0, class_index, distances) / sizes

@@ -26,7 +26,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def write_epoch(
     path: Path, epoch: int, labels: Sequence[int], targets: Sequence[float], densities: Sequence[float]
 ) -> None:
-    """Add an epoch to the table; drop rows of this and later epochs."""
+    """Add an epoch to the table; drop later ones."""
     from pml_ext.plugin import write_atomically
 
     rows = []

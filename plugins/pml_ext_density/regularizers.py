@@ -36,13 +36,13 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         \frac{1}{C} \sum_c (D_{avg}(S_c) - \alpha_c)^2 - \frac{1}{C} \sum_c \alpha_c
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
-    over the C classes of the batch, with :math:`D_{avg}` of Eq. (5), the variance of a class's normalized embeddings.
-    The targets :math:`\alpha_c` are parameters (``target_density``); the second term increases them, so that classes do
-    not collapse. Base densities :math:`D^{(0)}` are those before the embedding layer. A run computes them before
-    training. Without them this is Eq. (6).
+    over the C classes of the batch, with :math:`D_{avg}` the variance of a class's normalized embeddings (Eq. 5). The
+    targets :math:`\alpha_c` are parameters (``target_density``); the second term increases them, so that classes do not
+    collapse. Base densities :math:`D^{(0)}` belong to the trunk's features. A run computes them before training.
+    Without them this is Eq. (6).
 
-    Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
-    of several images per class (10 x 10 in the paper), or :class:`pml_ext.WholeClassSampler`.
+    Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with several
+    images per class (10 x 10 in the paper).
 
     *Weight:* about 0.1 for a loss that averages, PML's default. The paper's 10 is for losses summed over the batch; it
     is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``.

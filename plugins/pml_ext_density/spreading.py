@@ -82,8 +82,8 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
     with the means of the cosine similarities of all negative pairs of the batch and of their squares; for uniform
     points in d dimensions they are 0 and 1/d.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices; a large batch four
-    products, with memory linear in B.
+    *Cost:* two products of ``B x D x B``, and a few ``B x B`` matrices; for large batches four, with memory linear in
+    B.
 
     Args:
         distance: one of PML's similarities; cosine by default.

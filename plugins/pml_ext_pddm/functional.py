@@ -154,7 +154,6 @@ def scores_of_pairs(
 
 
 def _is_exporting() -> bool:
-    """Whether an exporter records the operations."""
     exporting = getattr(torch.compiler, "is_exporting", None)
     return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
 

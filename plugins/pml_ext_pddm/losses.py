@@ -60,7 +60,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     restrict it.
 
     Use at least 4 images per class (Sec. 3.3). One quadruplet per batch does not train a network from scratch: first
-    train some epochs with another loss, then use a large ``num_quadruplets`` and smaller margins.
+    train with another loss, then use a large ``num_quadruplets`` and smaller margins.
 
     ``collect_stats`` records ``score_loss``, :math:`E_m`, and ``feature_loss``, :math:`E_e`.
 
@@ -68,7 +68,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
-        score_margin: :math:`\alpha`, 0 or more, in units of S; the paper's value, like all defaults here.
+        score_margin: :math:`\alpha`, 0 or more, in units of S; defaults are the paper's.
         embedding_margin: :math:`\beta`, 0 or more, in units of D (0 to 2, or 0 to 4 if ``squared``).
         embedding_weight: :math:`\lambda`.
         num_quadruplets: number of quadruplets.
@@ -214,7 +214,6 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
-        """The weighted E_e or ``embedding_loss`` over the triplets of E_m."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = x.index_select(0, a), x.index_select(0, p), x.index_select(0, n)

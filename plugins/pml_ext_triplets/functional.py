@@ -258,7 +258,6 @@ def _hinge_sums(
     all_negatives: bool,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums, counts, and derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = fill_outside(distances, indicators(negatives, distances), _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
@@ -283,7 +282,6 @@ _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hing
 
 
 def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
-    """A few passes over the matrix per positive."""
     compared = kind.compared(far)[:, None]
     thresholds = kind.compared(d_ap) + kind.margin
     if kind.squared:  # the padding is squared too

@@ -49,11 +49,11 @@ class BatchAllTripletLoss(PairLoss):
     *Cost:* one product of ``B x D x R`` forward and one backward; a few passes over ``B x R`` per positive of an
     anchor, or one sort for 25 or more; memory of about five ``B x R``.
 
-    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
+    *Pair with:* PML's ``MPerClassSampler``.
 
     Args:
         margin: m, in units of the distance (0 to 2), or of its square with ``"squared-hinge"``; 0.2 in the paper's
-            program. With ``"ratio"`` it only affects S.
+            program.
         kind: ``"hinge"``, ``"squared-hinge"``, ``"ratio"`` or ``"soft"``.
         triplets: ``"violating"``: the mean over S; ``"all"``: the mean over all triplets.
         positives: ``"all"``, or ``"local"``: up to a percentile of their anchor's positive distances (Sec. 5.3).

@@ -26,8 +26,8 @@ class HardNegativePoolSampler(Sampler[int]):
 
     - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of different classes;
     - ``"semihard"``: from each such batch, ``pool_size`` random pairs with :math:`d_{an} < d_{ap}`;
-    - ``"misclassified"``: an image in a k-means cluster with another majority class becomes a hard negative of
-      ``pool_size`` random anchors of that class.
+    - ``"misclassified"``: an image in a k-means cluster of another class, for ``pool_size`` random anchors of that
+      class.
 
     ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of each batch; ``"misclassified"`` ignores it.
 
@@ -125,7 +125,6 @@ class HardNegativePoolSampler(Sampler[int]):
                 yield self._negative(drawn)
 
     def _pair(self) -> tuple[int, int] | None:
-        """An anchor and a negative from a pool of pairs, or None for a random triplet."""
         if self.pool != "batches" or self._pool is None or self._generator.random() >= self.hard_fraction:
             return None
         if not len(self._pool):
@@ -141,7 +140,6 @@ class HardNegativePoolSampler(Sampler[int]):
         return int(members[place])
 
     def _negative(self, anchor: int) -> int:
-        """A negative from the anchor's pool if it has any, or a random one."""
         if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
             first, end = np.searchsorted(self._pool[:, 0], [anchor, anchor + 1])
             if end > first:
@@ -205,7 +203,6 @@ class HardNegativePoolSampler(Sampler[int]):
             self._pool = self._searched(embeddings)
 
     def _searched(self, embeddings: Tensor | None) -> Pairs:
-        """The pairs of a pool that is searched among all embeddings."""
         given = 0 if embeddings is None else len(embeddings)
         if embeddings is None or given != len(self._labels):
             raise ValueError(f"{given} embeddings for {len(self._labels)} labels")
@@ -253,12 +250,10 @@ class HardNegativePoolSampler(Sampler[int]):
         return pairs
 
     def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
-        """Random scores for images nearer than the positive; minus infinity for the others."""
         lots = torch.as_tensor(self._generator.random(score.shape), device=score.device)
         return torch.where(score > to_positive[:, None], lots.to(score.dtype), -torch.inf)
 
     def _best(self, score: Tensor) -> Pairs:
-        """Pairs (row, column) of up to ``pool_size`` greatest scores of each row."""
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
         rows, places = torch.where(best.values > -torch.inf)
         return torch.stack([rows, best.indices[rows, places]], 1).cpu().numpy()

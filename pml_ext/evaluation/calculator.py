@@ -412,7 +412,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     def _counted(
         self, metric: Metric, not_lone_query_mask: Tensor | None, not_lone_at_level: Mapping[int, Tensor]
     ) -> Tensor | None:
-        """The queries that count in a metric, ``[Q]``; None for all."""
         lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
         if not_lone_query_mask is None or lone_queries_miss:
             return None

@@ -65,8 +65,7 @@ def _rows_of(classes: Tensor, labels: Tensor) -> Tensor:
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
     """Estimate the means of new classes as averages of related known classes (zero-shot).
 
-    Related classes, which the paper does not define, are the known descendants of the nearest ancestors that have any,
-    or else all known classes.
+    Related classes are the known descendants of the nearest ancestors that have any, or else all known classes.
 
     ``known`` maps names to means, ``[D]``; ``parents`` maps classes and ancestors to their parents. The result is ``[C,
     D]``. A class that is its own ancestor raises :class:`DataError`.

@@ -127,7 +127,6 @@ def neighbors_outside(
 
 
 def _compacted(values: Tensor, keep: Tensor, columns: int, missing: float) -> Tensor:
-    """Move the values ``[n, K]`` that are kept to the front, ``[n, columns]``."""
     rank = keep.cumsum(1) - 1
     target = torch.where(keep & (rank < columns), rank, columns)
     result = torch.full((len(values), columns + 1), missing, dtype=values.dtype, device=values.device)

@@ -7,8 +7,7 @@ A neighbor metric has two arguments, from a search for the K nearest gallery ite
 - ``relevant``, ``[Q]``, integers :math:`R_i`: the number of gallery items of the query's class, without the query
   itself. A query is *lone* if :math:`R_i = 0`.
 
-It returns one value per query, ``[Q]``, float64 from 0 to 1; for a lone query 0, or NaN where :math:`R_i` divides. A
-new metric is a function and a row of ``_METRICS``.
+It returns one value per query, ``[Q]``, float64 from 0 to 1; for a lone query 0, or NaN where :math:`R_i` divides.
 """
 
 from __future__ import annotations

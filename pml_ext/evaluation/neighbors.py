@@ -88,7 +88,7 @@ class NearestNeighbors:
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield slices of the queries with distances and indices, in bounded memory.
 
-        ``rows``: queries per tile, by default for 8 million neighbors; the last tile includes the remainder.
+        ``rows``: queries per tile, by default for 8 million neighbors.
         """
         k = min(k + ref_includes_query, len(reference))
         for part in self.slices(len(query), k, rows):

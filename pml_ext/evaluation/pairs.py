@@ -44,7 +44,7 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
         rows: the number of embeddings.
         reference_rows: the number of references; None if both items are embeddings.
 
-    TypeError or ValueError for invalid rows, different lengths, or an item paired with itself.
+    TypeError or ValueError for invalid pairs.
     """
     columns = {"first": _indices("first", first), "second": _indices("second", second), "same": answers(same)}
     lengths = {name: tuple(column.shape) for name, column in columns.items()}

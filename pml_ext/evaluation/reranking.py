@@ -91,7 +91,7 @@ class KReciprocal:
     Euclidean distance, divided by the greatest of p, as in the authors' program. Groups are left out of the ranking,
     not of the neighborhoods.
 
-    *Cost:* all distances of queries and gallery twice, and memory of the neighborhoods.
+    *Cost:* all distances of queries and gallery twice.
 
     Args:
         k1: number of neighbors.
@@ -136,7 +136,6 @@ class KReciprocal:
         return find
 
     def _neighbors(self, points: Tensor) -> tuple[Any, Tensor]:
-        """Nearest points of each, itself first, ``[N, most]``, and the farthest distance, ``[N]``."""
         most = min(max(self.k1 + 1, self.k2), len(points))
         nearest = []
         farthest = []
@@ -148,7 +147,6 @@ class KReciprocal:
         return torch.cat(nearest).numpy(), torch.cat(farthest).clamp(min=1e-12)
 
     def _encoded(self, points: Tensor, neighbors: Any, farthest: Tensor) -> Any:
-        """The sparse matrix V', ``[N, N]``."""
         from scipy import sparse
 
         reciprocal = _reciprocal(neighbors[:, : self.k1 + 1])
@@ -197,7 +195,6 @@ def _squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _jaccard_distances(row: Any, by_column: Any) -> Any:
-    """Jaccard distances of a query, ``[1, N]``, to the gallery, ``[R, N]`` by columns."""
     common = np.zeros(by_column.shape[0])
     for column, value in zip(row.indices, row.data, strict=True):
         part = slice(by_column.indptr[column], by_column.indptr[column + 1])

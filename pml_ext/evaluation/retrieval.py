@@ -243,7 +243,6 @@ class MetricSearch:
             yield rows, distances, indices
 
     def _greatest_gains(self, k: int) -> Tensor:
-        """The k greatest gains in each query's gallery, ``[Q, k]``, on the CPU."""
         sides = self.sides
         if self.relation is None:
             return (torch.arange(k) < self.classes.relevant[:, None]).to(torch.float64)

@@ -73,7 +73,7 @@ def verify(
         pairs: of :func:`listed_pairs` or :func:`pairs_of_classes`.
         references: see :func:`pair_scores`.
         distance: see :func:`pair_scores`.
-        threshold: from :func:`best_threshold` of training pairs, for ``accuracy``; None for the ten-fold protocol.
+        threshold: from :func:`best_threshold` of training pairs; None for the ten-fold protocol.
         folds: fold of each pair, integers ``[P]``; by default ten random folds with equal shares of both kinds.
         far: false accept rates.
 

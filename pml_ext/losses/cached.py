@@ -49,8 +49,9 @@ class CachedGradients(nn.Module):
             has such parameters.
 
     Raises:
-        TypeError: unsuitable inputs or outputs, or a network inside DistributedDataParallel. ValueError: different
-            numbers of rows.
+        TypeError: inputs that cannot be split, outputs without a single tensor of embeddings, or a network inside
+            DistributedDataParallel.
+        ValueError: inputs, labels or outputs with different numbers of rows.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -105,7 +106,7 @@ class CachedGradients(nn.Module):
         Args:
             inputs: inputs of the network, B rows.
             labels: labels of the rows.
-            reference_inputs: inputs of R references, compared with each row.
+            reference_inputs: inputs of R references.
             ref_labels: labels of the references.
             others: the loss's ``indices_tuple``, ``ref_emb`` (embeddings) or ``enqueue_mask``.
         """

@@ -15,10 +15,7 @@ from ..relations.base import counted
 
 
 class WrapperCapabilities:
-    """Capabilities of a wrapper: ``at_most`` for the class, ``of(self)`` for an instance.
-
-    An instance has ``"relation"``, the argument of a call, only if ``at_most`` has it.
-    """
+    """Capabilities of a wrapper: ``at_most`` for the class, ``of(self)`` for an instance."""
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
         self._at_most = frozenset(at_most)

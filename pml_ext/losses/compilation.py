@@ -64,7 +64,6 @@ class CompiledLoss:
         return all(has_uniform_weights(reducer, gradient_device) for reducer in reducers)
 
     def _reduced_uniformly(self, terms: Terms) -> Terms:
-        """Reduce terms whose losses are padded with zeros."""
         values = {}
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)

@@ -17,10 +17,7 @@ class _Kind(NamedTuple):
 
 
 class JoinedTerms:
-    """Converts the terms of tiles to tensors that can be concatenated, and back.
-
-    ``order``, ``[B]``: the batch row of each row, if rows are sorted by class.
-    """
+    """Converts the terms of tiles to tensors that can be concatenated, and back."""
 
     def __init__(self, owner: str, order: Tensor | None) -> None:
         self._owner = owner

@@ -68,7 +68,6 @@ def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
 
 
 def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Embeddings with each negative moved close to its anchor, or between anchor and positive."""
     points = embeddings.clone()
     if tuples.same is None:
         anchors, positives, negatives = tuples.rows.T
@@ -81,7 +80,6 @@ def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
 
 
 def _moved(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Whether a tuple contributes to the gradient of each item, ``[T, 2]`` or ``[T, 3]``."""
     whole = _gradient(loss, embeddings, tuples)
     moved = torch.zeros(tuples.rows.shape, dtype=torch.bool)
     for number in range(len(tuples)):

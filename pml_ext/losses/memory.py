@@ -38,7 +38,7 @@ _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 
 
 class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
-    """A loss that also compares a batch with embeddings of past batches (cross-batch memory, XBM).
+    """A loss that also compares a batch with embeddings of past batches (XBM).
 
     A queue holds the last ``memory_size`` embeddings. A batch first enters the queue, and is then compared with all
     rows except its own. Only the batch's rows have a gradient; a memory as large as the batch gives the plain loss.
@@ -58,7 +58,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         memory_size: length of the queue, at least the batch size.
         miner: finds pairs or triplets between batch and queue, without an embedding's own row; all pairs by default.
             PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once per embedding;
-            so are third-party miners, which must treat anchors independently.
+            so are third-party miners, with a warning that they must treat anchors independently.
         detach_batch: whether the batch's own rows have no gradient either, as in PML's memory.
         first_epoch: the first epoch of a run in which the memory is active.
 
@@ -218,7 +218,6 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     def _anchors(
         self, embeddings: Tensor, labels: Tensor, enqueue_mask: Tensor | None, writes: bool
     ) -> tuple[Tensor, Tensor]:
-        """The anchors; in training, the rows to remember first enter the queue."""
         if enqueue_mask is None:
             if writes:
                 run_eagerly(self.add_to_memory, embeddings, labels)
@@ -326,7 +325,6 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         return undo
 
     def _queue(self, embeddings: Tensor, in_queue: bool) -> tuple[Tensor, Tensor]:
-        """Filled rows and labels; the batch's own rows keep their gradient."""
         held = self.embedding_memory.to(embeddings)
         labels = self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
@@ -391,7 +389,6 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
 
 
 def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Concatenate two tuples in the form of the first."""
     if len(mined) == 4 and len(added) == 3:
         added = convert_to_pairs(added)
     elif len(mined) == 3 and len(added) == 4:

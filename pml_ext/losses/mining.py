@@ -70,7 +70,6 @@ def without_copies(mined: tuple[Tensor, ...], self_column: Tensor) -> tuple[Tens
 def _by_anchor(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Call a miner once per anchor, without the anchor's own copy."""
     if not getattr(type(miner), "mine", mine).__module__.startswith("pytorch_metric_learning."):
         warnings.warn(
             f"{type(miner).__name__} is called once for each embedding of the batch, with all rows of the memory but "
@@ -94,7 +93,6 @@ def _by_anchor(
 def _alone(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Mine with copies, then drop them."""
     return without_copies(miner(embeddings, labels, ref_emb, ref_labels), self_column)
 
 

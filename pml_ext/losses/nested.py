@@ -24,7 +24,7 @@ from .calling import (
 
 
 class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
-    r"""A loss summed over the first dimensions of the embeddings, so that shortened embeddings work, too.
+    r"""A loss summed over several sizes, so that shortened embeddings work, too.
 
     .. math:: \mathcal{L} = \sum_s w_s \, \mathcal{L}_{loss}(x_{1..s})
 

@@ -63,8 +63,6 @@ class LossInputs:
 
 @dataclasses.dataclass
 class _Tile:
-    """Some or all anchors of a batch."""
-
     matrix: Tensor  # [T, R]
     masks: PairsOfRows
     rows: slice | None  # of the batch; None for all
@@ -84,7 +82,7 @@ class PairLossSettings(LossSettings, total=False):
 
 
 class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: ignore[misc]
-    """Base of losses over the pairs or triplets of a batch. A subclass defines settings and equation.
+    """Base of losses over pairs or triplets; a subclass defines settings and equation.
 
     The base checks the batch, computes in float32 or float64, and prepares the distance matrix and the masks of pairs.
     An empty batch gives 0. With ``tiles``, memory is linear in the batch.
@@ -104,8 +102,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
 
     Args:
         tile_size: anchors per tile; automatic by default.
-        relation: replaces equality of labels, for example :class:`pml_ext.SharedLabel` or :class:`pml_ext.Hierarchy`. A
-            call may override it.
+        relation: replaces equality of labels, such as :class:`pml_ext.SharedLabel`. A call may override it.
         kwargs: keyword arguments of PML's losses.
 
     Raises:
@@ -229,7 +226,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
     ) -> Terms:
         """PML's loss dictionary.
 
-        ``indices_tuple`` may be a :class:`Related`, which carries a relation, or an :class:`AllPairsExceptSelf`.
+        ``indices_tuple`` may also be a :class:`Related` or an :class:`AllPairsExceptSelf`.
         """
         num_rows = embeddings.shape[0]
         num_columns = ref_emb.shape[0]
@@ -312,7 +309,6 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         )
 
     def _masks(self, inputs: LossInputs, rows: int | None = None) -> PairsOfRows:
-        """Masks of all anchors, or of slices of ``rows`` anchors."""
         weights = None
         if inputs.related is not None:
             weights = inputs.related.weights()
@@ -360,7 +356,6 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         return terms
 
     def _in_tiles(self, inputs: LossInputs, size: int) -> Terms:
-        """The terms, computed ``size`` anchors at a time."""
         order = None
         ends = None
         by_labels = not inputs.has_references and inputs.indices_tuple is None and inputs.related is None
@@ -433,7 +428,6 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
 
 
 def _sorted_by_class(inputs: LossInputs, labels: Tensor) -> tuple[LossInputs, Tensor, list[int]]:
-    """A batch sorted by class, the order ``[B]``, and the row after each class."""
     order = labels.argsort(stable=True)
     embeddings = inputs.embeddings[order]
     labels = labels[order]

@@ -90,7 +90,6 @@ def _collect_lengths(name: str, value: Any, lengths: dict[str, int]) -> None:
 
 
 def _may_be_several_inputs(inputs: Any) -> bool:
-    """Whether a list has tensors or arrays of one length that differs from the list's."""
     if not isinstance(inputs, list) or not inputs:
         return False
     if not all(isinstance(each, (Tensor, np.ndarray)) and each.ndim for each in inputs):

@@ -39,7 +39,6 @@ class LossStatistics:
         return values
 
     def _add_statistics(self, results: tuple[Tensor, ...]) -> None:
-        """Set statistics from totals and counts of all tiles, two results per name."""
         sums = {}
         for number, name in enumerate(self.statistic_names):
             total = results[2 * number].sum()

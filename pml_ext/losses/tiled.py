@@ -194,7 +194,7 @@ class TiledNTXentLoss(_TiledLoss):
         self.temperature = temperature
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``ALL_ENTRIES``: a value for every entry costs no more than the matrix."""
+        """``ALL_ENTRIES``."""
         return Compilation.ALL_ENTRIES
 
     def equation(self, pairs: Pairs) -> Terms:

@@ -144,7 +144,8 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
-    It works inside all wrappers. PML's HookContainer records a dictionary of losses, not a list.
+    It works inside :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
+    :class:`pml_ext.RegularizedLoss`. PML's HookContainer records a dictionary of losses, not a list.
 
     Args:
         losses: a list or dictionary of losses; at least one.

@@ -50,7 +50,7 @@ def without_tiny(shares: Tensor) -> Tensor:
 
 
 def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
-    """Zero weights whose product with a share of :func:`without_tiny` could be denormal."""
+    """Zero weights whose product with a share could be denormal."""
     if not prefers_floats(shares):
         return weights
     precision = torch.finfo(weights.dtype)

@@ -120,7 +120,6 @@ class PairsOfRows:
                 self._sort_lists(rows)
 
     def _sort_lists(self, rows: int) -> None:
-        """Sort the listed pairs by anchor, and find where each row begins."""
         assert self._lists is not None
         sorted_lists = []
         self._starts: list[list[int]] = []
@@ -139,7 +138,6 @@ class PairsOfRows:
         self._lists = sorted_lists
 
     def _listed(self, number: int, rows: slice | None) -> tuple[Tensor, ...]:
-        """A list's entries for a slice of rows, with anchors relative to it."""
         assert self._lists is not None
         if rows is None:
             return self._lists[number]

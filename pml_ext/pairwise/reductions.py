@@ -72,7 +72,9 @@ def log_one_plus_sums(
     centers: tuple[float, ...],
     log_factors: Tensor | float | None = None,
 ) -> Tensor:
-    r""":math:`\log(1 + f \sum_{j \in M_i} \exp(k (s_{ij} - c)))` of each row, for S sums, ``[S, B]``.
+    r"""The logarithm of 1 + a sum of exponentials, for each row and S sums, ``[S, B]``.
+
+    .. math:: \log(1 + f \sum_{j \in M_i} \exp(k (s_{ij} - c)))
 
     An empty row gets 0. The gradient can be differentiated again. *Cost:* four passes per sum forward, one backward.
 
@@ -222,8 +224,6 @@ def _hard_written_out(
 
 
 class _HardLogSums(_LogSums):
-    """The same in half of the passes, with the backward pass of :class:`_LogSums`."""
-
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,

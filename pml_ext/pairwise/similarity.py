@@ -19,11 +19,12 @@ _CHUNK = 1 << 22  # entries of differences held at a time
 
 
 def normalize(x: Tensor) -> Tensor:
-    r"""L2-normalized rows, :math:`y = x / \max(|x|, 10^{-12})`, as in ``torch.nn.functional.normalize``.
+    r"""L2-normalized rows; the gradient is bounded, however short a row is.
 
-    The gradient :math:`(g - y \, y^T g) / \max(|x|, 10^{-6})` is at most :math:`10^6 |g|`, however short a row is. A
-    row of zeros stays zero and gets gradient zero. The gradient can be differentiated again. Rows of float16 are
-    normalized in float32.
+    .. math:: y = x / \max(|x|, 10^{-12}), \qquad g \mapsto (g - y \, y^T g) / \max(|x|, 10^{-6})
+
+    Values are as in ``torch.nn.functional.normalize``. A row of zeros stays zero and gets gradient zero. The gradient
+    can be differentiated again. Rows of float16 are normalized in float32.
     """
     if x.dtype == torch.float16:
         return normalize(to_full_precision(x, normalized=True)).to(x.dtype)

@@ -200,7 +200,6 @@ class _Gradients:
         return tuple(result.detach() for result in results)
 
     def _add(self, number: int, tile: slice, gradient: Tensor) -> None:
-        """Add a tile's gradient to the total, at the tile's rows of a sliced tensor."""
         total = self.total[number]
         if number < self.plan.num_by_row:
             if total is None:
