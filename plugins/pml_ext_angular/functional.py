@@ -273,7 +273,7 @@ def hinge_sums(
     *,
     alpha: float,
 ) -> Tensor:
-    """Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; see :func:`log_sums_of_rows`."""
+    """Eq. (6) summed over the negatives of every pair (a, p), ``[P]``."""
 
     def sums(anchors: Tensor, partners: Tensor) -> Tensor:
         sides = sides_of_pairs((anchors, partners), similarity, between, squared)
@@ -285,7 +285,7 @@ def hinge_sums(
 def sides_of_pairs(
     pairs: tuple[Tensor, Tensor], similarity: Tensor, between: Between, squared: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
+    """Squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``."""
     anchors, partners = pairs
     squared_batch, squared_references = squared
     matrix, rows = between(partners)

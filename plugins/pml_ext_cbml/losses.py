@@ -81,8 +81,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
     ``indices_tuple`` restricts pairs before mining. A graded relation weights the positive exponentials only.
     ``collect_stats`` records ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight).
 
-    The authors' code *deviates*: ``mvc_reduction="sum"``, ``skip_unmined=True``, ``delta=0.25`` with ``"const"``; and
-    it excludes positives with similarity above 1 - 1e-5.
+    *Deviations:* the authors' code has ``mvc_reduction="sum"``, ``skip_unmined=True``, ``delta=0.25`` with ``"const"``,
+    and no positives with similarity above 1 - 1e-5.
 
     ``statistics="auto"`` has two rules; the attribute ``rule`` and the logger ``pml_ext`` report the choice:
 
@@ -90,7 +90,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
     - ``"Sec. 4.4 F"`` otherwise, as for a random start: :meth:`PairStatistics.exponents`, with ``beta_neg`` at least
       ``(1 - alpha_neg) / 10``.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references); 6 to 8 ``B x R``.
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references); memory of 6 to 8 ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner.
 
@@ -112,7 +112,8 @@ class CBMLLoss(Float64Buffers, PairLoss):
         statistics: means and deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N` of similarities, for Eq. (20) instead
             of centers and widths. ``"auto"`` sets centers and widths from the first training batch;
             ``"auto-quadratic"`` uses Eq. (20) with ``delta="ratio"``. The state dict keeps the estimates
-            (``estimates``). A batch whose classes hardly differ gives a warning and the default constants.
+            (``estimates``). A batch whose classes hardly differ gives a warning and the default constants; the next one
+            is tried.
         kwargs: as in PML's losses; ``distance`` must be a similarity.
 
     Raises:
@@ -288,7 +289,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         self.delta = 1.0
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Similarity distributions of pairs and their ratio (Fig. 3)."""
+        """Fig. 3 of the paper."""
         return likelihood_ratio_figures(run)
 
     def equation(self, pairs: Pairs) -> Terms:

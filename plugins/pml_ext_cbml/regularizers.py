@@ -88,7 +88,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         return per_anchor(*self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Similarity distributions of pairs and their ratio (Fig. 3)."""
+        """Fig. 3 of the paper."""
         return likelihood_ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:

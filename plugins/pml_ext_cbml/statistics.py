@@ -91,7 +91,8 @@ class PairStatistics:
             \frac{\alpha^P}{\beta^P} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_P^2} + \log \delta^P, \quad
             \frac{\alpha^N}{\beta^N} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_N^2} - \log \delta^N
 
-        with delta of Eq. (23); use them with ``delta=1``. ValueError unless all are above 0.
+        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23), for ``delta=1``.
+        ValueError unless all are above 0.
         """
         alpha = (self.mean_pos + self.mean_neg) / 2
         squares = (self.mean_pos**2 - self.mean_neg**2) / 2

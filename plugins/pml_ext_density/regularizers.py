@@ -44,8 +44,8 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with several
     images per class (10 x 10 in the paper).
 
-    *Weight:* about 0.1 for a loss that averages, PML's default. The paper's 10 is for losses summed over the batch; it
-    is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``.
+    *Weight:* about 0.1 for a loss that averages, PML's default; 10 would destroy the embedding. The paper's 10 is for
+    losses summed over the batch; it is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``.
 
     ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``; a run writes
     ``records/density.csv``. *Cost:* ``O(B D)``.

@@ -53,7 +53,7 @@ class BatchAllTripletLoss(PairLoss):
 
     Args:
         margin: m, in units of the distance (0 to 2), or of its square with ``"squared-hinge"``; 0.2 in the paper's
-            program.
+            program. With ``"ratio"`` it only affects S.
         kind: ``"hinge"``, ``"squared-hinge"``, ``"ratio"`` or ``"soft"``.
         triplets: ``"violating"``: the mean over S; ``"all"``: the mean over all triplets.
         positives: ``"all"``, or ``"local"``: up to a percentile of their anchor's positive distances (Sec. 5.3).

@@ -20,16 +20,17 @@ Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 class HardNegativePoolSampler(Sampler[int]):
     """Sampler of triplets (anchor, positive, negative, anchor, ...) with some hard negatives.
 
-    A share ``hard_fraction`` of the triplets takes anchor and negative from a pool; all other images are random. A run
-    renews the pool every ``refresh`` epochs; until then all triplets are random. With ``pool="batches"`` (Sec. 5.1) the
-    pool is a list of pairs (a, n), chosen by ``strategy``:
+    A share ``hard_fraction`` of the triplets has its negative from a pool; all other triplets are random. A run renews
+    the pool every ``refresh`` epochs. Before the first refresh all triplets are random. With ``pool="batches"`` (Sec.
+    5.1) the pool is a list of pairs (a, n), chosen by ``strategy``:
 
-    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of different classes;
+    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of an anchor and an
+      image of another class;
     - ``"semihard"``: from each such batch, ``pool_size`` random pairs with :math:`d_{an} < d_{ap}`;
-    - ``"misclassified"``: an image in a k-means cluster of another class, for ``pool_size`` random anchors of that
-      class.
+    - ``"misclassified"``: each k-means cluster gets its majority class; an image in a cluster of another class becomes
+      a hard negative of ``pool_size`` random anchors of that class.
 
-    ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of each batch; ``"misclassified"`` ignores it.
+    With ``per="anchor"``, ``pool_size`` counts pairs per anchor instead of per batch; ``"misclassified"`` ignores it.
 
     With ``pool="nearest"``, each anchor has up to ``pool_size`` negatives among all training images: the nearest
     (``"hard"``); random ones nearer than a random positive (``"semihard"``); the nearest in the anchor's own k-means

@@ -1,4 +1,4 @@
-"""Splits a network's inputs into micro-batches: tensors, arrays, lists, tuples, dictionaries."""
+"""Splits a network's inputs into micro-batches."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from .pairs import AllPairsExceptSelf
 class WithRelation(torch.nn.Module):
     """A loss or miner with a relation in place of equal labels.
 
-    The :class:`pml_ext.relations.Relation` defines the form of the labels. Losses that are not from ``pml_ext`` get all
-    positive and negative pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``, ``FastAPLoss``, ``NCALoss``,
-    ``NPairsLoss`` and ``SmoothAPLoss`` need labels and raise an error. Such miners are called once per anchor. That
-    gives the result of the whole batch unless anchors depend on each other, as in ``HDCMiner`` and
-    ``UniformHistogramMiner``.
+    The :class:`pml_ext.relations.Relation` defines the form of the labels. PML's losses get all positive and negative
+    pairs as ``indices_tuple``, and no labels; ``AngularLoss``, ``FastAPLoss``, ``NCALoss``, ``NPairsLoss`` and
+    ``SmoothAPLoss`` need labels and raise an error. PML's miners are called once per anchor, with its positives and
+    negatives as references. That gives the result of the whole batch unless anchors depend on each other, as in
+    ``HDCMiner`` and ``UniformHistogramMiner``. Other packages' losses and miners are treated like PML's.
 
     *Cost:* a list of all pairs for PML's losses; one call per anchor for PML's miners; nothing for ours.
 

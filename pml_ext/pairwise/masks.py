@@ -14,7 +14,7 @@ _MANY_ENTRIES = 1 << 15
 
 
 class AllPairsExceptSelf(NamedTuple):
-    """An ``indices_tuple`` for all pairs by label except embedding i with reference ``columns[i]``."""
+    """An ``indices_tuple`` for all pairs except embedding i with reference ``columns[i]``."""
 
     columns: Tensor
 

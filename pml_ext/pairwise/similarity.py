@@ -94,7 +94,7 @@ def _plus_transposed(matrix: Tensor) -> Tensor:
 
 
 def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Cosines of the angles between rows ``[B, D]`` and references ``[R, D]``, by default the rows."""
+    """Cosines between rows ``[B, D]`` and references ``[R, D]``, by default the rows."""
     x = normalize(x)
     if references is None:
         return gram(x)
