@@ -38,8 +38,8 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
 
     over the C classes of the batch, with :math:`D_{avg}` the variance of a class's normalized embeddings (Eq. 5). The
     targets :math:`\alpha_c` are parameters (``target_density``); the second term increases them, so that classes do not
-    collapse. Base densities :math:`D^{(0)}` belong to the trunk's features. A run computes them before training.
-    Without them this is Eq. (6).
+    collapse. A run computes the base densities :math:`D^{(0)}` from the trunk's features, before training; without them
+    this is Eq. (6).
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with several
     images per class (10 x 10 in the paper).

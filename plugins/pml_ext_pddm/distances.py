@@ -121,7 +121,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
     @property
     def metric(self) -> PDDMDistance:
-        """The distance itself, for tests and queries."""
+        """The distance itself."""
         return self
 
     # PML's distance
@@ -245,7 +245,7 @@ class MahalanobisDistance(EuclideanDistance):
 
     @property
     def metric(self) -> MahalanobisDistance:
-        """The distance itself, for tests and queries."""
+        """The distance itself."""
         return self
 
     def _mapped(self, embeddings: Tensor) -> Tensor:

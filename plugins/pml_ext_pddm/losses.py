@@ -56,8 +56,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     S is the learned similarity, min-max scaled to [0, 1] over the batch. D is the Euclidean distance of normalized
     embeddings. (i, j) is the most dissimilar positive pair under S; k and l are the hardest negatives of i and j. The
-    sum is divided by the number of quadruplets; without any, it is 0. Listed triplets replace the mining; listed pairs
-    restrict it.
+    sum is divided by the number of quadruplets; without any, it is 0. Listed triplets give one hinge each, divided by
+    half their number; listed pairs restrict the mining.
 
     Use at least 4 images per class (Sec. 3.3). One quadruplet per batch does not train a network from scratch: first
     train with another loss, then use a large ``num_quadruplets`` and smaller margins.

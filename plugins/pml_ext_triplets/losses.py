@@ -43,8 +43,8 @@ class BatchAllTripletLoss(PairLoss):
         \tanh\frac{d_{ap} - d_{an}}{2}, \quad d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})
 
     The reducer gets each pair's sum over its negatives in S; the default one divides the total by the size of S. PML's
-    reducers of single values, such as ``MeanReducer``, need an ``indices_tuple`` of triplets, each with one value, 0
-    outside S. ``collect_stats`` records ``violating``, the share of triplets in S.
+    reducers of single values, such as ``MeanReducer``, need an ``indices_tuple`` of triplets; each then has one value,
+    0 outside S. ``collect_stats`` records ``violating``, the share of triplets in S.
 
     *Cost:* one product of ``B x D x R`` forward and one backward; a few passes over ``B x R`` per positive of an
     anchor, or one sort for 25 or more; memory of about five ``B x R``.
