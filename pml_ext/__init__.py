@@ -1,7 +1,6 @@
 """A plugin layer on pytorch-metric-learning (PML): ``from pml_ext import CBMLLoss``.
 
-Every registered class can be imported from here. Torch and PML are imported with the first name that needs them. Type
-checkers read ``__init__.pyi``; a test compares both.
+Every registered class can be imported from here, and is loaded on first use. Type checkers read ``__init__.pyi``.
 """
 
 from __future__ import annotations

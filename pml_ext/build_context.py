@@ -1,4 +1,4 @@
-"""Values for settings that are left out when a component is built."""
+"""Values for omitted settings of a component."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .settings import settings_of
 class BuildContext(TypedDict, total=False):
     """Values that fill omitted settings of a component, by the name of the setting.
 
-    Recipes provide all of them. ``embedding_size`` and ``num_classes`` fill only settings without a default.
+    ``embedding_size`` and ``num_classes`` fill only settings without a default.
     """
 
     embedding_size: int  # D

@@ -1,4 +1,4 @@
-"""Components of the layer itself: its wrappers, miners and samplers, and PML's classes."""
+"""The layer's own components, and PML's classes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class NormalizedRows(BaseDistance):  # type: ignore[misc]
     """Mixin for PML's distances: normalization keeps a zero row zero, with gradient zero."""
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
+        """L2-normalized rows."""
         if self.p != 2 or dim != 1 or kwargs:
             return super().normalize(embeddings, dim=dim, **kwargs)  # type: ignore[no-any-return]
         return normalize(embeddings)
@@ -60,8 +60,7 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
     """PML's Euclidean distance of normalized embeddings, accurate for near points too.
 
     Equal embeddings have distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two
-    with
-    references).
+    with references).
 
     Args:
         power: exponent of the distances, at least 1; 2 for squared distances.
@@ -114,10 +113,7 @@ def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tu
 
 
 def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
-    """The distance matrix of rows that ``maybe_normalize`` has processed.
-
-    A distance with its own ``forward`` is called as a module, which normalizes unit rows again.
-    """
+    """The distance matrix of rows that ``maybe_normalize`` has processed."""
     if type(distance).forward is not BaseDistance.forward:
         return distance(points, None if columns is points else columns)
     matrix: Tensor = distance.compute_mat(points, columns)

@@ -35,7 +35,7 @@ class PmlExtError(Exception):
         return shortened(text) if self.key else text  # values of settings may be long
 
     def inside(self, key: str) -> Self:
-        """Put the key of the enclosing table before the setting's own; return the error."""
+        """Put the key of the enclosing table before the setting's own."""
         self.key = f"{key}.{self.key}".strip(".")
         return self
 
@@ -88,7 +88,7 @@ class StoppedError(BaseException):
 
 
 class TrainingError(PmlExtError):
-    """Training that had to stop, for example because of NaN; the run's files are kept."""
+    """Training that had to stop, for example because of NaN; files are kept."""
 
 
 class NothingToLearnError(TrainingError):
@@ -104,7 +104,7 @@ class PluginWarning(UserWarning):
 
 
 class RecipeWarning(UserWarning):
-    """Settings of a recipe that an option drops; the text names both."""
+    """Settings of a recipe that an option drops."""
 
 
 class TrainingWarning(UserWarning):
@@ -134,7 +134,7 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: ``"1 image"``, ``"2 images"``."""
+    """A number with its noun, such as ``"2 images"``."""
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}s"
@@ -160,7 +160,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Convert an import error to :class:`MissingExtraError`: ``what`` needs ``extra``."""
+    """Convert an import error to :class:`MissingExtraError`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -168,7 +168,7 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> MissingExtraError:
-    """The error for a package that is not installed: ``what`` needs ``extra``."""
+    """The error that ``what`` needs ``extra``."""
     missing = f"{what} needs the package {error.name!r}, which is not installed"
     return MissingExtraError(f'{missing}. Run: pip install "pml-ext[{extra}]"')
 

@@ -36,12 +36,12 @@ class PairMinerSettings(MinerSettings, total=False):
 
 
 class FullPrecisionMining:
-    """Mixin before PML's miner base: checks the batch and mines in float32 or float64."""
+    """Mixin before PML's miner base: mines in float32 or float64."""
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Indices of pairs or triplets, in row-major order; arguments as for a loss."""
+        """Indices of pairs or triplets, in row-major order."""
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
         if labels is None or (ref_emb is not None and ref_labels is None):
@@ -55,7 +55,7 @@ class FullPrecisionMining:
 
 
 class _Call(NamedTuple):
-    """Arguments of a call beyond those that PML's ``mine`` accepts."""
+    """Arguments of a call that PML's ``mine`` does not accept."""
 
     indices_tuple: Any = None
     related: Related | None = None
@@ -68,7 +68,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     ``mine`` gets the pairs from :meth:`pairs_of`. An ``indices_tuple`` restricts them; labels may then be None.
 
     Args:
-        relation: replaces equality of labels, as in :class:`pml_ext.plugin.PairLoss`; labels have the relation's form.
+        relation: replaces equality of labels, as in :class:`pml_ext.plugin.PairLoss`.
         kwargs: PML's ``distance``, ``collect_stats``.
     """
 
@@ -90,7 +90,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         indices_tuple: tuple[Tensor, ...] | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Indices of pairs or triplets in row-major order, chosen from ``indices_tuple`` if given."""
+        """Indices of pairs or triplets in row-major order, among ``indices_tuple`` if given."""
         indices_tuple = check_indices_tuple(indices_tuple)
         relation = self.relation if relation is None else relation
         related_labels = None
@@ -120,7 +120,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     ) -> PairsOfRows:
         """The pairs of the current call, given the arguments of ``mine``.
 
-        ``rows``: the number of all rows if slices will be requested, else None.
+        ``rows``: the number of all rows if slices will be requested.
         """
         indices_tuple = self._call.indices_tuple
         self_column = None
@@ -151,8 +151,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 class TiledMiner(PairMiner):
     """Base of miners that choose an anchor's tuples from its row alone; define :meth:`choose`.
 
-    Subclasses define :meth:`choose`. The miner compares ``tile_size`` anchors (automatic by default) with all columns
-    at a time; apart from the result, memory is linear in the batch. Other settings as in :class:`PairMiner`.
+    Memory is linear in the batch, apart from the result.
 
     Args:
         tile_size: anchors per tile; automatic by default.
@@ -168,7 +167,7 @@ class TiledMiner(PairMiner):
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """Indices of the triplets or pairs mined in a tile; anchors are rows of the tile.
 
-        ``matrix`` has the miner's distances, ``[T, R]``; ``positives`` and ``negatives`` are masks of its pairs.
+        ``matrix`` has the distances, ``[T, R]``; ``positives`` and ``negatives`` are masks of its pairs.
         """
         raise NotImplementedError
 
@@ -196,9 +195,7 @@ class SemiHardTripletMiner(TiledMiner):
     .. math:: \{(a, p, n) : 0 < d_{an} - d_{ap} \le m\}
 
     With ``negatives="nearest"``, each positive pair gets its nearest qualifying negative, if any. ``"all"`` gives the
-    triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which first lists all triplets of the batch.
-    For a
-    similarity the signs are reversed.
+    triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``. For a similarity the signs are reversed.
 
     *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory for a tile and the result.
 
@@ -206,7 +203,7 @@ class SemiHardTripletMiner(TiledMiner):
         margin: m, above 0, in units of the distance; 0.2.
         negatives: ``"nearest"`` or ``"all"``.
         tile_size: anchors per tile; automatic by default.
-        kwargs: as in PML's miners: ``distance`` (by default Euclidean, of normalized embeddings), ``collect_stats``.
+        kwargs: as in PML's miners; ``distance`` is Euclidean by default.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])

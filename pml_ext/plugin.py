@@ -1,8 +1,7 @@
 """Everything that a plugin may import: hooks, base classes, pair functions, checks.
 
-This includes PML's base classes; PML's losses and miners are components: ``build("pml/contrastive", "loss")``. Names
-are
-imported on first use; data sets, figures, stores and trackers come from ``pml_ext_train``.
+This includes PML's base classes; PML's losses and miners are components: ``build("pml/contrastive", "loss")``. Data
+sets, figures, stores and trackers come from ``pml_ext_train``.
 """
 
 from __future__ import annotations

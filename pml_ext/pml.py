@@ -253,11 +253,7 @@ def most_of_batch(cls: type, settings: Mapping[str, Any], classes: int) -> int |
 
 
 def check_sampler(cls: type, settings: Mapping[str, Any], batch_size: int, classes: int) -> None:
-    """ValueError if PML's sampler cannot be used in a run, or would draw smaller batches.
-
-    HierarchicalSampler needs labels of two levels. MPerClassSampler shrinks a batch that does not fit ``classes`` or
-    ``m``.
-    """
+    """ValueError if PML's sampler cannot be used in a run, or would draw smaller batches."""
     from pytorch_metric_learning import samplers
 
     if issubclass(cls, samplers.HierarchicalSampler):

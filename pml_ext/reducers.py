@@ -13,7 +13,7 @@ from .pml import BaseReducer, MultipleReducers, per_anchor_mean, reducers
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     """Reducer to the sum of a loss's values over its ``divisor``; 0 for divisor 0.
 
-    A loss sets the divisor if each value aggregates several elements, for example the triplets of a pair. No host sync.
+    A loss sets the divisor if each value aggregates several elements, such as the triplets of a pair.
     """
 
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
@@ -26,7 +26,7 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
-        """Sum / divisor; for divisor 0, 0 with gradient 0, except that NaN is propagated."""
+        """Sum / divisor; 0 with gradient 0 for divisor 0, except that NaN is propagated."""
         total = losses.sum()
         if not len(losses):
             total = total + (embeddings * 0).sum()
@@ -92,8 +92,7 @@ def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor |
     """Each row's sum of the elements that a reducer counts, and their number.
 
     For PerAnchorReducer the mean replaces the sum. ``values``, ``[T, R]``, are at least 0; ``mask`` marks the valid
-    ones.
-    ``times``, ``[T, R]``: how often each element is listed; PML's PerAnchorReducer counts each once.
+    ones. ``times``, ``[T, R]``: how often each element is listed.
     """
     kept = mask
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
@@ -125,9 +124,7 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
 def has_uniform_weights(reducer: BaseReducer, gradient_device: torch.device | None = None) -> bool:
     """Whether a reducer weights all values equally.
 
-    ``gradient_device`` is where the backward pass must recognize the equal weights, if it must. PML's MeanReducer sends
-    a
-    full tensor of them, and comparing it would wait for an accelerator.
+    ``gradient_device`` is where the backward pass must recognize the equal weights, if it must.
     """
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
     if gradient_device is None or gradient_device.type == "cpu":

@@ -29,8 +29,7 @@ from .settings import check_keywords
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     """Base of regularizers with labels; define ``compute_loss(embeddings, labels)``.
 
-    Calls return the reduced value, in float32 or float64. PML's ``embedding_regularizer=`` passes no labels; use
-    :class:`RegularizedLoss`. Settings are PML's.
+    Calls return the reduced value, in float32 or float64. Settings are PML's.
     """
 
     capabilities = frozenset({"labels"})
@@ -55,8 +54,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         """An equation's tensors ``[B]`` for the anchors of a batch, in tiles if it is large.
 
         ``equation`` maps a distance matrix, ``[T, B]``, and the masks of positive and negative pairs to tensors
-        ``[T]``. The
-        first ``values`` of them have a gradient.
+        ``[T]``. The first ``values`` of them have a gradient.
         """
         size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
         if size is None:

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 class RunView(Protocol):
     """The part of a run that a component's hooks may use.
 
-    The hooks are ``prepare``, ``start_epoch``, ``after_step`` and ``figures``. Splits are ``"train"``; ``"test"``, or
-    ``"query"`` and ``"gallery"``; ``"validation"`` if classes are held out; ``"train_sample"``, unless all training
-    images are tested.
+    Splits are ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``; ``"validation"`` if classes are held out;
+    ``"train_sample"``, unless all training images are tested.
     """
 
     folder: Path  # components write their own tables to records/ in it
@@ -30,10 +29,10 @@ class RunView(Protocol):
     queries: str  # the split whose images a test searches for, "test" or "query"
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
-        """Raw output of the network or trunk for all images of a split: ``[N, D]``, float32."""
+        """Raw output of the network or trunk for a split: ``[N, D]``, float32."""
 
     def batches(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield embeddings ``[B, D]`` and labels ``[B]`` batch by batch, in bounded memory."""
+        """Yield embeddings ``[B, D]`` and labels ``[B]`` batch by batch."""
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split, ``[N]``, int64, on the device.

@@ -28,7 +28,7 @@ class GroupSampler(Sampler[int]):
     """Base of samplers that draw group by group until a batch is full.
 
     Every group is drawn once, in a random order that continues over batches, before any is drawn again. Subclasses may
-    override :meth:`draw`, which draws as many images as fit.
+    override :meth:`draw`.
 
     Args:
         members: the images of each group.
@@ -95,14 +95,14 @@ class GroupSampler(Sampler[int]):
 class MPerLabelSampler(GroupSampler):
     """Sampler of m images of each of several labels, for images with sets of labels.
 
-    Every label is drawn once before any is drawn again, so rare labels appear as often as frequent ones. An image with
-    several of these labels appears once in a batch. Images without labels are never drawn.
+    Every label is drawn once before any is drawn again, so rare labels appear as often as frequent ones. An image
+    appears once in a batch. Images without labels are never drawn.
 
     Args:
         labels: of every image: multi-hot ``[N, C]``, lists of integers, or integers ``[N]`` with a relation.
         batch_size: images in a batch.
         m: images per drawn label; fewer if the label has fewer.
-        length_before_new_iter: images in a pass, cut to whole batches; N by default.
+        length_before_new_iter: images in a pass; N by default.
         seed: of the sampler's own generator.
         relation: a :class:`pml_ext.SharedLabel` with the label sets of classes; None if ``labels`` are the sets.
     """
@@ -155,7 +155,7 @@ class TreeSampler(GroupSampler):
         m: number of images per drawn class.
         parents: number of parents in a batch.
         level: level of the parents, from 1; by default the level above the classes.
-        length_before_new_iter: images in a pass, cut to whole batches; by default N.
+        length_before_new_iter: images in a pass; N by default.
         seed: of the sampler's own generator.
     """
 
@@ -203,7 +203,7 @@ class TreeSampler(GroupSampler):
 class TupleSampler(Sampler[TupleBatch]):
     """Sampler of batches of whole listed pairs or triplets, each at most once in a pass.
 
-    Every pass has a new order. A last batch that is not full is left out.
+    A last batch that is not full is left out.
 
     Args:
         tuples: a :class:`pml_ext.pairwise.ListedTuples`, at least a batch.

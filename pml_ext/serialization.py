@@ -1,8 +1,7 @@
 """Checkpoint values in types that ``torch.load(weights_only=True)`` reads.
 
-Numpy arrays and numbers, ranges and frozen sets are written as dictionaries of a tensor or list, and restored
-unchanged.
-Keys that are numpy numbers become Python numbers.
+Numpy arrays and numbers, ranges and frozen sets are written as dictionaries, and restored unchanged. Keys that are
+numpy numbers become Python numbers.
 """
 
 from __future__ import annotations

@@ -45,9 +45,7 @@ class _Whitening:
     def _add(self, features: Tensor, labels: Tensor, keys: list[Hashable]) -> None:
         """Add a batch; ``labels`` ``[N]`` are indices of ``keys``, which name classes.
 
-        A class's means and scatters are merged over batches as in Chan et al. (1983), which loses no digits for
-        features far
-        from 0.
+        Means and scatters are merged as in Chan et al. (1983), which loses no digits for features far from 0.
         """
         within = self._scatter_matrix(features)
         order = torch.argsort(labels, stable=True)
@@ -138,12 +136,9 @@ class WithinClassWhitening(_Whitening):
         S_\lambda = (1 - \lambda) S + \lambda \frac{\operatorname{tr} S}{F} I, \qquad
         f(x) = U^\top S_\lambda^{-1/2} (x - \mu)
 
-    with class means :math:`\mu_c`, their mean :math:`\mu` over the items, and the leading directions :math:`U` of the
-    total
-    covariance of :math:`S_\lambda^{-1/2} x`. Directions that vary within classes count less. Compare the outputs by
-    cosine.
-    This is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with shrinkage, also known
-    as
+    with class means :math:`\mu_c`, the mean :math:`\mu`, and the leading directions :math:`U` of the total covariance
+    of :math:`S_\lambda^{-1/2} x`. Directions that vary within classes count less. Compare the outputs by cosine. This
+    is relevant component analysis (Shental et al. 2002; Bar-Hillel et al. 2005, JMLR 6) with shrinkage, also known as
     within-class covariance normalization (Hatch et al. 2006) and, with pairs, as learned whitening in image retrieval
     (Mikolajczyk and Matas 2007; Radenović et al. 2018).
 
@@ -153,13 +148,11 @@ class WithinClassWhitening(_Whitening):
     torch.Size([40, 4])
 
     *Cost:* one product of ``F x N x F`` and two eigendecompositions of ``F x F``, in float64; memory for a few ``F x
-    F``
-    matrices and the mean of each class. 100,000 features of 1,280 numbers take seconds.
+    F`` and the class means. 100,000 features of 1,280 numbers take seconds.
 
     Args:
         shrinkage: :math:`\lambda` in [0, 1], towards the mean eigenvalue. ``"auto"`` chooses from 0.3, 0.6, 0.9 and 1
-            by
-            MAP@R on held-out classes, fitted on three quarters of the classes.
+            by MAP@R on held-out classes.
         size: number of outputs D; None keeps all F.
         relation: a :class:`~pml_ext.relations.Relation` that defines positive pairs in place of equal labels.
     """
@@ -182,8 +175,7 @@ class WithinClassWhitening(_Whitening):
             features: numbers ``[N, F]`` on any device.
             labels: the class of each item, ``[N]``, integers or texts; with a ``relation``, labels in its form. Classes
                 with a single item do not count.
-            pairs: in place of labels, positive pairs ``[P, 2]`` of row numbers; all pairs of all classes give the same
-                layer.
+            pairs: in place of labels, positive pairs ``[P, 2]`` of row numbers.
 
         ValueError or TypeError for invalid features or labels, or without a class of two different items.
         """
@@ -326,7 +318,6 @@ def shrunk(covariance: Tensor, shrinkage: float) -> Tensor:
 
 
 def _decomposed(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """The variances of a covariance, ascending, and their directions."""
     variances, directions = torch.linalg.eigh(covariance)
     mean = float(variances.mean())
     if mean <= 0:
@@ -341,13 +332,11 @@ def _decomposed(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_fixed_signs(weight: Tensor) -> Tensor:
-    """Rows whose greatest entry is positive: an eigenvector's sign is arbitrary."""
     greatest = weight.abs().argmax(1, keepdim=True)
     return weight * weight.gather(1, greatest).sign()
 
 
 def _parts_of_classes(ends: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of classes with at least ``_ROWS`` items; ``ends`` are cumulative sizes."""
     first = begin = 0
     for number, end in enumerate(ends, start=1):
         if end - begin >= _ROWS or number == len(ends):
@@ -384,7 +373,7 @@ def _class_indices(labels: Any, features: Tensor) -> tuple[Tensor, list[Hashable
 
 
 def _checked_pairs(pairs: Any, count: int, device: torch.device) -> Tensor:
-    """Each pair of different items once, ``[P, 2]``."""
+    """Each pair once, ``[P, 2]``."""
     pairs = torch.as_tensor(np.asarray(pairs) if not isinstance(pairs, Tensor) else pairs, device=device)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.is_floating_point():
         raise ValueError(f"pairs must be integers [P, 2], got {pairs.dtype} of shape {tuple(pairs.shape)}")
@@ -406,10 +395,7 @@ def _positive_pairs(relation: Relation, labels: Any, features: Tensor) -> Tensor
 
 
 def _map_at_r(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Each item's MAP@R among the others by cosine, ``[N]``.
-
-    The same metric as in :mod:`pml_ext.evaluation.metrics`, which needs the extra ``train``.
-    """
+    """Each item's MAP@R by cosine, ``[N]``, without the extra ``train``."""
     points = nn.functional.normalize(embeddings)
     sizes = torch.bincount(labels)[labels] - 1
     most = int(sizes.max())

@@ -38,10 +38,12 @@ def squared_tangent(alpha: float) -> float:
 
 
 def log_sums_of_pairs(similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
-    r""":math:`\log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)` of every pair (a, p), ``[P]``, Eq. (10).
+    r"""The sum of Eq. (10) for every pair (a, p), as a logarithm, ``[P]``.
 
-    Similarity and the mask of negatives are ``[B, R]``. Without negatives, the result is a very low number, whose
-    upstream gradient must be 0, as after ``log_one_plus_exp``. The backward pass is differentiable.
+    .. math:: \log \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)
+
+    Similarity and the mask of negatives are ``[B, R]``. Without negatives, the result is very low; its upstream
+    gradient must be 0.
     """
     log_sums: Tensor = apply_or_plain(_LogSumsOfPairs, _pairs_written_out, similarity, negatives, anchors, partners)
     return log_sums
@@ -52,8 +54,6 @@ def _pairs_written_out(similarity: Tensor, negatives: Tensor, anchors: Tensor, p
 
 
 class _LogSumsOfPairs(torch.autograd.Function):
-    """:func:`log_sums_of_pairs` with a backward pass that writes one matrix."""
-
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor) -> Tensor:
         exponents = fill_outside(similarity, indicators(negatives, similarity), _lowest(similarity))
@@ -81,7 +81,7 @@ def log_sums_of_rows(
     .. math:: f_{a,p,n} = 4 t (x_a + x_p)^T x_n - 2 (1 + t) \, x_a^T x_p
 
     Anchors and partners, ``[P]``, are rows and columns of ``similarity``, ``[B, R]``. ``between(partners)`` returns the
-    products :math:`x_p^T x_n` of the U distinct partners, ``[U, R]``, and each partner's row in them, ``[P]``.
+    products of the distinct partners, ``[U, R]``, and each partner's row in them, ``[P]``.
     """
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:
@@ -105,10 +105,8 @@ def log_sums_of_products(
     r""":func:`log_sums_of_rows` from a product, if the negatives follow from the labels.
 
     With :math:`E = \exp 4 t s` inside a mask and 0 outside, it is :math:`\log (E E^T)_{ap} - 2 (1 + t) s_{ap}`. This
-    needs cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or
-    all members of some classes; ``first`` is the column of the first row. A sum of 0 gives a very low number, whose
-    upstream gradient must be 0, as after ``log_one_plus_exp``. *Cost:* a batched product of ``[C, M, B]`` with its
-    transpose for C classes of M members, or one of the whole matrix without ``classes``; one product backward.
+    needs cosines, :math:`4 t` up to :data:`PRODUCT_SLOPE`, pairs within a class, and rows of whole classes; ``first``
+    is the column of the first row. A sum of 0 gives a very low number, whose upstream gradient must be 0.
 
     With ``with_n_pair``, the result is ``[2, P]``: :func:`log_sums_of_pairs` first, then these.
     """
@@ -172,7 +170,6 @@ def _lowest(like: Tensor) -> float:
 def _scattered(
     shares: Tensor, rows: Tensor, places: tuple[Tensor, ...], anchors: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Shares of pairs at their places, ``[C, M, M]``; if given, the shares of Eq. (10) summed by anchor, ``[B]``."""
     by_anchor: Tensor | None = None
     if shares.ndim == 2:
         n_pair, shares = shares.unbind()
@@ -182,8 +179,6 @@ def _scattered(
 
 
 class _LogSumsOfProducts(torch.autograd.Function):
-    """:func:`log_sums_of_products` with a backward pass that writes one matrix."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -278,7 +273,7 @@ def hinge_sums(
     *,
     alpha: float,
 ) -> Tensor:
-    """Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; see :func:`log_sums_of_rows`."""
+    """Eq. (6) summed over the negatives of every pair (a, p), ``[P]``."""
 
     def sums(anchors: Tensor, partners: Tensor) -> Tensor:
         sides = sides_of_pairs((anchors, partners), similarity, between, squared)
@@ -290,7 +285,7 @@ def hinge_sums(
 def sides_of_pairs(
     pairs: tuple[Tensor, Tensor], similarity: Tensor, between: Between, squared: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
+    """Squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``."""
     anchors, partners = pairs
     squared_batch, squared_references = squared
     matrix, rows = between(partners)

@@ -1,4 +1,4 @@
-"""The losses of Wang et al. (2017): angular, angular over triplets, N-pair, and a weighted sum."""
+"""The losses of Wang et al. (2017): angular, angular over triplets, N-pair, and a sum."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _DotProductLoss(PairLoss):
 
     Args:
         normalize_embeddings: False uses raw embeddings, as in Sec. 4.4.
-        kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        kwargs: as in PML's losses, except ``distance``.
     """
 
     tiles = "classes"
@@ -55,7 +55,6 @@ class _DotProductLoss(PairLoss):
         self.normalize_embeddings = normalize_embeddings
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``ALL_ENTRIES``: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
         return Compilation.ALL_ENTRIES
 
     def _n_pair_terms(self, pairs: Pairs) -> Tensor:
@@ -63,7 +62,7 @@ class _DotProductLoss(PairLoss):
 
 
 class _AngularLoss(_DotProductLoss):
-    """Base of the three losses with an upper bound alpha; they record angle statistics.
+    """Base of the three losses with an upper bound alpha.
 
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90.
@@ -82,27 +81,24 @@ class _AngularLoss(_DotProductLoss):
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``ALL_ENTRIES`` for up to 1,024 rows, where one product is as fast as one per class."""
         if by_labels and self._multiplies() and rows <= _LARGEST_GROUP:
             return Compilation.ALL_ENTRIES
         return Compilation.EAGER
 
     def _angular_terms(self, pairs: Pairs) -> Tensor:
-        """Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
+        """Eq. (8) of every pair: by products where these stay finite, else from gathered rows."""
         if pairs.labels is not None and self._multiplies():
             return self._terms_of_products(pairs, pairs.labels)
         t = F.squared_tangent(self.alpha)
         return log_one_plus_exp(F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, *pairs.listed, t))
 
     def _n_pair_and_angular_terms(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Eq. (10) and Eq. (8) of every pair, computed together where products stay finite."""
         if pairs.labels is not None and self._multiplies():
             n_pair, angular = self._terms_of_products(pairs, pairs.labels, with_n_pair=True)
             return n_pair, angular
         return self._n_pair_terms(pairs), self._angular_terms(pairs)
 
     def _terms_of_products(self, pairs: Pairs, labels: Tensor, with_n_pair: bool = False) -> Tensor:
-        """Eq. (8) of every pair, ``[P]``, by products per class; with Eq. (10) first, ``[2, P]``."""
         log_sums = F.log_sums_of_products(
             pairs.matrix,
             pairs.negatives,
@@ -137,29 +133,28 @@ class _AngularLoss(_DotProductLoss):
 
 
 class AngularLoss(_AngularLoss):
-    r"""Angular loss over a batch, Eq. (8): the angle at a negative, as a log-sum-exp over negatives.
+    r"""Angular loss over a batch, Eq. (8): the angle at a negative.
 
     .. math::
         \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
         f_{a,p,n} = 4 \tan^2\!\alpha \, (x_a + x_p)^T x_n - 2 (1 + \tan^2\!\alpha) \, x_a^T x_p \quad (8)
 
-    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. Negatives are all
-    samples of other classes, or the anchor's negatives in ``indices_tuple``. ``collect_stats`` records the mean angle
-    at the negative in degrees (``average_angle``), and the share of triplets above alpha (``over_alpha``).
+    The reducer gets one value per positive pair (``"pos_pair"``), zeros included. ``collect_stats`` records
+    ``average_angle``, in degrees, and ``over_alpha``, the share of triplets above alpha.
 
-    PML's ``AngularLoss`` agrees on normalized input. On other input it multiplies normalized anchors with raw
-    negatives, and it ignores mined negatives.
+    PML's ``AngularLoss`` agrees on normalized input. Otherwise it mixes normalized anchors with raw negatives. It
+    ignores mined negatives.
 
-    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; memory ``B x R``. Where such products
-    could overflow (mined pairs, references, raw embeddings, alpha above 63), ``P x R`` for P pairs, in tiles.
+    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; memory ``B x R``. For mined pairs,
+    references, raw embeddings, and alpha above 63, ``P x R`` for P pairs, in tiles.
 
-    *Pair with:* PML's ``MPerClassSampler(m=2)``, the batches of Fig. 4b.
+    *Pair with:* PML's ``MPerClassSampler(m=2)``, as in Fig. 4b.
 
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90. The paper uses 45 for
             cars and 36 for products.
         normalize_embeddings: False uses raw embeddings, as in Sec. 4.4.
-        kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        kwargs: as in PML's losses, except ``distance``.
 
     Raises:
         ValueError: alpha is outside its range, or a ``distance`` is passed.
@@ -183,16 +178,13 @@ class NPairLoss(_DotProductLoss):
 
     .. math:: \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)\Big] \quad (10)
 
-    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``), zeros included. PML's
-    ``NPairsLoss`` is Sohn's form, with one positive per class. On normalized embeddings the loss is weak, because their
-    dot products differ by at most 2. Train with ``normalize_embeddings=False`` and
-    ``embedding_regularizer=LpRegularizer(power=2)`` with weight 0.02.
+    The reducer gets one value per positive pair (``"pos_pair"``), zeros included. PML's ``NPairsLoss`` is Sohn's form,
+    with one positive per class. The loss is weak on normalized embeddings. Train with ``normalize_embeddings=False``
+    and ``embedding_regularizer=LpRegularizer(power=2)`` with weight 0.02.
 
     *Cost:* one product of ``B x D x R``; memory ``B x R``.
 
-    *Pair with:* PML's ``MPerClassSampler(m=2)``.
-
-    Settings, errors and source: see :class:`AngularLoss`, without alpha.
+    Settings, errors, sampler and source: see :class:`AngularLoss`, without alpha.
     """
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -205,9 +197,8 @@ class NPairAngularLoss(_AngularLoss):
 
     .. math:: \mathcal{L} = \mathcal{L}_{npair} + \lambda \, \mathcal{L}_{ang} \quad (9)
 
-    with :class:`NPairLoss` (Eq. 10) and :class:`AngularLoss` (Eq. 8), summed pair by pair: the reducer gets one value
-    per ordered (anchor, positive) pair (``"pos_pair"``). ``collect_stats`` also records the means of both terms
-    (``n_pair_loss``, ``angular_loss``), without the weight. *Cost:* that of :class:`AngularLoss`.
+    with :class:`NPairLoss` and :class:`AngularLoss`, summed pair by pair. ``collect_stats`` also records
+    ``n_pair_loss`` and ``angular_loss``, without the weight. *Cost:* that of :class:`AngularLoss`.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
@@ -245,11 +236,9 @@ class AngularTripletLoss(_AngularLoss):
         \operatorname{mean}_{(a, p, n)} \big[\,\|x_a - x_p\|^2 - 4 \tan^2\!\alpha \, \|x_n - x_c\|^2\,\big]_+,
         \qquad x_c = (x_a + x_p) / 2 \quad (6)
 
-    With an ``indices_tuple`` of triplets, the reducer gets one value per triplet (``"triplet"``). Otherwise the loss
-    covers all triplets of the batch, or of the tuple's pairs, without listing them: the reducer gets each pair's sum
-    over its negatives (``"pos_pair"``), and the number of triplets as ``divisor``. The default reducer divides by it.
-    PML's reducers of single values, such as ``AvgNonZeroReducer``, then raise an error; other reducers reduce the sums.
-    ``collect_stats`` records ``average_angle`` and ``over_alpha``.
+    Listed triplets give the reducer one value each. Otherwise it gets each pair's sum over its negatives, and the
+    number of triplets as ``divisor``, by which the default reducer divides; PML's reducers of single values, such as
+    ``AvgNonZeroReducer``, then raise an error. ``collect_stats`` records ``average_angle`` and ``over_alpha``.
 
     *Cost:* one product of ``B x D x R`` and ``P x R`` for P pairs, in tiles; memory ``B x R``.
 
@@ -259,7 +248,7 @@ class AngularTripletLoss(_AngularLoss):
     sums_triplets = True
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``EAGER``: the hinge must be summed over the negatives of each pair separately."""
+        """``EAGER``."""
         return Compilation.EAGER
 
     def equation(self, pairs: Pairs) -> Terms:

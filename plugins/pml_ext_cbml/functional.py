@@ -1,7 +1,7 @@
-"""The equations of Kan et al. (2022), Sec. 3, on a similarity matrix ``[B, R]`` and pair masks.
+"""Equations of Kan et al. (2022), Sec. 3, on similarities ``[B, R]`` and masks of pairs.
 
-:math:`P_i` are the positives of anchor i, :math:`N_i` its negatives, :math:`P_i^*, N_i^*` the hard ones among them (Eq.
-25, :func:`pml_ext.plugin.hard_pair_masks`). A row without pairs gives finite values and zero gradients.
+:math:`P_i, N_i` are the positives and negatives of anchor i, :math:`P_i^*, N_i^*` the hard ones (Eq. 25). A row without
+pairs gives finite values and zero gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
         \zeta_2 = \frac{\mu_P}{\sigma_P^2} - \frac{\mu_N}{\sigma_N^2}, \quad
         \zeta_3 = \frac{\mu_N^2}{2 \sigma_N^2} - \frac{\mu_P^2}{2 \sigma_P^2}
 
-    for similarities z of any shape, with means and standard deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`.
+    for similarities z of any shape.
     """
     precision_pos = 1 / std_pos**2
     precision_neg = 1 / std_neg**2
@@ -51,7 +51,7 @@ def metric_variance(
     reduction: str = "mean",
     detach_target: bool = False,
 ) -> Tensor:
-    """Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor, ``[B]``.
+    """Eq. (28) and (29) per anchor, ``[B]``.
 
     An anchor without positives or without negatives gets 0. Similarity is ``[B, R]``, masks are ``[2, B, R]``.
     """
@@ -67,9 +67,9 @@ def metric_variance(
 def variance_around_target(
     similarity: Tensor, masks: Tensor, counts: Tensor, *, gamma: float, reduction: str, detach_target: bool
 ) -> Tensor:
-    """:func:`metric_variance`, with any finite number for anchors that lack positives or negatives.
+    """:func:`metric_variance`, with any finite number for anchors that lack pairs of a kind.
 
-    ``counts``: each anchor's numbers of positives and of negatives, ``[2, B]``, in the similarity's dtype.
+    ``counts``: each anchor's numbers of positives and of negatives, ``[2, B]``.
     """
     settings = (gamma, reduction, detach_target)
     variance: Tensor = apply_or_plain(
@@ -95,10 +95,10 @@ def _variance_written_out(
 
 
 class _VarianceAroundTarget(torch.autograd.Function):
-    r"""The variance with its gradient written out, in a third of autograd's operations.
+    r"""The variance, with its gradient in a third of autograd's operations.
 
-    With the difference :math:`d_i = \mu^P_i - \mu^N_i` of an anchor's mean similarities, and the center :math:`\tau_i =
-    \mu^N_i + \theta d_i` for :math:`\theta = \gamma^2` (:math:`\gamma` if the target is detached),
+    With :math:`d_i = \mu^P_i - \mu^N_i` and :math:`\tau_i = \mu^N_i + \theta d_i` for :math:`\theta = \gamma^2`
+    (:math:`\gamma` if the target is detached),
 
     .. math::
         \sum_{k \in N_i} (s_{ik} - \xi_i)^2

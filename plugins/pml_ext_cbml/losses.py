@@ -66,7 +66,7 @@ def _fit_again(loss: CBMLLoss, _: Any) -> None:
 
 
 class CBMLLoss(Float64Buffers, PairLoss):
-    r"""Contrastive Bayesian loss on hard pairs with a metric variance constraint, Eq. (27) to (30).
+    r"""Contrastive Bayesian loss with a metric variance constraint, Eq. (27) to (30).
 
     .. math::
         \mathcal{L} = \operatorname{mean}_i \Big[
@@ -74,41 +74,29 @@ class CBMLLoss(Float64Buffers, PairLoss):
         + g\Big(1 + \delta^N \sum_{j \in N_i^*} \exp\frac{s_{ij} - \alpha^N}{\beta^N}\Big)
         + \lambda \, \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2 \Big] \quad (27, 29, 30)
 
-    with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target :math:`\xi_i = \gamma \operatorname{mean}_{P_i}
-    s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28). The wide exponential weighs positives evenly;
-    the narrow one counts only negatives near similarity :math:`\alpha^N`. The variance term keeps an anchor's negatives
-    close together.
+    :class:`HardPairMiner` defines the hard pairs :math:`P_i^*, N_i^*`, and :class:`MetricVarianceRegularizer` the
+    target :math:`\xi_i`.
 
-    The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
-    counts in the mean. An ``indices_tuple`` restricts all pairs before mining. A graded relation multiplies a positive
-    pair's exponential by its weight; mining and variance ignore weights. ``collect_stats`` records the means
-    ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight).
+    The reducer gets one value per anchor (``"element"``); an anchor without positives or without negatives gives 0. An
+    ``indices_tuple`` restricts pairs before mining. A graded relation weights the positive exponentials only.
+    ``collect_stats`` records ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight).
 
-    *Deviations* from the authors' code: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
-    anchors without hard pairs (``skip_unmined=True``), uses ``delta=0.25`` with ``"const"``, and excludes positives
-    with similarity above 1 - 1e-5. This class excludes only the anchor itself.
+    *Deviations:* the authors' code has ``mvc_reduction="sum"``, ``skip_unmined=True``, ``delta=0.25`` with ``"const"``,
+    and no positives with similarity above 1 - 1e-5.
 
-    ``statistics="auto"`` has two rules. The attribute ``rule`` names the one in use, and the logger ``pml_ext`` reports
-    it with its reason:
+    ``statistics="auto"`` has two rules; the attribute ``rule`` and the logger ``pml_ext`` report the choice:
 
-    - ``"whitened start"``, if :math:`|\mu_N| < \sigma_N`:
+    - ``"whitened start"``, if :math:`|\mu_N| < \sigma_N`: :meth:`PairStatistics.trained_exponents`.
+    - ``"Sec. 4.4 F"`` otherwise, as for a random start: :meth:`PairStatistics.exponents`, with ``beta_neg`` at least
+      ``(1 - alpha_neg) / 10``.
 
-      .. math::
-          \alpha^P = \frac{1 + \mu_N}{2}, \quad \alpha^N = \alpha^P - \sigma_P, \quad \beta^P = \beta^N = \sigma_P
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references); memory of 6 to 8 ``B x R``.
 
-      Whitening leaves positive and negative pairs near 0, and training moves the positive ones towards 1. Section 4.4
-      F would put both centers between the first two means, where no pair stays, and would let negatives pull
-      :math:`(\sigma_P / \sigma_N)^2` times as hard. Here the centers are halfway, and both kinds pull equally.
-    - ``"Sec. 4.4 F"`` otherwise, as for a random start; see :meth:`PairStatistics.exponents`. The negatives' width is
-      at least ``(1 - alpha_neg) / 10``.
-
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of 6 to 8 ``B x R``.
-
-    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner is needed.
+    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``; no miner.
 
     Args:
-        alpha_pos: center of the positives' exponential. All defaults are the paper's for CUB and Cars; in brackets,
-            Online Products and In-Shop.
+        alpha_pos: center of the positives' exponential. Defaults are the paper's for CUB and Cars; in brackets, Online
+            Products and In-Shop.
         beta_pos: width of the positives' exponential, above 0 (0.25).
         alpha_neg: center of the negatives' exponential (0.5).
         beta_neg: width of the negatives' exponential, above 0 (0.05).
@@ -116,23 +104,20 @@ class CBMLLoss(Float64Buffers, PairLoss):
         mvc_gamma: :math:`\gamma`, in [0, 1].
         mvc_reduction: ``"mean"`` or ``"sum"`` over an anchor's negatives.
         detach_target: whether :math:`\xi_i` has no gradient.
-        skip_unmined: whether an anchor without hard pairs gives 0; else it gives g(1) + g(1) and its variance.
+        skip_unmined: whether an anchor without hard pairs gives 0, not g(1) + g(1) and its variance.
         delta: :math:`\delta^P = \delta^N`, 0 or more, or ``"ratio"`` for Eq. (23).
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
         epsilon: the margin of Eq. (25); 0.1 in the authors' code, not given in the paper.
         mining: False sums over all pairs, Eq. (22).
-        statistics: four numbers :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of
-            positive and negative pairs, give the quadratic exponent of Eq. (20) instead of centers and widths; see
-            :meth:`from_statistics`. ``"auto"`` estimates them on the first training batch, for the centers and widths
-            below; ``"auto-quadratic"`` for Eq. (20) with ``delta="ratio"``. The state dict keeps the estimates
-            (``estimates``). Earlier calls in evaluation or without gradients use their own batch. A batch whose classes
-            hardly differ gives a warning and the default constants; the next batch is tried.
-        kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
-            ``collect_stats``, ...
+        statistics: means and deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N` of similarities, for Eq. (20) instead
+            of centers and widths. ``"auto"`` sets centers and widths from the first training batch;
+            ``"auto-quadratic"`` uses Eq. (20) with ``delta="ratio"``. The state dict keeps the estimates
+            (``estimates``). A batch whose classes hardly differ gives a warning and the default constants; the next one
+            is tried.
+        kwargs: as in PML's losses; ``distance`` must be a similarity.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is not a similarity.
-        TypeError: a setting of another type, or an unknown one.
+        ValueError, TypeError: an unknown setting, or a wrong value or type.
 
     Example:
         >>> import torch
@@ -223,8 +208,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
 
         Args:
             statistics: for example ``PairStatistics.of(embeddings, labels)``.
-            exponent: ``"linear"`` sets centers and widths by Sec. 4.4 F, which contain delta; ``"quadratic"`` uses Eq.
-                (20), by default with ``delta="ratio"``.
+            exponent: ``"linear"`` for Sec. 4.4 F, ``"quadratic"`` for Eq. (20), by default with ``delta="ratio"``.
             settings: other arguments of the class.
         """
         if exponent not in ("linear", "quadratic"):
@@ -244,7 +228,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         ref_labels: Tensor | None,
         relation: Relation | None,
     ) -> None:
-        """Estimate ``"auto"`` statistics in the first training call; earlier calls use their own batch."""
+        """Estimate ``"auto"`` statistics in the first training call."""
         if relation is not None:
             raise ValueError(f"statistics={self.estimated!r} of CBMLLoss needs classes; give four numbers")
         if ref_emb is None:
@@ -253,7 +237,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
             run_eagerly(self._fit, ref_emb, ref_labels)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Use the loaded estimates or this batch's; keep those of a training batch."""
         if self.estimates.isfinite().all():
             self._use(PairStatistics(*self.estimates.tolist()))
             self.wants_before_call = False
@@ -292,7 +275,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
             setattr(self, name, value)
 
     def _log_rule(self) -> None:
-        """Report the rule of ``"auto"``, its reason, and the centers and widths."""
         if not self.rule:
             return
         centers = f"centers {self.alpha_pos:.3g} and {self.alpha_neg:.3g}"
@@ -307,7 +289,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         self.delta = 1.0
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
+        """Fig. 3 of the paper."""
         return likelihood_ratio_figures(run)
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -341,7 +323,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
         counts: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        """The positive and negative terms of Eq. (27) per anchor, ``[2, B]``."""
         average = AVERAGINGS[self.averaging]
         log_delta = self._log_delta(counts)
         centers = (self.alpha_pos, self.alpha_neg)
@@ -359,7 +340,6 @@ class CBMLLoss(Float64Buffers, PairLoss):
         return average(log_one_plus_sums(similarity, masks, slopes, centers, log_delta))
 
     def _log_delta(self, counts: Tensor) -> Tensor | float | None:
-        """Logarithm of delta, Eq. (23) for ``"ratio"``; a number or ``[2, B]``."""
         if self.delta == 1:
             return None
         if isinstance(self.delta, str):

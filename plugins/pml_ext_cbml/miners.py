@@ -24,14 +24,14 @@ class HardPairMiner(TiledMiner):
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    These are the pairs of PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` includes this mining.
+    PML's ``MultiSimilarityMiner`` finds the same pairs. ``CBMLLoss`` includes this mining.
 
     *Cost:* one product of ``B x D x R``; memory for a tile and for the returned pairs.
 
     Args:
         epsilon: the margin, in units of the similarity; 0.1 in the authors' code, not given in the paper.
         tile_size: anchors per tile; automatic by default.
-        kwargs: as in PML's miners: ``distance`` (any; negated if smaller means nearer), ``collect_stats``.
+        kwargs: as in PML's miners; ``distance`` is negated if smaller means nearer.
 
     *Source:* Kan et al., 2022; see :class:`CBMLLoss`.
     """

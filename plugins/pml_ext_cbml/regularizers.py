@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 class MetricVarianceRegularizer(LabeledRegularizer):
-    r"""The metric variance constraint (MVC), Eq. (28) and (29): a penalty on the variance of an anchor's negatives.
+    r"""Metric variance constraint (MVC), Eq. (28) and (29): a penalty on an anchor's negatives.
 
     .. math::
         \operatorname{mean}_i \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2, \qquad
         \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}
 
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
-    reducer gets one value per anchor; an anchor without positives or without negatives gives 0 and counts.
+    reducer gets one value per anchor, 0 without positives or without negatives.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, and a few ``B x B`` matrices; for large batches three
-    or four products in tiles, with memory linear in B.
+    *Cost:* two products of ``B x D x B``, and a few ``B x B`` matrices; for large batches up to four, with memory
+    linear in B.
 
     Args:
         gamma: weight of the positives in the target, in [0, 1].
         reduction: ``"mean"`` over an anchor's negatives, or ``"sum"``, as in the authors' code.
         detach_target: whether the target has no gradient.
         tile_size: anchors per tile; automatic by default.
-        kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
+        kwargs: as in PML's regularizers; ``distance`` must be a similarity.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is not a similarity.
+        ValueError: a wrong setting or distance.
 
     *Source:* Kan et al., 2022; see :class:`CBMLLoss`.
     """
@@ -88,7 +88,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         return per_anchor(*self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
+        """Fig. 3 of the paper."""
         return likelihood_ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:

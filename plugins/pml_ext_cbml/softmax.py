@@ -21,27 +21,26 @@ from pml_ext.plugin import (
 
 
 class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    r"""Cross entropy of a linear classifier on the features, as in classification (Fig. 2, "CE").
+    r"""Cross entropy of a linear classifier on the features (Fig. 2, "CE").
 
     .. math::
         \operatorname{mean}_i \Big[
         -\log \frac{\exp(w_{y_i} \cdot x_i + b_{y_i})}{\sum_c \exp(w_c \cdot x_i + b_c)} \Big]
 
-    Features and weights are not normalized, and each class has a bias, unlike PML's ``NormalizedSoftmaxLoss``. The
-    classifier belongs to the loss, not to the tested network. With ``[model] embedder = "none"``, the trunk's features
-    are trained and tested. The reducer gets one value per image (``"element"``).
+    Unlike PML's ``NormalizedSoftmaxLoss``, it has a bias, and normalizes nothing. The classifier belongs to the loss,
+    not to the tested network; ``[model] embedder = "none"`` trains and tests the trunk's features.
 
     *Cost:* one product of ``B x D x num_classes`` forward and two backward.
 
     Args:
         num_classes: number of training classes.
         embedding_size: D.
-        class_labels: the label of each class, ``num_classes`` integers; 0 to ``num_classes`` - 1 by default.
-        kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        class_labels: the label of each class; 0 to ``num_classes`` - 1 by default.
+        kwargs: as in PML's losses, except ``distance``.
 
     Raises:
-        ValueError: ``class_labels`` are not ``num_classes`` distinct integers, or a ``distance`` is given. In a call:
-            an unknown label, references or an ``indices_tuple``.
+        ValueError: wrong ``class_labels``, or a ``distance``; in a call, an unknown label, references or an
+            ``indices_tuple``.
 
     Example:
         >>> import torch

@@ -33,7 +33,7 @@ _BINS = 60  # per histogram
 
 @dataclasses.dataclass(frozen=True)
 class PairStatistics:
-    """Similarity statistics of pairs: two normal distributions, and mean numbers of pairs per anchor.
+    """Similarities of pairs: two normal distributions, and mean numbers of pairs per anchor.
 
     A number outside its range raises ValueError.
     """
@@ -56,10 +56,9 @@ class PairStatistics:
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
-        """Statistics of the cosine similarities of all pairs of a batch, ``[B, D]`` with labels ``[B]``.
+        """Statistics of the cosine similarities of all pairs of a batch, ``[B, D]``, labels ``[B]``.
 
-        Raises:
-            ValueError: there is no positive or no negative pair, or all similarities of one kind are equal.
+        ValueError without pairs of both kinds, or if all similarities of one kind are equal.
         """
         x = normalize(embeddings.detach().to(widest_dtype(embeddings.device)))
         labels = labels.to(x.device)
@@ -85,16 +84,15 @@ class PairStatistics:
         return cls(mean_pos, std_pos, mean_neg, std_neg, num_pos, num_neg)
 
     def exponents(self) -> dict[str, float]:
-        r"""Centers and widths of both exponentials, Sec. 4.4 F.
+        r"""Centers and widths of both exponentials, Sec. 4.4 F, as arguments of :class:`CBMLLoss`.
 
         .. math::
             \alpha^P = \alpha^N = \frac{\mu_P + \mu_N}{2}, \quad
             \frac{\alpha^P}{\beta^P} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_P^2} + \log \delta^P, \quad
             \frac{\alpha^N}{\beta^N} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_N^2} - \log \delta^N
 
-        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23). The keys are
-        arguments of :class:`CBMLLoss`, for use with ``delta=1``. A center or width that is not above 0 raises
-        ValueError.
+        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23), for ``delta=1``.
+        ValueError unless all are above 0.
         """
         alpha = (self.mean_pos + self.mean_neg) / 2
         squares = (self.mean_pos**2 - self.mean_neg**2) / 2
@@ -114,19 +112,18 @@ class PairStatistics:
 
     @property
     def is_centered(self) -> bool:
-        r"""Whether negative pairs are orthogonal up to their spread, :math:`|\mu_N| < \sigma_N`, as after whitening."""
+        """Whether negative pairs are orthogonal up to their spread, as after whitening."""
         return abs(self.mean_neg) < self.std_neg
 
     def trained_exponents(self) -> dict[str, float]:
-        r"""Centers and widths for the similarities that training leads to, from a whitened start.
+        r"""Centers and widths for similarities after training from a whitened start.
 
         .. math::
             \alpha^P = \frac{1 + \mu_N}{2}, \quad \alpha^N = \alpha^P - \sigma_P, \quad
             \beta^P = \beta^N = \sigma_P
 
-        Training moves positive pairs from :math:`\mu_P` towards 1, and leaves negative pairs around :math:`\mu_N`. The
-        two kinds then meet halfway. The spread of positive pairs is the width of both exponentials, so that a
-        misplaced pair is pulled and pushed equally hard. The keys are arguments of :class:`CBMLLoss`.
+        Training moves positive pairs towards 1 and leaves negative ones around :math:`\mu_N`. Equal widths pull
+        misplaced pairs of both kinds equally hard.
         """
         alpha = (1 + self.mean_neg) / 2
         width = self.std_pos
@@ -134,7 +131,6 @@ class PairStatistics:
 
 
 def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield cosines of some normalized rows with all, ``[T, B]``, and masks of positives and negatives."""
     size = rows_per_tile(None, len(x), len(x), x.device) or max(1, len(x))
     for rows in tiles_of_rows(len(x), size):
         similarity = x[rows] @ x.T
@@ -142,10 +138,9 @@ def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]
 
 
 def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
-    r"""Plot the similarity distributions of pairs and their ratio :math:`\Phi_N` (Fig. 3).
+    r"""Plot similarity distributions of pairs and their ratio :math:`\Phi_N` (Fig. 3).
 
-    The ratio of the histograms is drawn where both have pairs, with Eq. (20). ``parts``, ``{title: (embeddings [N, D],
-    labels [N])}``, fill one column each, with up to 1,000 images.
+    ``parts``, ``{title: (embeddings [N, D], labels [N])}``, fill one column each, with up to 1,000 images.
     """
     from pml_ext.plugin import figures
 
@@ -163,8 +158,6 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
 
 
 class _Histograms(NamedTuple):
-    """The distributions of similarities over common bins."""
-
     edges: Tensor  # of the bins, [bins + 1]
     positive: Tensor  # the density of positive pairs in each bin, [bins]
     negative: Tensor
@@ -193,7 +186,6 @@ def _draw_distributions(axes: Any, histograms: _Histograms) -> None:
 
 
 def _draw_ratio(axes: Any, histograms: _Histograms, x: Tensor, labels: Tensor) -> str:
-    """Draw the ratio of the distributions and Eq. (20); return a note if Eq. (20) is undefined."""
     from pml_ext.plugin import figures
 
     edges, positive, negative = histograms
@@ -215,7 +207,7 @@ def _draw_ratio(axes: Any, histograms: _Histograms, x: Tensor, labels: Tensor) -
 
 
 def likelihood_ratio_figures(run: RunView) -> dict[str, Figure]:
-    """``{title: figure}``: :func:`likelihood_ratio_figure` of a run's training and test images."""
+    """``{title: figure}`` of a run's training and test images."""
     if "train_sample" in run.splits:
         trained = "train_sample"
     else:

@@ -31,15 +31,12 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         \tilde F = \sum_k \max_{j: y_j = k} -\sum_{i: y_i = k} \|x_i - x_j\|_2
 
     for normalized embeddings x. S has one medoid per class of the batch; :math:`g(S)` assigns each embedding to its
-    nearest medoid. As in the paper, medoids are chosen greedily, then swapped within clusters. Gradients flow only
-    through the distances to the medoids.
+    nearest medoid. Medoids are chosen greedily, then swapped within clusters. Only the distances to the medoids have
+    gradients.
 
-    The value is a sum over the batch, whose order may change it slightly.
+    *Cost:* one product of ``B x D x B``; for the search, at most one of ``B x B x B`` per class and per round.
 
-    *Cost:* one product of ``B x D x B``. The search, without gradient, takes at most one product of ``B x B x B`` per
-    class, plus one per round.
-
-    *Pair with:* a sampler of several images per class, and batches of a few hundred images; no miner.
+    *Pair with:* several images per class, a few hundred per batch; no miner.
 
     Args:
         margin: :math:`\gamma`, 0 or more, in units of F, a sum of distances (0 to 2); the paper gives no value.
@@ -148,8 +145,7 @@ def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
 
     .. math:: \frac{2 I}{H(clusters) + H(classes)}, \quad I = H(clusters) + H(classes) - H(both)
 
-    ``moved``, ``[C, B]``, is 1 for a point that moves, else 0. ``clusters`` (before the move) and ``classes``, ``[B]``,
-    count from 0. NMI is 1 if all points are in one cluster and one class.
+    ``moved``, ``[C, B]``, is 1 for a point that moves, else 0. ``clusters`` and ``classes``, ``[B]``, count from 0.
     """
     size = moved.shape[1]
     width = int(classes.max()) + 1

@@ -43,7 +43,6 @@ def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
 
 
 def _variances(x: Tensor, class_index: Tensor, sizes: Tensor) -> Tensor:
-    """The mean squared distance to the mean of every group of rows."""
     centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, class_index, x) / sizes[:, None]
     distances = (x - centroids.index_select(0, class_index)).square().sum(1)
     return torch.zeros_like(sizes).index_add(0, class_index, distances) / sizes
@@ -78,9 +77,8 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
         D_{avg}(S_c) = \frac{1}{|S_c|} \sum_{i \in S_c} \|x_i - \mu_c\|^2, \qquad
         \mu_c = \frac{1}{|S_c|} \sum_{i \in S_c} x_i
 
-    Features, ``[N, D]``, are normalized here; labels are ``[N]``. The result, ``[C]``, from 0 to 1, is in increasing
-    order
-    of the labels.
+    Features, ``[N, D]``, are normalized here; labels are ``[N]``. The result, ``[C]``, from 0 to 1, follows the labels
+    in increasing order.
     """
     x = normalize(to_full_precision(features, normalized=True))
     _, class_index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
@@ -93,8 +91,7 @@ def streamed_class_densities(
     """Eq. (5) of features that do not fit into memory, in float64, ``[num_classes]``.
 
     ``batches`` yields features ``[B, D]`` and labels ``[B]``; ``entry_of`` maps labels to indices of the result. A
-    class
-    without features has density 0.
+    class without features has density 0.
     """
     sums: Tensor | None = None
     squares = torch.zeros(num_classes, dtype=torch.float64)

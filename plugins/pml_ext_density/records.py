@@ -26,7 +26,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def write_epoch(
     path: Path, epoch: int, labels: Sequence[int], targets: Sequence[float], densities: Sequence[float]
 ) -> None:
-    """Add an epoch to the table; drop its rows of this and later epochs, after a resume."""
+    """Add an epoch to the table; drop later ones."""
     from pml_ext.plugin import write_atomically
 
     rows = []
@@ -44,7 +44,7 @@ def write_epoch(
 
 
 def plotted(rows: list[dict[str, str]]) -> Figure:
-    """Plot targets and measured densities of the classes over the epochs."""
+    """Plot targets and densities of the classes over the epochs."""
     from pml_ext.plugin import figures
 
     figure, panels = figures.subplots(9.2, 2, sharex=True)

@@ -36,26 +36,25 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         \frac{1}{C} \sum_c (D_{avg}(S_c) - \alpha_c)^2 - \frac{1}{C} \sum_c \alpha_c
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
-    over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's normalized
-    embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``); the second term
-    increases them, which keeps classes from collapsing. Base densities :math:`D^{(0)}`, of features before the
-    embedding layer, preserve the relative variation of the classes. A run computes them before training; without them
-    this is Eq. (6). The third term leaves out classes with base density 0.
+    over the C classes of the batch, with :math:`D_{avg}` the variance of a class's normalized embeddings (Eq. 5). The
+    targets :math:`\alpha_c` are parameters (``target_density``); the second term increases them, so that classes do not
+    collapse. A run computes the base densities :math:`D^{(0)}` from the trunk's features, before training; without them
+    this is Eq. (6).
 
-    Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
-    of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
+    Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with several
+    images per class (10 x 10 in the paper).
 
-    *Weight:* about 0.1 for a loss that averages, PML's default; 10 would destroy the embedding. The paper's 10, with
-    losses summed over the batch, is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``, which counts each pair
-    twice, and 10 for its triplet loss.
+    *Weight:* about 0.1 for a loss that averages, PML's default; 10 would destroy the embedding. The paper's 10 is for
+    losses summed over the batch; it is 20 for PML's ``ContrastiveLoss`` with a ``SumReducer``.
 
-    ``collect_stats`` records the terms as ``density_loss``, ``target_loss`` and ``correlation_loss``. A run also writes
-    targets and densities to ``records/density.csv`` and plots them. *Cost:* ``O(B D)``.
+    ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``; a run writes
+    ``records/density.csv``. *Cost:* ``O(B D)``.
 
     Args:
         num_classes: number of training classes.
         initial_density: initial value of the targets; defaults are the paper's.
-        base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``.
+        base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``; the third term leaves out
+            classes with 0.
         eta: :math:`\eta`, exponent of the base densities.
         correlation_weight: w, the weight of the penalty; 0 disables it.
         class_labels: the label of every class; None if labels are 0 to ``num_classes - 1``.
@@ -146,7 +145,7 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
         self.base_density.copy_(base)
 
     def start_epoch(self, run: RunView) -> None:
-        """Write targets and mean densities of the previous epoch to the run's table."""
+        """Write targets and mean densities of the previous epoch."""
         if run.rank == 0:
             self._write(run.folder / "records" / _TABLE, run.epoch - 1)
         self.density_sums.zero_()

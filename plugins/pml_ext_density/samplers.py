@@ -14,15 +14,12 @@ from pml_ext.plugin import GroupSampler, members_by_class
 class WholeClassSampler(GroupSampler):
     """Sampler of all images of randomly drawn classes, class by class, until a batch is full.
 
-    If the last class does not fit, a random subset of its images fills the batch. Every class is drawn once, in random
-    order, before any is drawn again. A pass has full batches only.
+    A random subset of the last class fills the batch. Every class is drawn once before any is drawn again.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
-        batch_size: number of images in a batch.
+        batch_size: images in a batch; ValueError if one class alone fills it.
         seed: of the sampler's own random generator.
-
-    ValueError if one class alone fills a batch.
 
     *Source:* Li et al., 2019, Sec. IV-A, https://arxiv.org/abs/1909.03909.
     """

@@ -31,14 +31,13 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
 
-    This is Kozachenko and Leonenko's estimator (1987), up to constants and sign, on normalized embeddings: our reading
-    of the "entropy regularizer" of Fig. 4, for which the paper prints no formula. It also fits PML's
-    ``embedding_regularizer``, because it needs no labels. Distances below ``least_distance`` have no gradient.
+    Kozachenko and Leonenko's estimator (1987), up to constants and sign, on normalized embeddings: our reading of the
+    "entropy regularizer" of Fig. 4, which has no formula. It also fits PML's ``embedding_regularizer``.
 
     *Cost:* one product of ``B x D x B``, without gradient, in tiles if the batch is large.
 
     Args:
-        least_distance: lower bound of the Euclidean distances, above 0.
+        least_distance: lower bound of the Euclidean distances, above 0; nearer pairs have no gradient.
         tile_size: embeddings per tile; automatic by default.
         reducer: one of PML's; the mean by default.
         collect_stats: as in PML.
@@ -80,11 +79,11 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 
-    with the mean :math:`\bar{s}` of the cosine similarities of all negative pairs of the batch and the mean
-    :math:`\overline{s^2}` of their squares; for uniform points in d dimensions their expectations are 0 and 1/d.
+    with the means of the cosine similarities of all negative pairs of the batch and of their squares; for uniform
+    points in d dimensions they are 0 and 1/d.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
-    batch is computed in tiles, with four products and memory linear in B.
+    *Cost:* two products of ``B x D x B``, and a few ``B x B`` matrices; for large batches four, with memory linear in
+    B.
 
     Args:
         distance: one of PML's similarities; cosine by default.

@@ -47,15 +47,15 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
 
     with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. S is symmetric, without
-    a fixed range; larger means more similar (``is_inverted``). Use it as any PML distance, with its parameters in an
-    optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and ``pml-ext query
-    --metric learned`` searches with it.
+    a fixed range; larger means more similar (``is_inverted``). Its parameters need an optimizer.
+    :class:`pml_ext.PDDMLoss` trains it as in the paper. A run also tests with it, and ``pml-ext query --metric
+    learned`` searches with it.
 
-    Dropout follows the layers ``difference``, ``position`` and ``combine``, in training mode with gradients, so miners
-    see no dropout. All pairs of a call share one dropout mask per layer.
+    Dropout follows the layers ``difference``, ``position`` and ``combine``, in training mode with gradients. All pairs
+    of a call share one dropout mask per layer.
 
-    *Cost:* ``2 H (D + 2 H)`` operations per pair, and ``2 H D`` per embedding. Each unordered pair of a set is computed
-    once. Memory beyond the matrix is ``memory_budget`` bytes, because the backward pass recomputes tiles.
+    *Cost:* ``2 H (D + 2 H)`` operations per unordered pair of a set, and ``2 H D`` per embedding; memory of the matrix
+    and ``memory_budget``.
 
     *Export:* models exported by ``torch.jit.trace``, ``torch.export`` and ``torch.onnx.export`` accept any number of
     rows, without tiles.
@@ -121,7 +121,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
     @property
     def metric(self) -> PDDMDistance:
-        """The distance itself, for tests and queries."""
+        """The distance itself."""
         return self
 
     # PML's distance
@@ -134,7 +134,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
             return super().forward(query_emb, None if ref_emb is query_emb else ref_emb)  # type: ignore[no-any-return]
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Tensor:
-        """The scores of all pairs, ``[B, R]``; symmetric without separate references."""
+        """The scores of all pairs, ``[B, R]``."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             x = self.normalized(query_emb)
@@ -173,7 +173,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # The weights
 
     def head(self, dtype: torch.dtype | None = None) -> Head:
-        """The weights of Eq. (2), with dropout masks drawn once for all scores."""
+        """The weights of Eq. (2), with dropout masks."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
         if self.position is None:
@@ -193,7 +193,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return weight * mask[:, None], bias * mask
 
     def tile(self, like: Tensor) -> int:
-        """The number of pairs per tile that fit the memory budget."""
+        """Pairs per tile."""
         budget = self.memory_budget or (4 if like.device.type == "cpu" else 16) << 20
         pair = like.element_size() * (3 * self.embedding_size + 5 * self.hidden_size)
         return max(1, budget // pair)
@@ -221,7 +221,7 @@ class MahalanobisDistance(EuclideanDistance):
     .. math:: D_{ij} = \|L (f(x_i) - f(x_j))\|_2 = \sqrt{(f(x_i) - f(x_j))^T M (f(x_i) - f(x_j))}, \quad M = L^T L
 
     with normalized embeddings and a square matrix L, initially the identity, which gives the Euclidean distance.
-    Smaller means nearer. Use it as any PML distance, with its parameters in an optimizer. A run also tests with it.
+    Smaller means nearer. Its parameters need an optimizer. A run also tests with it.
 
     *Cost:* one product of ``B x D x D`` for each side beyond the Euclidean distance.
 
@@ -245,7 +245,7 @@ class MahalanobisDistance(EuclideanDistance):
 
     @property
     def metric(self) -> MahalanobisDistance:
-        """The distance itself, for tests and queries."""
+        """The distance itself."""
         return self
 
     def _mapped(self, embeddings: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Huang et al. (2016): the metric of Eq. 2, quadruplets of Sec. 3.1, hinges of Eq. 3 and 4.
 
-Functions expect normalized embeddings. A :class:`Head` contains its dropout masks, because a mask on a layer's output
-equals the same mask on the rows of its weight and bias.
+Functions expect normalized embeddings. A :class:`Head` contains its dropout masks.
 """
 
 from __future__ import annotations
@@ -105,10 +104,7 @@ def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
 
 
 def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
-    """The scores of all pairs of two normalized sets, ``[B, R]``, or within one (y is None).
-
-    *Cost:* ``2 H (D + 2 H)`` operations per pair; memory for the matrix and ``tile`` pairs, with gradients too.
-    """
+    """The scores of all pairs of two normalized sets, ``[B, R]``, or within one (y is None)."""
     one = side(head, x)
     other = one if y is None else side(head, y)
     if _is_exporting():
@@ -143,7 +139,7 @@ def scores_of_pairs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of a set's unordered pairs, ``[B (B - 1) / 2]``, and masks of their kind.
 
-    The set is normalized, ``[B, D]``. A pair is positive or negative if the mask, ``[B, B]``, has either order.
+    A pair is positive or negative if the mask, ``[B, B]``, has either order.
     """
     rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
     ends = side(head, x)
@@ -158,13 +154,12 @@ def scores_of_pairs(
 
 
 def _is_exporting() -> bool:
-    """Whether an exporter records the operations, and with them the number of tiles."""
     exporting = getattr(torch.compiler, "is_exporting", None)
     return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
-    """The scores of all pairs by broadcasting, so that exported models accept any batch."""
+    """Scores by broadcasting, so that exported models accept any batch."""
     rows = x.points.shape[0]
     columns = y.points.shape[0]
 
@@ -197,10 +192,9 @@ def hard_quadruplets(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
     """Triplets (i, j, k), (j, i, l) of :class:`HardQuadrupletMiner`; number of quadruplets.
 
-    An image without negatives gives no triplet; a pair of two such images is skipped. Scores, ``[B, B]``, are
-    symmetric;
-    larger means more similar. A pair is positive if the mask has either order. ``count`` is per batch, or per class if
-    ``classes``, ``[B]``, are given.
+    A pair of two images without negatives is skipped. Scores, ``[B, B]``, are symmetric; larger means more similar. A
+    pair is positive if the mask has either order. ``count`` is per batch, or per class if ``classes``, ``[B]``, are
+    given.
     """
     has_negative = negatives.any(1)
     is_pair = (positives | positives.T).triu(1) & (has_negative[:, None] | has_negative)

@@ -56,20 +56,19 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     S is the learned similarity, min-max scaled to [0, 1] over the batch. D is the Euclidean distance of normalized
     embeddings. (i, j) is the most dissimilar positive pair under S; k and l are the hardest negatives of i and j. The
-    sum over quadruplets is divided by their number; without positives or negatives, it is 0. Triplets as
-    ``indices_tuple`` give one hinge each, divided by half their number; pairs restrict the mining.
+    sum is divided by the number of quadruplets; without any, it is 0. Listed triplets give one hinge each, divided by
+    half their number; listed pairs restrict the mining.
 
-    Use at least 4 images per class (Sec. 3.3). The paper's one quadruplet per batch does not train a network from
-    scratch: first train some epochs with another loss, then use a large ``num_quadruplets`` and smaller margins.
+    Use at least 4 images per class (Sec. 3.3). One quadruplet per batch does not train a network from scratch: first
+    train with another loss, then use a large ``num_quadruplets`` and smaller margins.
 
     ``collect_stats`` records ``score_loss``, :math:`E_m`, and ``feature_loss``, :math:`E_e`.
 
-    *Cost:* all scores of the batch once; gradients only of the quadruplets and the two extreme scores. All share one
-    dropout mask per layer.
+    *Cost:* all scores of the batch once; gradients only of the quadruplets and the two extreme scores.
 
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
-        score_margin: :math:`\alpha`, 0 or more, in units of S; the paper's value, like all defaults here.
+        score_margin: :math:`\alpha`, 0 or more, in units of S; defaults are the paper's.
         embedding_margin: :math:`\beta`, 0 or more, in units of D (0 to 2, or 0 to 4 if ``squared``).
         embedding_weight: :math:`\lambda`.
         num_quadruplets: number of quadruplets.
@@ -78,8 +77,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         normalize_scores: whether the scores are min-max scaled.
         detach_scaling: whether no gradient flows through the minimum and maximum score.
         detach_embeddings: whether :math:`E_m` gives the embeddings no gradient.
-        pointwise: replaces :math:`E_m` by a loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1), or ``"fisher"``,
-            minus the Fisher criterion. Scores are not scaled, ``score_margin`` has no effect.
+        pointwise: replaces :math:`E_m` by an unscaled loss over all pairs (Sec. 3.1): ``"logistic"``, Eq. (1), or
+            ``"fisher"``, minus the Fisher criterion.
         embedding_loss: a PML loss of the triplets instead of :math:`E_e`, such as ``TripletMarginLoss`` ("PDDM +
             Triplet" of Table 1); ``embedding_margin`` and ``squared`` then have no effect.
         kwargs: as in PML's losses; only the default ``reducer`` divides by the number of quadruplets.
@@ -215,7 +214,6 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
-        """The weighted E_e over the triplets of E_m, or the weighted ``embedding_loss``."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = x.index_select(0, a), x.index_select(0, p), x.index_select(0, n)
@@ -251,7 +249,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
 
 def _without_empty(terms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Replace terms without a triplet by 0, because PML's MeanReducer returns NaN for them."""
+    """Replace terms without a triplet by 0, because PML's MeanReducer returns NaN."""
     for name, term in terms.items():
         if isinstance(term["losses"], Tensor) and term["losses"].ndim and not len(term["losses"]):
             terms[name] = reduced(term["losses"].sum())["loss"]

@@ -18,15 +18,13 @@ class HardQuadrupletMiner(PairMiner):
         (\hat i, \hat j) = \arg\min_{P} S_{ij}, \quad \hat k = \arg\max_{N} S_{\hat i k}, \quad
         \hat l = \arg\max_{N} S_{\hat j l}
 
-    as in Sec. 3.1. The miner returns the triplets (i, j, k) and (j, i, l), which PML's losses accept.
-    ``num_quadruplets=n`` mines the n most dissimilar unordered pairs, without gradient or dropout. Of equal values, the
-    first in row-major order is mined.
+    as in Sec. 3.1. The miner returns the triplets (i, j, k) and (j, i, l). The first of equal values is mined.
 
     *Cost:* the distance matrix, and a sort of the positive pairs.
 
     Args:
         distance: S, or its negative if smaller means nearer; Euclidean by default, the baseline of Fig. 4.
-        num_quadruplets: at least 1; 1 in the paper.
+        num_quadruplets: number of unordered pairs to mine, at least 1; 1 in the paper.
         per_class: whether ``num_quadruplets`` is per class rather than per batch.
         relation: as in :class:`pml_ext.plugin.PairLoss`.
         kwargs: as in PML's miners: ``collect_stats``.

@@ -1,4 +1,4 @@
-"""Triplet losses over the whole batch, with miners and a sampler: Shah, Clustering and Querying, 2017."""
+"""Triplet losses, miners and a sampler: Shah, Clustering and Querying, 2017."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-r"""The losses of Shah's "Clustering and Querying", Sec. 5, per triplet and summed over a batch.
+r"""The losses of Shah's "Clustering and Querying", Sec. 5, per triplet and over a batch.
 
-:math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets of Sec. 5.2. Positives are padded
-per anchor: column k of a matrix ``[B, P]`` belongs to the k-th positive of each anchor.
+:math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets. Positives are padded per anchor:
+column k of ``[B, P]`` belongs to each anchor's k-th positive.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Hinge(Kind):
         return distances.square() if self.squared else distances
 
     def by_distance(self, derivative: Tensor, distances: Tensor) -> Tensor:
-        """The derivative by distances, from that by what is :meth:`compared`."""
+        """The derivative by distances, from the derivative by :meth:`compared` values."""
         if self.squared:
             return derivative * (2 * distances)
         return derivative
@@ -100,7 +100,7 @@ KINDS: dict[str, type[Kind]] = {"hinge": Hinge, "squared-hinge": SquaredHinge, "
 
 
 class Positives(NamedTuple):
-    """The L positive pairs in row-major order, and their positions in a padded matrix ``[B, P]``."""
+    """The L positive pairs in row-major order, and their places in a matrix ``[B, P]``."""
 
     anchors: Tensor  # [L]
     positives: Tensor  # [L]
@@ -118,14 +118,14 @@ class Positives(NamedTuple):
         return matrix.index_put_((self.anchors, self.columns), values)
 
     def listed(self, matrix: Tensor) -> Tensor:
-        """The values of the pairs, ``[L]``, from a padded matrix ``[rows, P]``, as before :meth:`laid_out`."""
+        """Values of the pairs, ``[L]``, from a padded matrix."""
         if self.columns is None or self.mask is not None:
             return matrix.flatten()
         return matrix[self.anchors, self.columns]
 
 
 def lay_out(anchors: Tensor, positives: Tensor, rows: int) -> Positives:
-    """The positive pairs of a number of rows, which are listed in row-major order."""
+    """The positive pairs of some rows."""
     anchors_by_count = torch.bincount(torch.bincount(anchors))  # how many have 0, 1, ... positives
     most = max(1, len(anchors_by_count) - 1)
     if len(anchors) == rows * most:
@@ -136,15 +136,15 @@ def lay_out(anchors: Tensor, positives: Tensor, rows: int) -> Positives:
 
 
 def all_positions(mask: Tensor) -> Positives:
-    """All B x R positions with their mask, so that no shape depends on the labels."""
+    """All B x R positions with their mask, so that no shape depends on labels."""
     anchors, positives = all_entries(mask)
     return Positives(anchors, positives, positives, mask.shape[1], mask)
 
 
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:
-    """A mask ``[B, R]`` of the positives that :class:`LocalPositiveMiner` keeps; NaN distances are kept.
+    """Positives up to a percentile (0 to 100) of their anchor's positive distances, ``[B, R]``.
 
-    Distances and mask are ``[B, R]``. The percentile, 0 to 100, of an anchor's distances is interpolated linearly.
+    The percentile is interpolated linearly. NaN distances are kept.
     """
     if torch.compiler.is_compiling():
         pairs = all_positions(mask)
@@ -173,8 +173,8 @@ def pair_sums(
 ) -> tuple[Tensor, Tensor]:
     """Each pair's sum of a triplet loss over its negatives in S, and their number, ``[L]``.
 
-    Distances and the mask of negatives are ``[B, R]``. With ``all_negatives``, sums cover all negatives of the anchor.
-    ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``.
+    With ``all_negatives``, sums cover all negatives of the anchor. ``between`` has d_pn, ``[U, R]``, and each pair's
+    row in it, ``[L]``.
     """
     sums_and_counts: tuple[Tensor, Tensor]
     if isinstance(kind, Hinge):
@@ -211,7 +211,7 @@ def _sums_of_rows(
 
 
 class _HingeSums(torch.autograd.Function):
-    """The sums of hinges, whose forward pass computes the gradient for a uniform upstream gradient."""
+    """Sums of hinges, whose forward pass computes the gradient."""
 
     @staticmethod
     def forward(
@@ -258,7 +258,6 @@ def _hinge_sums(
     all_negatives: bool,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = fill_outside(distances, indicators(negatives, distances), _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
@@ -276,7 +275,6 @@ def _hinge_sums(
 
 
 def _with_padding(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
-    """Values of pairs, ``[B, P]``, with ``fill`` in the padding, where d_ap is ``-_FAR``."""
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
@@ -284,7 +282,6 @@ _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hing
 
 
 def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
-    """Hinges by a few passes over the matrix per positive, in parts if it is large."""
     compared = kind.compared(far)[:, None]
     thresholds = kind.compared(d_ap) + kind.margin
     if kind.squared:  # the padding is squared too
@@ -340,7 +337,6 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
 
 
 def _some_columns(matrix: Tensor, first: int, most: int) -> Tensor:
-    """At most ``most`` columns from the first on, without a view of all of them."""
     if matrix.shape[1] <= most:
         return matrix
     return matrix[:, first : first + most]
@@ -353,7 +349,7 @@ def _side_by_side(parts: list[Tensor]) -> Tensor:
 
 
 def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
-    """Compute hinges by one sort of every row, a binary search for each threshold, and prefix sums."""
+    """One sort of every row, a binary search for each threshold, and prefix sums."""
     thresholds = _with_padding(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
     limit = kind.active_limit(d_ap)
     if not all_negatives:

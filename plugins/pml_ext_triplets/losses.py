@@ -42,21 +42,18 @@ class BatchAllTripletLoss(PairLoss):
         \max(0, d_{ap} - d_{an} + m), \quad \max(0, d_{ap}^2 - d_{an}^2 + m), \quad
         \tanh\frac{d_{ap} - d_{an}}{2}, \quad d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})
 
-    The paper calls it batch-hard; elsewhere it is "batch all" averaged over the non-zero terms.
+    The reducer gets each pair's sum over its negatives in S; the default one divides the total by the size of S. PML's
+    reducers of single values, such as ``MeanReducer``, need an ``indices_tuple`` of triplets; each then has one value,
+    0 outside S. ``collect_stats`` records ``violating``, the share of triplets in S.
 
-    The reducer gets the sum of each ordered pair (a, p) over its negatives in S; the default one divides the total by
-    the size of S. PML's reducers of single values, such as ``MeanReducer``, are refused in a call. With an
-    ``indices_tuple`` of triplets, any reducer fits: it gets one value per triplet with a valid positive, 0 outside S.
-    Listed pairs restrict the pairs. ``collect_stats`` records ``violating``, the share of triplets in S.
+    *Cost:* one product of ``B x D x R`` forward and one backward; a few passes over ``B x R`` per positive of an
+    anchor, or one sort for 25 or more; memory of about five ``B x R``.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` per positive of an
-    anchor; with 25 positives or more, hinges sort each row once instead. Memory of about five ``B x R`` matrices.
-
-    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
+    *Pair with:* PML's ``MPerClassSampler``.
 
     Args:
-        margin: m, in units of the distance (0 to 2), or of its square with ``"squared-hinge"``; the paper gives no
-            value, its program uses 0.2. With ``"ratio"`` it only affects S.
+        margin: m, in units of the distance (0 to 2), or of its square with ``"squared-hinge"``; 0.2 in the paper's
+            program. With ``"ratio"`` it only affects S.
         kind: ``"hinge"``, ``"squared-hinge"``, ``"ratio"`` or ``"soft"``.
         triplets: ``"violating"``: the mean over S; ``"all"``: the mean over all triplets.
         positives: ``"all"``, or ``"local"``: up to a percentile of their anchor's positive distances (Sec. 5.3).
@@ -64,7 +61,7 @@ class BatchAllTripletLoss(PairLoss):
         kwargs: as in PML's losses; ``distance`` must be one where smaller means nearer.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is a similarity.
+        ValueError: a wrong setting or distance.
 
     Example:
         >>> loss = BatchAllTripletLoss(margin=0.2, kind="hinge")
@@ -72,7 +69,7 @@ class BatchAllTripletLoss(PairLoss):
         0.20000004768371582
 
     *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5; after Hermans et
-    al., In Defense of the Triplet Loss for Person Re-Identification, 2017, https://arxiv.org/abs/1703.07737.
+    al., 2017, https://arxiv.org/abs/1703.07737.
     """
 
     compares = "distances"
@@ -108,7 +105,7 @@ class BatchAllTripletLoss(PairLoss):
         return Compilation.EAGER
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Plot four classes of test images by their first two principal components (Fig. 3)."""
+        """Plot four classes of test images by two principal components (Fig. 3)."""
         from pml_ext.plugin import figures
 
         labels = run.labels(run.queries)
@@ -144,7 +141,6 @@ class BatchAllTripletLoss(PairLoss):
         return per_pair(sums, pairs, divisor=size)
 
     def _listed(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor) -> Terms:
-        """One value per listed triplet, 0 outside S."""
         if self.positives == "local":
             mask = torch.zeros_like(pairs.positives).index_put_((a, p), torch.ones_like(a, dtype=torch.bool))
             kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]
@@ -172,5 +168,5 @@ class BatchAllTripletLoss(PairLoss):
         return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """A reducer that divides the sum by ``divisor``, the number of triplets in S."""
+        """A reducer that divides the sum by the number of triplets in S."""
         return SumOverDivisorReducer()

@@ -28,23 +28,23 @@ from .functional import local_positives
 class LocalPositiveMiner(TiledMiner):
     r"""Miner of near positive pairs and all negative pairs, for any loss, Sec. 5.3.
 
-    A pair (a, p) is kept where
+    A positive pair (a, p) is kept where
 
     .. math:: d_{ap} \le P_{60}\{d_{ap'} : p' \text{ a positive of } a\},
 
-    so that a class may extend along a manifold instead of shrinking to a ball. All negative pairs are kept.
+    so that a class may extend along a manifold instead of shrinking to a ball.
 
     *Cost:* one product of ``B x D x R``; memory for a tile and for the result, which includes all negative pairs.
 
     Args:
         percentile: from 0 (only the nearest positive) to 100 (all); 60 in the paper, interpolated linearly.
-        tile_size: number of anchors per tile; None chooses it automatically.
-        kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+        tile_size: anchors per tile; automatic by default.
+        kwargs: as in PML's miners; for ``distance``, smaller must mean nearer.
 
     Raises:
-        ValueError: the percentile is outside 0 to 100, or the distance is a similarity.
+        ValueError: a wrong percentile or distance.
 
-    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.3.
+    *Source:* Shah, Clustering and Querying Images, Sec. 5.3; see :class:`BatchAllTripletLoss`.
     """
 
     def __init__(
@@ -64,33 +64,32 @@ class LocalPositiveMiner(TiledMiner):
 
 
 class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
-    r"""Miner that swaps a triplet's anchor and positive if the positive is nearer to the negative, Sec. 5.1.
+    r"""Miner that swaps anchor and positive if the positive is nearer to the negative, Sec. 5.1.
 
     .. math:: (a, p, n) \mapsto (p, a, n) \quad \text{where } d_{pn} < d_{an},
 
     which makes the loss larger ("in-triplet hard mining").
 
     Args:
-        miner: finds the triplets; None if the batch is a list of triplets (anchor, positive, negative, anchor, ...),
-            as :class:`pml_ext.HardNegativePoolSampler` draws them.
-        kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+        miner: finds the triplets; None if the batch lists them, as from :class:`pml_ext.HardNegativePoolSampler`.
+        kwargs: as in PML's miners; for ``distance``, smaller must mean nearer.
 
     Raises:
-        ValueError: the miner returns pairs, or the distance is a similarity.
+        ValueError: a miner of pairs, a wrong distance; in a call, references.
 
-    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.1.
+    *Source:* Shah, Clustering and Querying Images, Sec. 5.1; see :class:`BatchAllTripletLoss`.
     """
 
     capabilities = frozenset({"labels"})
 
     @property
     def relation(self) -> Any:
-        """The relation of the miner that finds the triplets, if it has one."""
+        """The relation of the miner that finds the triplets."""
         return getattr(self.miner, "relation", None)
 
     @property
     def expected_failed_checks(self) -> dict[str, str]:
-        """The conformance checks whose batches are not lists of triplets, or that need distinct triplets."""
+        """Conformance checks that need other batches, or distinct triplets."""
         if not isinstance(self.miner, EmbeddingsAlreadyPackagedAsTriplets):
             twice = "a triplet and the one with its anchor and positive swapped may become the same"
             return {"check_mined_indices": twice, "check_degenerate_batches": twice}
@@ -108,9 +107,9 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The triplets (anchors, positives, negatives), ``[T]`` each, swapped where d_pn < d_an.
+        """The triplets (anchors, positives, negatives), ``[T]`` each.
 
-        Embeddings are ``[B, D]``, labels ``[B]``, or as the relation takes them. ValueError for references.
+        Embeddings are ``[B, D]``, labels ``[B]``, or as the relation accepts them.
         """
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner turns positives into anchors, so it takes no references")

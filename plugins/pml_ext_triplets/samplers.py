@@ -18,49 +18,46 @@ Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 
 
 class HardNegativePoolSampler(Sampler[int]):
-    r"""Sampler of triplets (anchor, positive, negative, anchor, ...) with negatives from a pool of hard ones.
+    """Sampler of triplets (anchor, positive, negative, anchor, ...) with some hard negatives.
 
-    By default, anchor and positive are random and the negative is a random image of another class. A share
-    ``hard_fraction`` of the triplets takes anchor and negative from the pool instead. A run renews the pool every
-    ``refresh`` epochs; before the first refresh all negatives are random. With ``pool="batches"`` (Sec. 5.1) the pool
-    is a list of pairs (a, n), chosen by ``strategy``:
+    A share ``hard_fraction`` of the triplets has its negative from a pool; all other triplets are random. A run renews
+    the pool every ``refresh`` epochs. Before the first refresh all triplets are random. With ``pool="batches"`` (Sec.
+    5.1) the pool is a list of pairs (a, n), chosen by ``strategy``:
 
-    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of a triplet's anchor
-      and an image of another class;
-    - ``"semihard"``: from each such batch, ``pool_size`` random pairs that are nearer than the triplet's positive,
-      :math:`d_{an} < d_{ap}`;
-    - ``"misclassified"``: k-means finds one cluster per class, and each cluster gets its majority class; an image in a
-      cluster of another class becomes a hard negative of ``pool_size`` random anchors of that class.
+    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of an anchor and an
+      image of another class;
+    - ``"semihard"``: from each such batch, ``pool_size`` random pairs with :math:`d_{an} < d_{ap}`;
+    - ``"misclassified"``: each k-means cluster gets its majority class; an image in a cluster of another class becomes
+      a hard negative of ``pool_size`` random anchors of that class.
 
-    ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of each batch, which ``"misclassified"`` does not
-    look at.
+    With ``per="anchor"``, ``pool_size`` counts pairs per anchor instead of per batch; ``"misclassified"`` ignores it.
 
-    With ``pool="nearest"``, the pool has up to ``pool_size`` negatives per anchor, found among the embeddings of all
-    training images at a refresh: the nearest (``"hard"``); random ones nearer than a random positive (``"semihard"``);
-    the nearest in the anchor's own k-means cluster (``"misclassified"``). A random anchor gets one of its negatives.
+    With ``pool="nearest"``, each anchor has up to ``pool_size`` negatives among all training images: the nearest
+    (``"hard"``); random ones nearer than a random positive (``"semihard"``); the nearest in the anchor's own k-means
+    cluster (``"misclassified"``).
 
-    Use PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner` as the miner. In your own
-    training loop, call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
+    The miner is PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner`. In your own loop,
+    call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
 
-    *Cost:* with ``pool="batches"``, one product of the batch with itself per step. With ``pool="nearest"`` or
-    ``"misclassified"``, each refresh embeds all training images.
+    *Cost:* one product of the batch with itself per step; with ``pool="nearest"`` or ``"misclassified"``, each refresh
+    embeds all training images.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
-        batch_size: number of images in a batch, a multiple of 3.
-        length_before_new_iter: number of images in one pass, rounded down to whole batches.
+        batch_size: images in a batch, a multiple of 3.
+        length_before_new_iter: images in one pass, rounded down to whole batches.
         strategy: ``"hard"``, ``"semihard"`` or ``"misclassified"``.
-        refresh: number of epochs between refreshes, at least 1.
+        refresh: epochs between refreshes, at least 1.
         hard_fraction: share of triplets whose negative is from the pool, from 0 to 1.
         pool_size: pairs per batch, or hard negatives per anchor.
-        seed: seed of the sampler's own random generator.
+        seed: of the sampler's own generator.
         pool: ``"batches"``, as in the paper, or ``"nearest"``.
         per: ``"batch"``, as in the paper, or ``"anchor"``.
 
     Raises:
         ValueError: a setting outside its range, fewer than two classes, or no class with two images.
 
-    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.1.
+    *Source:* Shah, Clustering and Querying Images, Sec. 5.1; see :class:`BatchAllTripletLoss`.
     """
 
     def __init__(
@@ -129,7 +126,6 @@ class HardNegativePoolSampler(Sampler[int]):
                 yield self._negative(drawn)
 
     def _pair(self) -> tuple[int, int] | None:
-        """An anchor and a negative from a pool of pairs, or None if this triplet is to be random."""
         if self.pool != "batches" or self._pool is None or self._generator.random() >= self.hard_fraction:
             return None
         if not len(self._pool):
@@ -145,7 +141,6 @@ class HardNegativePoolSampler(Sampler[int]):
         return int(members[place])
 
     def _negative(self, anchor: int) -> int:
-        """A negative: one of the anchor's from the pool if it has any, or a random image of another class."""
         if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
             first, end = np.searchsorted(self._pool[:, 0], [anchor, anchor + 1])
             if end > first:
@@ -172,7 +167,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return self.pool == "batches" and self.strategy != "misclassified" and self.hard_fraction > 0
 
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:
-        """Collect hard pairs of a training batch: indices ``[B]`` of whole triplets in order, embeddings ``[B, D]``."""
+        """Collect hard pairs of a batch: indices ``[B]`` of whole triplets, embeddings ``[B, D]``."""
         if len(indices) != len(embeddings) or len(indices) % 3:
             raise ValueError(f"{len(embeddings)} embeddings for {len(indices)} indices; wanted one each, of triplets")
         if not self._collects:
@@ -194,9 +189,9 @@ class HardNegativePoolSampler(Sampler[int]):
         self._collected.append(np.stack([images[3 * rows], images[columns]], axis=1))
 
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
-        """Renew the pool: from the collected pairs, or else from the embeddings ``[N, D]`` of all images.
+        """Renew the pool: from the collected pairs, or else from all embeddings ``[N, D]``.
 
-        ValueError for embeddings where pairs were collected, and for another number of embeddings than of labels.
+        ValueError for embeddings where pairs were collected, or a wrong number of them.
         """
         if self.hard_fraction == 0:  # the pool is never used
             return
@@ -209,7 +204,6 @@ class HardNegativePoolSampler(Sampler[int]):
             self._pool = self._searched(embeddings)
 
     def _searched(self, embeddings: Tensor | None) -> Pairs:
-        """The pairs of a pool that is searched among the embeddings ``[N, D]`` of all images."""
         given = 0 if embeddings is None else len(embeddings)
         if embeddings is None or given != len(self._labels):
             raise ValueError(f"{given} embeddings for {len(self._labels)} labels")
@@ -225,7 +219,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return np.concatenate([self._nearest(x, rows, groups) for rows in tiles])
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
-        """Pairs (anchor, image): images whose cluster belongs to another class, with anchors of that class."""
+        """Pairs of an anchor and an image in a cluster of the anchor's class."""
         counts = np.zeros((groups.max() + 1, len(self._members)), dtype=np.int64)
         np.add.at(counts, (groups, self._class_of), 1)
         majority_class = counts.argmax(axis=1)
@@ -239,7 +233,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return np.concatenate(pairs)
 
     def _nearest(self, x: Tensor, rows: Tensor, groups: Tensor | None) -> Pairs:
-        """Pairs of the anchors ``rows``, each with up to ``pool_size`` hard negatives among all images."""
+        """Pairs of the anchors ``rows`` with up to ``pool_size`` hard negatives each."""
         classes = torch.as_tensor(self._class_of, device=x.device)
         inside = classes[rows, None] != classes
         if groups is not None:
@@ -257,23 +251,21 @@ class HardNegativePoolSampler(Sampler[int]):
         return pairs
 
     def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
-        """Random scores for images nearer than the positive; minus infinity for the others."""
         lots = torch.as_tensor(self._generator.random(score.shape), device=score.device)
         return torch.where(score > to_positive[:, None], lots.to(score.dtype), -torch.inf)
 
     def _best(self, score: Tensor) -> Pairs:
-        """Pairs (row, column) of the up to ``pool_size`` greatest scores of each row, row by row."""
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
         rows, places = torch.where(best.values > -torch.inf)
         return torch.stack([rows, best.indices[rows, places]], 1).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the generator, the pool, and the pairs collected for the next one."""
+        """Generator, pool, and the pairs collected for the next pool."""
         generator = self._generator.bit_generator.state
         return {"generator": generator, "pool": self._pool, "collected": list(self._collected)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
+        """Restore a :meth:`state_dict`."""
         self._generator.bit_generator.state = state["generator"]
         self._pool = state["pool"]
         self._collected = list(state["collected"])

@@ -33,12 +33,12 @@ class MetricArguments:
     pair_values: Mapping[str, float] | None = None  # metrics of pairs, by name
 
     def keywords(self) -> dict[str, Any]:
-        """The arguments that are known."""
+        """The known arguments."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Clusterings:
-    """Clusters of the queries, each number of clusters per class computed once."""
+    """Clusters of the queries, computed once for each number per class."""
 
     def __init__(self, sides: Sides, kmeans_func: Any) -> None:
         self._query = sides.query

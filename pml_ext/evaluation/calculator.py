@@ -46,14 +46,11 @@ class Evaluation:
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     """PML's calculator with Recall@K and precision@K for any K, and more cluster metrics.
 
-    PML's metrics keep their names and meaning and use ``k`` neighbors. ``recall_at_K`` and ``precision_at_K``
-    (:mod:`pml_ext.evaluation.metrics`) use K neighbors; neighbors missing from a small gallery count as wrong. Cluster
-    metrics are in :mod:`pml_ext.evaluation.clustering`. Metrics of plugins are available by name. Labels are compared
-    as integers; PML's float32 merges 16777216 and 16777217.
+    PML's metrics keep their names and meaning and use ``k`` neighbors. In a small gallery, missing neighbors count as
+    wrong. Metrics of plugins are available by name. Labels are compared as integers, not as float32.
 
-    A metric is NaN, with a reason, if no query has a right answer, if no answer can be wrong, or if k-means would have
-    as many clusters as queries. As in PML, ``exclude=("NMI", "AMI")`` turns clustering off, except for metrics that
-    ``include`` names.
+    A meaningless metric, for example without any right answer, is NaN with a reason. As in PML, ``exclude=("NMI",
+    "AMI")`` turns clustering off, except for metrics that ``include`` names.
 
     Args:
         include: names of the metrics to compute; empty for all.
@@ -69,12 +66,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         recall_at: values of K for ``recall_at_K``.
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
         clusters_per_class: numbers of k-means clusters per class; 1 gives ``NMI``, ``f1`` and ``purity``, any other c
-            gives ``nmi_c``, ``f1_c`` and ``purity_c``.
+            ``nmi_c``, ``f1_c`` and ``purity_c``.
         relation: replaces equality of labels: a neighbor is right if it is positive to the query. A
             :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
-        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`), by the distance of the search:
-            a number of pairs of each kind, drawn with a fixed seed, or ``"all"``.
+        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`): a number of pairs of each
+            kind, drawn with a fixed seed, or ``"all"``.
         reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, for
             normalized embeddings.
         lone_queries: queries without another item of their class: ``"drop"`` ignores them, as PML does; ``"miss"``
@@ -169,7 +166,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         )
 
     def requires_knn(self) -> list[str]:
-        """Names of the metrics that need neighbors, with one that PML's list lacks."""
+        """Names of the metrics that need neighbors."""
         ours = [name for name, metric in self._metrics.items() if not metric.clusters and not metric.of_pairs]
         return [*super().requires_knn(), "mean_reciprocal_rank", *ours, *self._of_plugins]
 
@@ -237,14 +234,14 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
             on_failure: called with a message if a plugin's metric fails.
-            query_groups: group of each query, integers or texts, ``[N]``. A query's own group is left out of its
-                gallery. Negative integers and "" mean no group.
+            query_groups: group of each query, integers or texts, ``[N]``, left out of its gallery. Negative integers
+                and "" mean no group.
             reference_groups: groups of the gallery, ``[R]``. A query whose right items are all in its own group is
                 lone.
 
         Raises:
-            ValueError: an unknown metric, wrong shapes, NaN, a gallery that does not begin with the queries despite
-                ``ref_includes_query``, or groups that leave no gallery.
+            ValueError: an unknown metric, wrong shapes, NaN, a gallery that contradicts ``ref_includes_query``, or
+                groups that leave no gallery.
             PluginError: a plugin's metric failed, without ``on_failure``.
         """
         self.check_primary_metrics(include, exclude)
@@ -415,7 +412,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     def _counted(
         self, metric: Metric, not_lone_query_mask: Tensor | None, not_lone_at_level: Mapping[int, Tensor]
     ) -> Tensor | None:
-        """The queries that count in a metric, ``[Q]``; None for all."""
         lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
         if not_lone_query_mask is None or lone_queries_miss:
             return None

@@ -22,16 +22,13 @@ Parents = Mapping[str, Sequence[str]]
 def nearest_class_mean(
     points: Tensor, labels: Tensor, classes: Tensor, means: Tensor, top: Iterable[int] = (1, 5)
 ) -> dict[str, float]:
-    r"""The flat top-k accuracies of the nearest class mean (Euclidean distance).
+    r"""Top-k accuracies of the nearest class mean, ``{"top_1": ..., "top_5": ...}``.
 
-    A point counts if fewer than k classes have a nearer mean than its own class. Ties are broken at random: in
-    expectation, a point with c nearer means and t equally near ones, including its own, counts :math:`\min(1, (k - c) /
-    t)`.
+    A point counts if fewer than k classes have a nearer mean (Euclidean) than its own class. With c nearer means and t
+    equally near ones, including its own, it counts :math:`\min(1, (k - c) / t)`.
 
     Points are ``[N, D]`` (normalize embeddings first) with classes ``[N]``; means are ``[C, D]`` with distinct classes
-    ``[C]``. The result is ``{"top_1": ..., "top_5": ...}``.
-
-    ValueError if a label has no mean, or values are not finite.
+    ``[C]``. ValueError if a label has no mean, or values are not finite.
     """
     if not (points.isfinite().all() and means.isfinite().all()):
         raise ValueError("points or means have values that are not finite")
@@ -68,12 +65,10 @@ def _rows_of(classes: Tensor, labels: Tensor) -> Tensor:
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
     """Estimate the means of new classes as averages of related known classes (zero-shot).
 
-    The paper does not define related classes. Here they are the known descendants of the nearest ancestors that have
-    any,
-    or else all known classes.
+    Related classes are the known descendants of the nearest ancestors that have any, or else all known classes.
 
-    ``known`` maps names to means, ``[D]``; ``parents`` maps classes and ancestors to their parents. The result is
-    ``[C, D]``. A class that is its own ancestor raises :class:`DataError`.
+    ``known`` maps names to means, ``[D]``; ``parents`` maps classes and ancestors to their parents. The result is ``[C,
+    D]``. A class that is its own ancestor raises :class:`DataError`.
     """
     descendants = defaultdict[str, set[str]](set)  # known descendants of each ancestor
     for name in known:

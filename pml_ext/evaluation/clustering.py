@@ -1,7 +1,4 @@
-"""K-means, and metrics of the agreement of clusters with classes.
-
-Each metric compares the classes and the clusters of N points, ``[N]`` each. Memory grows with N.
-"""
+"""K-means, and metrics of the agreement of classes and clusters of N points, ``[N]`` each."""
 
 from __future__ import annotations
 
@@ -19,12 +16,8 @@ MAX_MULTIPLICATIONS = 70_000_000_000  # per k-means iteration, summed over all s
 def kmeans(points: Tensor, clusters: int) -> Tensor:
     """The cluster of every point, ``[N]``, by k-means with a fixed seed.
 
-    Keeps the best of ten random starts of 20 iterations (faiss) or of three k-means++ starts (scikit-learn, without
-    faiss);
-    fewer if starts x points x clusters x dimensions exceeds 70 billion.
-
-    Raises:
-        ValueError: fewer than 1 cluster, or more clusters than points.
+    Keeps the best of ten random starts (faiss) or three k-means++ starts (scikit-learn), or fewer for large data.
+    ValueError for fewer than 1 cluster, or more clusters than points.
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
@@ -71,6 +64,7 @@ def nmi_majority(labels: Any, clusters: Any) -> float:
     .. math:: \frac{2 I(m; c)}{H(m) + H(c)}, \quad m_i = \arg\max_c |\omega_{k(i)} \cap c|
 
     Extra clusters are not penalized; ties go to the first class.
+
     *Source:* the program of Shah, Clustering and Querying, 2017; the paper's text defines :func:`nmi` instead.
     """
     from sklearn.metrics.cluster import contingency_matrix
@@ -85,8 +79,7 @@ def ami(labels: Any, clusters: Any) -> float:
 
     .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
 
-    :math:`E[I]` is the expectation over random permutations of the labels: 1 for equal partitions, about 0 for random
-    ones. *Cost:* time grows with classes x clusters.
+    :math:`E[I]` is the expectation over random permutations of the labels. Time grows with classes x clusters.
     """
     from sklearn.metrics import adjusted_mutual_info_score
 
@@ -98,7 +91,7 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
 
     .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
 
-    True positives share class and cluster, false positives only the cluster, false negatives only the class. It is 0 if
+    True positives share class and cluster, false positives only the cluster, false negatives only the class. F1 is 0 if
     no pair shares anything.
     """
     from sklearn.metrics.cluster import pair_confusion_matrix

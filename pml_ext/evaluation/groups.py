@@ -33,9 +33,9 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
     """Check groups and number them.
 
     Groups are integers or texts; negative integers, "", None and NaN mean no group. ``reference`` and ``references``,
-    the number of gallery items, are None if the queries are their own gallery.
+    the size of the gallery, are None if the queries are their own gallery.
 
-    TypeError or ValueError for other values, a wrong number, groups of one side alone, or no group.
+    TypeError or ValueError for other values, a wrong number, or groups of one side alone.
     """
     if (reference is None) != (references is None):
         given, missing = (
@@ -84,19 +84,18 @@ def _keys(name: str, groups: Any, count: int) -> Any:
 
 
 def _is_missing(group: Any) -> bool:
-    """Whether a group is None or NaN, as pandas writes missing texts."""
     return group is None or (isinstance(group, float) and group != group)
 
 
 def neighbors_outside(
     find: Find, groups: Groups | None, rows: Tensor, itself: bool, columns: int, total: int
 ) -> tuple[Tensor, Tensor]:
-    """Distances and indices of the nearest items outside each query's group.
+    """Distances and indices of the nearest items outside each query's group, ``[n, columns]``.
 
-    Both are ``[n, columns]``. Missing items have index -1 and infinite distance.
+    Missing items have index -1 and infinite distance.
 
-    ``find(rows, k)`` returns the k nearest of some queries, perhaps with the query itself. ``rows`` are the queries,
-    ``[n]``. ``itself``: whether gallery item i is query i, which is left out too. ``total``: size of the gallery.
+    ``find(rows, k)`` returns the k nearest of the queries ``rows``, ``[n]``. ``itself``: whether gallery item i is
+    query i, which is left out too. ``total``: size of the gallery.
     """
     own = torch.full_like(rows, int(itself))
     if groups is not None:
@@ -128,7 +127,6 @@ def neighbors_outside(
 
 
 def _compacted(values: Tensor, keep: Tensor, columns: int, missing: float) -> Tensor:
-    """Move the values ``[n, K]`` that are kept to the front, ``[n, columns]``."""
     rank = keep.cumsum(1) - 1
     target = torch.where(keep & (rank < columns), rank, columns)
     result = torch.full((len(values), columns + 1), missing, dtype=values.dtype, device=values.device)

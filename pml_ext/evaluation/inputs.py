@@ -48,7 +48,6 @@ class Inputs:
         return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
 
     def _points(self, name: str, points: Any, labels: Any, axis: int) -> tuple[Tensor, Tensor]:
-        """Embeddings ``[N, D]`` in float32, and labels; ``axis`` 1 is the gallery."""
         points = torch.as_tensor(points, device=self.device).detach().float()
         check_embeddings(name, points)
         if self.relation is not None:

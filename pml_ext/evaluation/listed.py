@@ -26,8 +26,7 @@ def tuple_metrics(
     Pairs: the metrics of :func:`pml_ext.evaluation.verify`, with the prefix ``verification_``. Ten-fold accuracy needs
     ten pairs of each kind. Triplets: ``triplet_accuracy``.
 
-    ``threshold`` comes from training pairs, ``best_threshold(scores_of_pairs(...), same)``; ``distance`` is as in
-    :func:`pml_ext.evaluation.pair_scores`. ValueError for NaN, or pairs of one kind alone.
+    ``threshold`` comes from training pairs. ValueError for NaN, or pairs of one kind alone.
     """
     if tuples.same is None:
         return {"triplet_accuracy": triplet_accuracy(embeddings, tuples, distance)}
@@ -60,11 +59,9 @@ def scores_of_triplets(
 
 
 def triplet_accuracy(embeddings: Any, triplets: ListedTuples, distance: BaseDistance | None = None) -> float:
-    r"""The share of triplets whose positive is nearer to the anchor than the negative.
+    r"""The share of triplets whose positive is nearer to the anchor; a tie counts half.
 
     .. math:: \frac{1}{T} \sum_{a, p, n} [d_{ap} < d_{an}] + \frac{1}{2} [d_{ap} = d_{an}]
-
-    A tie counts half.
     """
     known, others = scores_of_triplets(embeddings, triplets, distance)
     return float(((known > others) + 0.5 * (known == others)).mean())

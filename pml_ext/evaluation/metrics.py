@@ -7,8 +7,7 @@ A neighbor metric has two arguments, from a search for the K nearest gallery ite
 - ``relevant``, ``[Q]``, integers :math:`R_i`: the number of gallery items of the query's class, without the query
   itself. A query is *lone* if :math:`R_i = 0`.
 
-It returns one value per query, ``[Q]``, float64 from 0 to 1; for a lone query 0, or NaN where :math:`R_i` divides. To
-add a metric, write its function and a row of ``_METRICS``.
+It returns one value per query, ``[Q]``, float64 from 0 to 1; for a lone query 0, or NaN where :math:`R_i` divides.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .clustering import ami, nmi, nmi_majority, pairwise_f1, purity
 
 
 def recall_at_k(right: Tensor, k: int) -> Tensor:
-    r"""Recall@K: whether at least one of the k nearest is right.
+    r"""Recall@K: whether one of the k nearest is right.
 
     .. math:: \max_{j \le k} r_{ij}
     """
@@ -88,8 +87,7 @@ def ndcg(gains: Tensor, ideal: Tensor) -> Tensor:
     .. math:: \frac{\sum_{j \le K} g_{ij} / \log_2(j + 1)}{\sum_{j \le K} g^*_{ij} / \log_2(j + 1)}
 
     ``gains``, ``[Q, K]``, are the neighbors' weights; ``ideal``, ``[Q, K]``, the K greatest gains in the gallery. The
-    value
-    is NaN if all ideal gains are 0.
+    value is NaN if all ideal gains are 0.
     """
     discounts = 1 / torch.log2(1 + _ranks(ideal).to(torch.float64))
     return (gains * discounts[: gains.shape[1]]).sum(dim=1) / (ideal * discounts).sum(dim=1)
@@ -125,7 +123,7 @@ class Metric:
         return self.pml_name or self.name
 
     def columns(self, most_relevant: int, gallery: int) -> int:
-        """Number of neighbors needed, from the largest R and the size of the gallery."""
+        """Number of neighbors needed."""
         if self.neighbors == "gallery":
             return gallery
         if self.neighbors == "relevant":
@@ -234,7 +232,7 @@ def title_of(name: str) -> str:
 
 
 def is_known_metric(name: str) -> bool:
-    """Whether a key in ``metrics.json`` is a metric of this package, from 0 to 1."""
+    """Whether a key in ``metrics.json`` is a metric of this package."""
     return _known_title(name) is not None
 
 
@@ -285,9 +283,9 @@ def mean(values: Tensor, counted: Tensor | None = None) -> float:
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The classes, ascending, ``[C]`` or ``[C, L]``, and their means.
+    """The classes, ascending, and their means of ``[Q]`` or ``[Q, D]`` values.
 
-    Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count.
+    Labels and classes may have L columns. ``counted``, ``[Q]``: the queries that count.
     """
     if counted is not None:
         values = values[counted]
@@ -299,5 +297,5 @@ def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -
 
 
 def mean_of_class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> float:
-    """The mean of :func:`class_means`, with equal weight for all classes."""
+    """The mean over classes."""
     return float(class_means(values, labels, counted)[1].mean())

@@ -80,15 +80,15 @@ class NearestNeighbors:
         return distances, indices
 
     def among(self, query: Tensor, reference: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
-        """``find(rows, k)``, which searches the references for some of the queries."""
+        """A function ``find(rows, k)`` that searches the references for some queries."""
         return lambda rows, k: self.search(query[rows], k, reference)
 
     def tiles(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False, rows: int | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield slices of the queries with their distances and indices, in bounded memory.
+        """Yield slices of the queries with distances and indices, in bounded memory.
 
-        ``rows``: queries per tile, by default for 8 million neighbors; the last tile includes the remainder.
+        ``rows``: queries per tile, by default for 8 million neighbors.
         """
         k = min(k + ref_includes_query, len(reference))
         for part in self.slices(len(query), k, rows):
@@ -144,9 +144,9 @@ def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor
 
 
 def inverted_lists(vectors: NDArray[np.float32]) -> Any | None:
-    """A faiss index of vectors ``[N, D]`` that searches only near lists, or None.
+    """A faiss index of vectors ``[N, D]`` that searches 16 of sqrt(N) lists.
 
-    It has sqrt(N) lists and searches 16 of them. None up to 20,000 vectors, or without faiss.
+    None up to 20,000 vectors, or without faiss.
     """
     if len(vectors) <= _MOST_EXACT or not has_faiss():
         return None
@@ -187,7 +187,7 @@ def distance_matrix(distance: BaseDistance, points: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def evaluating(distance: BaseDistance) -> Iterator[None]:
-    """Switch off gradients and dropout of a PML distance inside the block."""
+    """Switch off gradients and dropout of a distance inside the block."""
     training: Any = distance.training
     distance.eval()
     try:

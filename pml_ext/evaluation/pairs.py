@@ -42,9 +42,9 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
         second: rows of the references, or of the embeddings, integers ``[P]``.
         same: whether each pair is the same, booleans or 0 and 1, ``[P]``.
         rows: the number of embeddings.
-        reference_rows: the number of references; None if both items are rows of the embeddings.
+        reference_rows: the number of references; None if both items are embeddings.
 
-    TypeError or ValueError for invalid rows, different lengths, or an item paired with itself.
+    TypeError or ValueError for invalid pairs.
     """
     columns = {"first": _indices("first", first), "second": _indices("second", second), "same": answers(same)}
     lengths = {name: tuple(column.shape) for name, column in columns.items()}
@@ -74,7 +74,7 @@ def pairs_of_classes(
 
     Args:
         labels: classes of the embeddings, integers ``[N]``.
-        reference_labels: classes of the second items, ``[R]``; None for pairs of two embeddings, ``first < second``.
+        reference_labels: classes of the second items, ``[R]``; None for pairs of two embeddings.
         most: number of pairs of each kind, drawn without replacement; None for all pairs.
         seed: of the draw.
 
@@ -123,7 +123,7 @@ def pairs_of_sides(sides: Sides, most: int | None = None) -> VerificationPairs:
 
 
 def answers(same: Any) -> Tensor:
-    """Whether pairs are the same, as booleans; ValueError unless values are 0 and 1."""
+    """Answers as booleans; ValueError unless values are 0 and 1."""
     tensor = _numbers("same", same)
     known = (tensor == 0) | (tensor == 1)
     if not known.all():

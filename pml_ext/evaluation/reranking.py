@@ -24,8 +24,8 @@ class Reranking(Protocol):
     ) -> Find:
         """``find(rows, k)``: distances and indices of some queries' k nearest items.
 
-        Embeddings ``[Q, D]`` and ``[R, D]`` are normalized. ``itself``: whether gallery item i is query i; it may then
-        be among its own nearest. ``search`` is re-ranked.
+        Embeddings ``[Q, D]`` and ``[R, D]`` are normalized. ``itself``: whether gallery item i is query i, which may be
+        among its own nearest. ``search`` is re-ranked.
         """
         ...
 
@@ -42,9 +42,7 @@ class QueryExpansion:
         k: number of nearest items, at least 1.
         alpha: exponent of the similarity, at least 0, which gives farther items less weight; None for equal weights.
 
-    *Source:* Chum et al., Total Recall: Automatic Query Expansion with a Generative Feature Model for Object Retrieval,
-    2007; :math:`\alpha`: Radenović et al., Fine-tuning CNN Image Retrieval with No Human Annotation, 2018,
-    https://arxiv.org/abs/1711.02512.
+    *Source:* Chum et al., Total Recall, 2007; :math:`\alpha`: Radenović et al., 2018, https://arxiv.org/abs/1711.02512.
     """
 
     def __init__(self, k: int = 10, alpha: float | None = None) -> None:
@@ -57,7 +55,7 @@ class QueryExpansion:
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """The search of the expanded queries; see :class:`Reranking`."""
+        """The search of the expanded queries."""
         find = search.among(query, reference)
         every = torch.arange(len(query), device=query.device)
         columns = min(self.k, len(reference) - int(itself))
@@ -79,10 +77,9 @@ class QueryExpansion:
 class KReciprocal:
     r"""k-reciprocal re-ranking: items whose neighborhoods overlap are near.
 
-    Among queries and gallery, :math:`N(p, k)` are p and its k nearest. Mutual neighbors
-    :math:`R(p, k) = \{g \in N(p, k) : p \in N(g, k)\}` are extended to :math:`R^*(p, k_1)` by the sets
-    :math:`R(g, k_1 / 2)` of those :math:`g \in R(p, k_1)` for which
-    :math:`|R(p, k_1) \cap R(g, k_1 / 2)| \ge \tfrac{2}{3} |R(g, k_1 / 2)|`. Then
+    Among queries and gallery, :math:`N(p, k)` are p and its k nearest. Mutual neighbors :math:`R(p, k) = \{g \in N(p,
+    k) : p \in N(g, k)\}` are extended to :math:`R^*(p, k_1)` by the sets :math:`R(g, k_1 / 2)` of those :math:`g \in
+    R(p, k_1)` for which :math:`|R(p, k_1) \cap R(g, k_1 / 2)| \ge \tfrac{2}{3} |R(g, k_1 / 2)|`. Then
 
     .. math::
         V_{pg} \propto [\,g \in R^*(p, k_1)\,] \, e^{-d_{pg}}, \qquad
@@ -91,11 +88,10 @@ class KReciprocal:
         d^* = (1 - \lambda) \, d_J + \lambda \, d
 
     Rows of V sum to 1; the mean is over the :math:`k_2` nearest of p, itself included. :math:`d_{pg}` is the squared
-    Euclidean distance of normalized embeddings, divided by the greatest of p, as in the authors' program. Groups are
-    left
-    out of the ranking, not of the neighborhoods.
+    Euclidean distance, divided by the greatest of p, as in the authors' program. Groups are left out of the ranking,
+    not of the neighborhoods.
 
-    *Cost:* all distances of queries and gallery twice, and memory of the neighborhoods.
+    *Cost:* all distances of queries and gallery twice.
 
     Args:
         k1: number of neighbors.
@@ -117,7 +113,7 @@ class KReciprocal:
     def finder(
         self, query: Tensor, reference: Tensor, itself: bool, groups: Groups | None, search: NearestNeighbors
     ) -> Find:
-        """The ranking by the new distance; see :class:`Reranking`. Ignores ``search``."""
+        """The ranking by the new distance; ignores ``search``."""
         points = reference if itself else torch.cat([query, reference])
         first = len(points) - len(reference)  # of the gallery
         neighbors, farthest = self._neighbors(points)
@@ -140,7 +136,6 @@ class KReciprocal:
         return find
 
     def _neighbors(self, points: Tensor) -> tuple[Any, Tensor]:
-        """Nearest points of each, itself first, ``[N, most]``, and the farthest distance, ``[N]``."""
         most = min(max(self.k1 + 1, self.k2), len(points))
         nearest = []
         farthest = []
@@ -152,7 +147,6 @@ class KReciprocal:
         return torch.cat(nearest).numpy(), torch.cat(farthest).clamp(min=1e-12)
 
     def _encoded(self, points: Tensor, neighbors: Any, farthest: Tensor) -> Any:
-        """V', a sparse matrix ``[N, N]``."""
         from scipy import sparse
 
         reciprocal = _reciprocal(neighbors[:, : self.k1 + 1])
@@ -201,7 +195,6 @@ def _squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _jaccard_distances(row: Any, by_column: Any) -> Any:
-    """Jaccard distances of a query, ``[1, N]``, to the gallery, ``[R, N]`` by columns."""
     common = np.zeros(by_column.shape[0])
     for column, value in zip(row.indices, row.data, strict=True):
         part = slice(by_column.indptr[column], by_column.indptr[column + 1])

@@ -94,7 +94,7 @@ class Neighbors:
 
     @classmethod
     def empty(cls, queries: int, columns: int) -> Neighbors:
-        """Room for the neighbors of all queries."""
+        """Preallocated neighbors of all queries."""
         return cls(
             distances=torch.empty(queries, columns, dtype=torch.float32),
             indices=torch.empty(queries, columns, dtype=torch.int64),
@@ -116,7 +116,7 @@ class Neighbors:
 class MetricOfNeighbors:
     """A metric during a search, with its number of neighbors and its values per query.
 
-    ``ideal``, ``[Q, columns]``: the greatest gains in the gallery, for a graded metric only.
+    ``ideal``, ``[Q, columns]``: the greatest gains in the gallery, for a graded metric.
     """
 
     def __init__(self, metric: Metric, columns: int, queries: int) -> None:
@@ -138,8 +138,7 @@ class MetricSearch:
     """One search for all metrics of neighbors.
 
     ``relation``, if given, replaces ``compare`` and gives gains and levels. ``trees``: the relation at each level that
-    a
-    metric names. ``keep``: number of neighbors to keep of each query.
+    a metric names. ``keep``: neighbors to keep of each query.
     """
 
     def __init__(
@@ -244,10 +243,6 @@ class MetricSearch:
             yield rows, distances, indices
 
     def _greatest_gains(self, k: int) -> Tensor:
-        """The k greatest gains in each query's gallery, ``[Q, k]``, on the CPU.
-
-        Without groups they are computed once per class.
-        """
         sides = self.sides
         if self.relation is None:
             return (torch.arange(k) < self.classes.relevant[:, None]).to(torch.float64)

@@ -73,7 +73,7 @@ def verify(
         pairs: of :func:`listed_pairs` or :func:`pairs_of_classes`.
         references: see :func:`pair_scores`.
         distance: see :func:`pair_scores`.
-        threshold: from :func:`best_threshold` of training pairs, for ``accuracy``; None for the ten-fold protocol.
+        threshold: from :func:`best_threshold` of training pairs; None for the ten-fold protocol.
         folds: fold of each pair, integers ``[P]``; by default ten random folds with equal shares of both kinds.
         far: false accept rates.
 
@@ -105,7 +105,7 @@ def verification_metrics(
 
 
 def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[str, float]:
-    """The metrics without a threshold: ROC AUC, average precision, EER, TAR at FAR."""
+    """ROC AUC, average precision, EER, TAR at FAR."""
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
     scores, same = _checked(scores, same)
@@ -123,7 +123,7 @@ def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[st
 
 
 def best_threshold(scores: Any, same: Any) -> float:
-    """The threshold with the best accuracy, the greatest one if several have it.
+    """The threshold with the best accuracy, the greatest of several.
 
     Thresholds lie halfway between two neighboring scores, or are infinite.
     """

@@ -1,4 +1,4 @@
-"""Pair losses, losses in tiles, cross-batch memory, gradient caching, and wrappers around losses."""
+"""Pair losses, losses in tiles, cross-batch memory, gradient caching, and wrappers."""
 
 from .cached import CachedGradients as CachedGradients, MicroBatched as MicroBatched
 from .calling import (

@@ -26,13 +26,11 @@ from .splitting import kind_of, number_of_rows, rows_of
 class CachedGradients(nn.Module):
     """The loss of a whole batch, gradients included, while the network runs in micro-batches.
 
-    The network embeds the micro-batches one by one and saves only its inputs. The loss sees the embeddings of the whole
-    batch. The backward pass then embeds each micro-batch again to backpropagate its part of the gradient. Unlike
-    gradient accumulation, pairs, hard negatives and memories come from the whole batch.
+    The backward pass embeds each micro-batch again. Unlike in gradient accumulation, pairs, hard negatives and memories
+    come from the whole batch.
 
-    Inputs are a tensor or array ``[B, ...]``, a list with one item per row (texts, images), or a tuple or dictionary of
-    these. The network gets each micro-batch in the same form. Inside a tuple or dictionary, numbers, texts, None and
-    tensors without dimensions go to every micro-batch.
+    Inputs are a tensor or array ``[B, ...]``, a list with one item per row, or a tuple or dictionary of these. Inside a
+    tuple or dictionary, numbers, texts, None and tensors without dimensions go to every micro-batch.
 
     Dropout and training-mode batch norm act on each micro-batch; batch norm causes a warning. With several processes,
     wrap the step and not the network: ``DistributedDataParallel(CachedGradients(network, DistributedLoss(loss), 32))``.
@@ -40,20 +38,19 @@ class CachedGradients(nn.Module):
     *Cost:* two forward passes and one backward pass of the network; memory for one micro-batch and all embeddings.
 
     Args:
-        network: maps inputs to embeddings ``[B, D]``, or to a dictionary, tuple or ``ModelOutput`` that contains them.
-        loss: any PML or ``pml_ext`` loss, or a wrapper around one.
-        micro_batch: the most rows that the network gets at a time, at least 1. Parts differ by at most one row.
+        network: maps inputs to embeddings ``[B, D]``, or to a dictionary, tuple or ``ModelOutput`` with embeddings.
+        loss: any PML or ``pml_ext`` loss or wrapper.
+        micro_batch: the most rows that the network gets at a time, at least 1.
         miner: finds the ``indices_tuple``; optional.
         reference_network: embeds ``reference_inputs``; ``network`` by default.
-        output: key, attribute or position of the embeddings in the networks' outputs. By default, the only
-            two-dimensional floating point tensor.
-        unpack: whether dictionaries become keyword arguments of the network, and tuples positional ones. By default, a
-            dictionary does if a key is a parameter of the network's ``forward``, and a tuple if ``forward`` has that
-            many positional parameters.
+        output: key, attribute or position of the embeddings in the outputs; by default the only two-dimensional
+            floating point tensor.
+        unpack: whether dictionaries become keyword arguments, and tuples positional ones; by default, if ``forward``
+            has such parameters.
 
     Raises:
-        TypeError: inputs that cannot be split into rows, outputs without a single tensor of embeddings, or a network
-            inside DistributedDataParallel.
+        TypeError: inputs that cannot be split, outputs without a single tensor of embeddings, or a network inside
+            DistributedDataParallel.
         ValueError: inputs, labels or outputs with different numbers of rows.
 
     Example:
@@ -109,7 +106,7 @@ class CachedGradients(nn.Module):
         Args:
             inputs: inputs of the network, B rows.
             labels: labels of the rows.
-            reference_inputs: inputs of R references; the loss compares each row with each reference.
+            reference_inputs: inputs of R references.
             ref_labels: labels of the references.
             others: the loss's ``indices_tuple``, ``ref_emb`` (embeddings) or ``enqueue_mask``.
         """
@@ -153,7 +150,7 @@ class CachedGradients(nn.Module):
 
 
 class MicroBatched(nn.Module):
-    """A network that runs in micro-batches and saves only their inputs; see :class:`CachedGradients`."""
+    """A network that runs in micro-batches and saves only their inputs."""
 
     def __init__(
         self, network: nn.Module, micro_batch: int, output: str | int | None = None, unpack: bool | None = None
@@ -167,7 +164,7 @@ class MicroBatched(nn.Module):
         self._warned = False
 
     def forward(self, inputs: Any, wanted: int | None = None) -> Tensor:
-        """Embeddings ``[B, D]`` of the whole batch; ``wanted`` is the expected B."""
+        """Embeddings ``[B, D]``; ``wanted`` is the expected B."""
         if isinstance(self.network, nn.parallel.DistributedDataParallel):
             raise TypeError(
                 "micro-batches of a network inside DistributedDataParallel would exchange gradients too early; type "
@@ -238,14 +235,13 @@ _POSITIONAL = (
 
 
 def _parameters_of(network: nn.Module) -> dict[str, Any]:
-    """The kind of each parameter of ``forward``, also inside a compiled network."""
     network = getattr(network, "_orig_mod", network)
     parameters = inspect.signature(network.forward).parameters
     return {name: parameter.kind for name, parameter in parameters.items()}
 
 
 def embeddings_in(outputs: Any, output: str | int | None, name: str) -> Tensor:
-    """The embeddings in the outputs of the network ``name``; ``output`` as in :class:`CachedGradients`."""
+    """The embeddings in a network's outputs; ``output`` as in :class:`CachedGradients`."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):
@@ -290,7 +286,7 @@ def _batch_norms(network: nn.Module) -> list[Any]:
 
 
 class _StatisticsKept:
-    """Context that restores batch norm statistics on exit: the first forward pass has already updated them."""
+    """Restores batch norm statistics, which the first forward pass has already updated."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network

@@ -15,10 +15,7 @@ from ..relations.base import counted
 
 
 class WrapperCapabilities:
-    """Descriptor for the ``capabilities`` of a wrapper: ``at_most`` for the class, ``of(self)`` for an instance.
-
-    An instance has ``"relation"``, the argument of a call, only if ``at_most`` has it.
-    """
+    """Capabilities of a wrapper: ``at_most`` for the class, ``of(self)`` for an instance."""
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
         self._at_most = frozenset(at_most)
@@ -31,13 +28,13 @@ class WrapperCapabilities:
 
 
 class WrapsLoss:
-    """Mixin of wrappers around a ``loss``, which share its relation and accept losses by capability."""
+    """Mixin of wrappers around a ``loss``, chosen by capability."""
 
     loss: torch.nn.Module
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
-        """Accept any name, unlike PML: capabilities decide."""
+        """Accept any name, unlike PML."""
 
     @property
     def relation(self) -> Relation | None:
@@ -46,13 +43,13 @@ class WrapsLoss:
 
 
 def check_module(owner: object, name: str, module: Any, example: str) -> None:
-    """Raise TypeError unless a setting is a module; a module's class is not enough."""
+    """Raise TypeError unless a setting is a module."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{name} of {type(owner).__name__} must be an object such as {example}; got {module!r}")
 
 
 def unwrapped(loss: torch.nn.Module) -> torch.nn.Module:
-    """The loss inside DistributedDataParallel, or the loss itself."""
+    """The loss inside DistributedDataParallel, if any."""
     if isinstance(loss, torch.nn.parallel.DistributedDataParallel):
         return loss.module  # type: ignore[no-any-return]
     return loss
@@ -64,12 +61,12 @@ def takes_all_pairs(loss: torch.nn.Module) -> bool:
 
 
 def counts_repeats(loss: torch.nn.Module) -> bool:
-    """Whether a loss may count a pair as often as an ``indices_tuple`` lists it; True for PML's losses."""
+    """Whether a loss may count a pair as often as it is listed; True for PML's losses."""
     return bool(getattr(unwrapped(loss), "counts_repeats", True))
 
 
 def relation_of(module: torch.nn.Module | None) -> Relation | None:
-    """The relation of a loss, wrapper or miner, or None if it compares labels for equality."""
+    """The relation of a loss, wrapper or miner, or None."""
     if module is not None:
         return getattr(unwrapped(module), "relation", None)
     return None
@@ -78,7 +75,7 @@ def relation_of(module: torch.nn.Module | None) -> Relation | None:
 def check_call(
     relation: Relation | None, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
 ) -> tuple[Any, Any]:
-    """Check a wrapper's arguments and return both labels; a relation converts lists to tensors."""
+    """Check a wrapper's arguments and return both labels."""
     check_indices_tuple(indices_tuple)
     check_batch(embeddings, labels if relation is None else None)
     # a relation checks labels itself; labels of references that are missing are a mistake in any case
@@ -104,7 +101,7 @@ def call_loss(
     ref_labels: Tensor | None = None,
     enqueue_mask: Tensor | None = None,
 ) -> Any:
-    """Call a loss or wrapper, with labels if it takes them and with the other arguments that are given."""
+    """Call a loss or wrapper with the arguments that it accepts."""
     indices_tuple = check_indices_tuple(indices_tuple)
     arguments: list[Tensor | None] = [embeddings]
     if "labels" in capabilities(unwrapped(loss)):
@@ -117,7 +114,7 @@ def call_loss(
 def shift_indices(
     indices_tuple: tuple[Tensor, ...], places: Tensor | None = None, first: int = 0
 ) -> tuple[Tensor, ...]:
-    """Pairs or triplets with ``first`` added to each anchor, and partners i replaced by ``places[i]``."""
+    """Add ``first`` to anchors, and replace each partner i by ``places[i]``."""
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
     shifted = []
     for number, index in enumerate(indices_tuple):

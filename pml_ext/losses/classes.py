@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class ClassLabels(nn.Module):
     """The row of each class label, for components with one row per class.
 
-    A call maps labels ``[B]`` to rows. The row of an unknown label is arbitrary; see :meth:`known`.
+    A call maps labels ``[B]`` to rows; unknown labels get an arbitrary row.
 
     Args:
         num_classes: number of classes.
@@ -49,7 +49,7 @@ class ClassLabels(nn.Module):
         return self.rows[self._places(labels)]
 
     def check(self, labels: Tensor, owner: str) -> None:
-        """Raise ValueError for unknown labels; on an accelerator only in the first call, to avoid waiting."""
+        """Raise ValueError for unknown labels; on an accelerator only in the first call."""
         labels = labels.to(self.rows.device, torch.long)
         if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
             return
@@ -66,7 +66,7 @@ class ClassLabels(nn.Module):
             )
 
     def known(self, labels: Tensor) -> Tensor:
-        """Mask ``[B]`` of the labels that belong to a class."""
+        """Mask ``[B]`` of the known labels."""
         return self.ordered[self._places(labels)] == labels
 
     def _places(self, labels: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ class ClassMembers(NamedTuple):
 
 
 def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers | None:
-    """Group labels ``[B]`` by class, or return None if products within classes would not be cheaper.
+    """Group labels ``[B]`` by class, or None if products within classes would not be cheaper.
 
-    They are not cheaper for at most ``small`` rows, or if the padded matrix has more than ``most_fill`` times B
-    entries. Under torch.compile the result is None, because shapes would depend on the labels.
+    The result is None for at most ``small`` rows, for a padded matrix with more than ``most_fill`` times B entries, and
+    under torch.compile.
     """
     if len(labels) <= small or torch.compiler.is_compiling():
         return None

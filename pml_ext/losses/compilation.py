@@ -15,7 +15,7 @@ from .pairs import Terms, reduced
 
 
 class Compilation(enum.Enum):
-    """How ``torch.compile`` treats the equation of a loss."""
+    """How ``torch.compile`` treats an equation."""
 
     ONE_GRAPH = "one graph"
     """No shape of the equation depends on the labels; it is part of the graph unchanged."""
@@ -38,13 +38,12 @@ class CompiledLoss:
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
         """How ``torch.compile`` treats the equation for a matrix with ``rows`` rows.
 
-        ``by_labels``: whether pairs follow from the batch's labels alone. ``ALL_ENTRIES`` becomes ``EAGER`` for a
-        reducer that does not weight all values equally.
+        ``by_labels``: whether pairs follow from labels alone. ``ALL_ENTRIES`` becomes ``EAGER`` for a reducer with
+        unequal weights.
         """
         return Compilation.ONE_GRAPH
 
     def _compilation_of_call(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> Compilation:
-        """The :meth:`compilation` of a call; shapes that depend on the labels force ``EAGER``."""
         by_labels = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
         compilation = self.compilation(len(embeddings), by_labels)
         if compilation is not Compilation.ALL_ENTRIES:
@@ -61,12 +60,10 @@ class CompiledLoss:
         return Compilation.ALL_ENTRIES
 
     def _weighs_equally(self, gradient_device: torch.device | None = None) -> bool:
-        """Whether the reducers of all sub-losses do; see :func:`has_uniform_weights`."""
         reducers = [reducer_of(self.reducer, name) for name in self._sub_loss_names()]
         return all(has_uniform_weights(reducer, gradient_device) for reducer in reducers)
 
     def _reduced_uniformly(self, terms: Terms) -> Terms:
-        """Reduce terms whose losses are padded with zeros."""
         values = {}
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)

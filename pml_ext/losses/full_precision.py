@@ -19,10 +19,10 @@ from ..pairwise import (
 
 
 class FullPrecisionForward:
-    """Mixin before PML's loss base: checks the batch and computes the loss in float32 or float64.
+    """Mixin before PML's loss base: checks the batch and computes in float32 or float64.
 
-    A NaN or infinite number in embeddings or references makes the value NaN. A loss whose only capability is
-    ``"labels"`` rejects calls without labels, and with an indices_tuple or references.
+    NaN or infinity in embeddings or references makes the value NaN. A loss whose only capability is ``"labels"``
+    rejects calls without labels, and with an indices_tuple or references.
     """
 
     def forward(
@@ -33,12 +33,7 @@ class FullPrecisionForward:
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """The reduced loss of embeddings ``[B, D]`` of any floating point dtype.
-
-        Labels ``[B]`` may be None with an ``indices_tuple`` of triplets (three index tensors) or pairs (four).
-        References ``[R, D]`` with labels ``[R]`` replace the batch as partners. Wrong types or shapes raise TypeError
-        or ValueError.
-        """
+        """The reduced loss; arguments as in :meth:`PairLoss.forward`."""
         others = (indices_tuple, ref_emb, ref_labels)
         takes_labels_alone = getattr(self, "capabilities", ()) == {"labels"}
         if takes_labels_alone and (labels is None or any(each is not None for each in others)):

@@ -11,18 +11,13 @@ from .pairs import Terms
 
 
 class _Kind(NamedTuple):
-    """What a loss's values belong to."""
-
     reduction_type: str
     counts_values: bool  # whether the divisor is the number of values
     num_indices: int  # number of index tensors: 1 for anchors, 2 for pairs, 3 for triplets
 
 
 class JoinedTerms:
-    """Converts the terms of tiles to tensors that can be concatenated, and back.
-
-    ``order``, ``[B]``: the batch row of each row, if rows are sorted by class.
-    """
+    """Converts the terms of tiles to tensors that can be concatenated, and back."""
 
     def __init__(self, owner: str, order: Tensor | None) -> None:
         self._owner = owner
@@ -30,7 +25,7 @@ class JoinedTerms:
         self._kinds: dict[str, _Kind] = {}
 
     def flat(self, terms: Terms, start: int) -> list[Tensor]:
-        """The values of a tile that begins at row ``start``, then their indices and divisors."""
+        """Values, indices and divisors of a tile that begins at row ``start``."""
         values: list[Tensor] = []
         rest: list[Tensor] = []
         for name, info in terms.items():
@@ -57,7 +52,7 @@ class JoinedTerms:
         return [*values, *rest]
 
     def terms(self, results: tuple[Tensor, ...]) -> Terms:
-        """The terms of the batch, pairs in row-major order, from concatenated results of :meth:`flat`."""
+        """The terms of the batch, pairs in row-major order."""
         terms: Terms = {}
         next_index = len(self._kinds)  # the results are the losses of all terms, then indices and divisor of each
         for number, (name, kind) in enumerate(self._kinds.items()):
@@ -82,7 +77,6 @@ class JoinedTerms:
 
 
 def _in_batch_order(losses: Tensor, indices: list[Tensor], order: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Restore the order of the batch; ``order``, ``[B]``, has the batch row of each row."""
     indices = [order[index] for index in indices]
     places = indices[0]
     if len(indices) > 1:

@@ -25,7 +25,7 @@ INSTEAD = {  # losses that can, for texts
 def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
     """Why a loss cannot train on listed pairs or triplets without labels, or an empty string.
 
-    A copy of the loss is called with random embeddings of length ``size``. Each tuple must contribute to the gradients
+    It calls a copy of the loss with random embeddings of length ``size``. Each tuple must contribute to the gradients
     of all its items.
     """
     if "indices_tuple" not in capabilities(loss):
@@ -53,9 +53,9 @@ def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
 
 
 def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
-    """Whether a loss accepts triplets in which one item is positive and negative of the same anchor.
+    """Whether an anchor's positive in one triplet may be its negative in another.
 
-    PML's losses of matrices, such as the multi-similarity loss, reject them.
+    PML's losses of matrices, such as the multi-similarity loss, reject this.
     """
     triplets = ListedTuples([[0, 1, 2], [0, 3, 1], [4, 5, 6]])
     with torch.random.fork_rng([]):
@@ -68,7 +68,6 @@ def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
 
 
 def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Embeddings with each negative moved close to its anchor, or between anchor and positive."""
     points = embeddings.clone()
     if tuples.same is None:
         anchors, positives, negatives = tuples.rows.T
@@ -81,7 +80,6 @@ def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
 
 
 def _moved(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Whether each tuple contributes to the gradient of each of its items, ``[T, 2]`` or ``[T, 3]``."""
     whole = _gradient(loss, embeddings, tuples)
     moved = torch.zeros(tuples.rows.shape, dtype=torch.bool)
     for number in range(len(tuples)):
@@ -92,7 +90,6 @@ def _moved(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
 
 
 def _gradient(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
-    """Gradient of the embeddings, by a copy of the loss in training mode."""
     points = embeddings.clone().requires_grad_()
     batch = tuples.batch(range(len(tuples)))
     indices_tuple = tuple(torch.tensor(batch.items)[index] for index in batch.indices_tuple)

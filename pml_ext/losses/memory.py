@@ -38,41 +38,35 @@ _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 
 
 class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
-    """A loss that also compares a batch with embeddings of past batches (cross-batch memory, XBM).
+    """A loss that also compares a batch with embeddings of past batches (XBM).
 
-    A queue holds the last ``memory_size`` embeddings. A batch first enters the queue. Each of its embeddings is then an
-    anchor, compared with all rows of the queue except its own. Past embeddings have no gradient; the batch's own rows
-    do. So a memory exactly as large as the batch gives the plain loss, gradients included.
+    A queue holds the last ``memory_size`` embeddings. A batch first enters the queue, and is then compared with all
+    rows except its own. Only the batch's rows have a gradient; a memory as large as the batch gives the plain loss.
 
     The loss needs the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees only the
-    batch. Only training fills the queue: in ``eval()`` or without gradients, a batch is compared with the queue but
-    does not enter it. :meth:`add_to_memory` writes in any mode.
+    batch. In ``eval()`` or without gradients, a batch is compared with the queue but does not enter it.
 
-    The ``state_dict`` contains queue, cursor and fill level, so a restored memory continues with identical losses. Each
-    process has its own queue; it is not a buffer, which DistributedDataParallel would overwrite. With
-    ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same queue. PML's ``DistributedLossWrapper`` also
-    accepts the memory, but puts each process's own part of the joined batch first: queues then hold the same rows only
-    if ``memory_size`` is a multiple of the joined batch.
+    The ``state_dict`` contains the queue. With ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same
+    queue; with PML's ``DistributedLossWrapper``, only if ``memory_size`` is a multiple of the joined batch.
 
-    *Cost:* the loss of ``B`` embeddings and ``memory_size`` references. Pair losses of ``pml_ext`` work in tiles, so a
-    million references fit. PML's losses get a list of all ``B * memory_size`` pairs, or of the mined ones.
+    *Cost:* the loss of ``B`` embeddings and ``memory_size`` references: a million fit in tiles. PML's losses get a list
+    of all ``B * memory_size`` pairs, or of the mined ones.
 
     Args:
         loss: the loss.
         embedding_size: D, the length of an embedding.
         memory_size: length of the queue, at least the batch size.
-        miner: finds pairs or triplets between batch and queue; all pairs by default. It never sees an embedding's own
-            row. For this, PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once
-            per embedding. So are third-party miners; these must treat anchors independently, and a warning says so.
+        miner: finds pairs or triplets between batch and queue, without an embedding's own row; all pairs by default.
+            PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once per embedding;
+            so are third-party miners, with a warning that they must treat anchors independently.
         detach_batch: whether the batch's own rows have no gradient either, as in PML's memory.
         first_epoch: the first epoch of a run in which the memory is active.
 
     Attributes:
         active: if False, a call gives the plain loss, mined within the batch, and leaves the queue unchanged.
-        embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``. With a relation, labels
-            keep their shape and dtype: ``[memory_size, C]`` for label sets.
-        queue_idx: the row at which the next batch begins. Rows before it are filled; all rows are if
-            ``has_been_filled``.
+        embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``, or ``[memory_size, C]``
+            for label sets.
+        queue_idx: the row at which the next batch begins.
         curr_batch_idx: the rows of the last batch.
 
     Example:
@@ -153,7 +147,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
 
     @property
     def filled(self) -> int:
-        """The number of rows that hold embeddings."""
+        """The number of filled rows."""
         if self.has_been_filled:
             return int(self.memory_size)
         return self.queue_idx
@@ -177,11 +171,11 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     ) -> Tensor:
         """The loss of embeddings ``[B, D]`` with labels ``[B]`` against the queue.
 
-        An ``indices_tuple`` adds pairs or triplets of rows of the batch; a pair that is already there counts once more.
-        In training without ``miner``, a loss that counts each pair once rejects it.
+        An ``indices_tuple`` adds pairs or triplets of the batch; a repeated pair counts once more. In training without
+        ``miner``, a loss that counts each pair once rejects it.
 
-        Rows where ``enqueue_mask``, ``[B]``, is True enter the queue without gradient and are not anchors, such as the
-        keys of a momentum encoder. The other rows are anchors and do not enter the queue.
+        Rows where ``enqueue_mask``, ``[B]``, is True, such as the keys of a momentum encoder, only enter the queue,
+        without gradient. The other rows are only anchors.
         """
         labels, _ = check_call(self.relation, embeddings, labels, indices_tuple, None, None)
         if labels is None:
@@ -224,7 +218,6 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     def _anchors(
         self, embeddings: Tensor, labels: Tensor, enqueue_mask: Tensor | None, writes: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the anchors; in training, first enqueue the rows that enter the queue."""
         if enqueue_mask is None:
             if writes:
                 run_eagerly(self.add_to_memory, embeddings, labels)
@@ -235,7 +228,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         return embeddings[~entering], labels[~entering]
 
     def _pairs(self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, in_queue: bool) -> Any:
-        """Pairs of batch and queue for the loss: the miner's, or all (None if no row is a copy)."""
+        """Pairs of batch and queue: the miner's, or all (None if no row is a copy)."""
         self_column = self.curr_batch_idx if in_queue else None
         if self.miner is not None or not takes_all_pairs(self.loss):
             return self._mined(embeddings, labels, queue, queue_labels, self_column)
@@ -285,7 +278,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     @torch.inference_mode(False)  # a tensor that is made in inference mode cannot train later
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
-        """Overwrite the oldest rows of the queue, as a training call does; ``batch_size`` is unused."""
+        """Overwrite the oldest rows of the queue, in any mode; ``batch_size`` is unused."""
         labels, _ = check_call(self.relation, embeddings, labels, None, None, None)
         count = len(embeddings)
         if count > self.memory_size:
@@ -313,7 +306,7 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         self._cursor = (self._cursor + count) % self.memory_size
 
     def snapshot(self, count: int) -> Callable[[], None]:
-        """Return a function that undoes a call that enters ``count`` embeddings."""
+        """A function that undoes a call that enters ``count`` embeddings."""
         rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
         rows = rows.to(self.embedding_memory.device)
         held = self.embedding_memory[rows]
@@ -332,7 +325,6 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
         return undo
 
     def _queue(self, embeddings: Tensor, in_queue: bool) -> tuple[Tensor, Tensor]:
-        """A copy of the filled rows and labels; the batch's own rows keep their gradient."""
         held = self.embedding_memory.to(embeddings)
         labels = self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
@@ -345,7 +337,6 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
     def _mined(
         self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, self_column: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """The miner's indices between batch and queue, or all pairs, without self-pairs."""
         if self.miner is not None and len(queue):
             return mine(self.miner, embeddings, labels, queue, queue_labels, self_column)
         if self.relation is not None:
@@ -398,7 +389,6 @@ class CrossBatchMemory(WrapsLoss, BaseCrossBatchMemory):  # type: ignore[misc]
 
 
 def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Concatenate two tuples, as pairs or triplets like the first."""
     if len(mined) == 4 and len(added) == 3:
         added = convert_to_pairs(added)
     elif len(mined) == 3 and len(added) == 4:

@@ -25,9 +25,8 @@ def mine(
 ) -> tuple[Tensor, ...]:
     """A miner's indices between a batch and references, without each embedding's own copy.
 
-    ``self_column``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Miners of
-    ``pml_ext`` leave copies out themselves. Miners in :data:`_MINING_WITH_COPIES` need only a correction; all others
-    are called once per anchor.
+    ``self_column``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Third-party
+    miners are called once per anchor.
     """
     if ref_emb is not None and isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):
         raise ValueError(
@@ -57,7 +56,7 @@ def mine(
 
 
 def without_copies(mined: tuple[Tensor, ...], self_column: Tensor) -> tuple[Tensor, ...]:
-    """Pairs or triplets without those whose partner is the anchor's own copy."""
+    """Pairs or triplets whose partner is not the anchor's own copy."""
     if len(mined) == 3:
         a, p, n = mined
         kept = p != self_column[a]
@@ -71,7 +70,6 @@ def without_copies(mined: tuple[Tensor, ...], self_column: Tensor) -> tuple[Tens
 def _by_anchor(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Call a miner once per anchor, with all references except the anchor's own copy."""
     if not getattr(type(miner), "mine", mine).__module__.startswith("pytorch_metric_learning."):
         warnings.warn(
             f"{type(miner).__name__} is called once for each embedding of the batch, with all rows of the memory but "
@@ -95,7 +93,6 @@ def _by_anchor(
 def _alone(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Mine with copies and drop them: every pair or triplet is mined independently of the others."""
     return without_copies(miner(embeddings, labels, ref_emb, ref_labels), self_column)
 
 
@@ -118,7 +115,6 @@ def _distance_weighted(
 def _hdc(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Set the pairs from which the miner picks the hardest."""
     if miner.was_set_externally:
         return without_copies(miner(embeddings, labels, ref_emb, ref_labels), self_column)
     miner.set_idx_externally(without_copies(get_all_pairs_indices(labels, ref_labels), self_column), labels)
@@ -131,7 +127,6 @@ def _hdc(
 def _uniform_histogram(
     miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
-    """Draw from a histogram of all pairs except copies."""
     matrix = miner.distance(embeddings, ref_emb)
     a1, p, a2, n = without_copies(get_all_pairs_indices(labels, ref_labels), self_column)
     if len(a1):

@@ -24,31 +24,31 @@ from .calling import (
 
 
 class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
-    r"""A loss summed over the first dimensions of the embeddings, so that shortened embeddings work, too.
+    r"""A loss summed over several sizes, so that shortened embeddings work, too.
 
     .. math:: \mathcal{L} = \sum_s w_s \, \mathcal{L}_{loss}(x_{1..s})
 
-    Matryoshka representation learning (Kusupati et al. 2022, https://arxiv.org/abs/2205.13147). After training, the
-    first ``s`` numbers of an embedding, normalized again, are an embedding. It accepts the arguments of the loss. A
-    memory goes around: ``CrossBatchMemory(NestedLoss(loss, sizes), ...)``. The sum is in float32 or float64.
+    After training, the first ``s`` numbers of an embedding, normalized again, are an embedding. A memory goes around:
+    ``CrossBatchMemory(NestedLoss(loss, sizes), ...)``. The sum is in float32 or float64.
 
     *Cost:* that of the loss for each size.
 
     Args:
-        loss: a loss that compares embeddings with each other. It is called once for each size.
-        sizes: numbers of dimensions, ascending; the last one is the size of the embeddings, because other dimensions
-            would never be trained.
+        loss: a loss that compares embeddings with each other.
+        sizes: numbers of dimensions, ascending; the last one is the size of the embeddings.
         weights: a number for each size; 1 by default.
 
     Raises:
-        TypeError: a part that is not a module, or a loss with parameters or a memory.
-        ValueError: sizes that are not ascending, another number of weights, or embeddings of another size.
+        TypeError: a loss that is not a module, or that has parameters or a memory. ValueError: wrong sizes or weights,
+            or embeddings of another size.
 
     Example:
         >>> from pml_ext import CBMLLoss
         >>> loss = NestedLoss(CBMLLoss(), sizes=(2, 4, 8))
         >>> loss(torch.randn(6, 8), torch.tensor([0, 0, 1, 1, 2, 2])).shape
         torch.Size([])
+
+    *Source:* Kusupati et al., Matryoshka Representation Learning, 2022, https://arxiv.org/abs/2205.13147.
     """
 
     capabilities = WrapperCapabilities(
@@ -80,12 +80,12 @@ class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether the loss accepts AllPairsExceptSelf."""
+        """The loss's own value."""
         return takes_all_pairs(self.loss)
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether the loss counts a pair as often as it is listed."""
+        """The loss's own value."""
         return counts_repeats(self.loss)
 
     def forward(
@@ -96,7 +96,7 @@ class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
         ref_emb: Tensor | None = None,
         ref_labels: Any = None,
     ) -> Tensor:
-        """The weighted sum; accepts the arguments of the loss."""
+        """The weighted sum; arguments as for the loss."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if embeddings.shape[1] != self.sizes[-1]:
             raise ValueError(

@@ -63,8 +63,6 @@ class LossInputs:
 
 @dataclasses.dataclass
 class _Tile:
-    """Some or all anchors of a batch, before their pairs are known."""
-
     matrix: Tensor  # [T, R]
     masks: PairsOfRows
     rows: slice | None  # of the batch; None for all
@@ -84,34 +82,31 @@ class PairLossSettings(LossSettings, total=False):
 
 
 class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: ignore[misc]
-    """Base of losses over the pairs or triplets of a batch. A subclass defines settings and equation.
+    """Base of losses over pairs or triplets; a subclass defines settings and equation.
 
-    The base checks the batch, disables autocast, converts half precision to float32, and computes the distance matrix
-    and the masks of positive and negative pairs. An empty batch gives 0. With ``tiles``, large batches are computed in
-    tiles of anchors: same value and gradient, memory linear in the batch.
+    The base checks the batch, computes in float32 or float64, and prepares the distance matrix and the masks of pairs.
+    An empty batch gives 0. With ``tiles``, memory is linear in the batch.
 
     Class attributes:
-        compares: ``"similarities"`` (default distance: cosine similarity), ``"distances"`` (default: Euclidean distance
-            of normalized embeddings) or ``"either"``.
+        compares: ``"similarities"`` (default: cosine similarity), ``"distances"`` (default: Euclidean distance of
+            normalized embeddings) or ``"either"``.
         statistic_names: names of the statistics that :meth:`record` sets with ``collect_stats``.
         tiles: ``"rows"`` if an anchor's value depends only on its own row, ``"classes"`` if also on the rows of its
             class, None if the equation needs the whole matrix.
-        graded: whether the equation uses ``pairs.weights``, the weights of positive pairs in a graded relation.
-        sums_triplets: whether values are sums over each pair's triplets, unless triplets are listed. Such a loss
-            rejects PML's reducers of single values.
+        graded: whether the equation uses ``pairs.weights`` of a graded relation.
+        sums_triplets: whether values are sums over each pair's triplets, which PML's reducers of single values cannot
+            reduce.
         counts_repeats: whether the equation uses ``pairs.counts``, so that a pair counts as often as it is listed.
-        wants_before_call: whether the next call begins with :meth:`before_call`; an instance may set it.
-        takes_all_pairs: whether ``indices_tuple`` may be an :class:`AllPairsExceptSelf`, which a memory passes.
+        wants_before_call: whether the next call begins with :meth:`before_call`.
+        takes_all_pairs: whether ``indices_tuple`` may be an :class:`AllPairsExceptSelf`.
 
     Args:
         tile_size: anchors per tile; automatic by default.
-        relation: replaces equality of labels, for example :class:`pml_ext.SharedLabel` or :class:`pml_ext.Hierarchy`. A
-            call may override it.
+        relation: replaces equality of labels, such as :class:`pml_ext.SharedLabel`. A call may override it.
         kwargs: keyword arguments of PML's losses.
 
     Raises:
-        TypeError, ValueError: an unsuitable distance; a ``tile_size`` below 1, or for an equation without tiles; a
-            graded relation for an equation without weights.
+        TypeError, ValueError: a distance, ``tile_size`` or graded relation that the equation does not support.
     """
 
     capabilities = frozenset({"labels", "indices_tuple", "references", "relation"})
@@ -160,9 +155,8 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         """The reduced loss of embeddings ``[B, D]`` of any floating point dtype.
 
         Labels ``[B]`` may be None with an ``indices_tuple`` of triplets (three index tensors) or pairs (four).
-        References ``[R, D]`` with labels ``[R]`` replace the batch as partners. A relation defines the form of the
-        labels. Wrong types or shapes raise TypeError or ValueError. A NaN or infinite number in embeddings or
-        references makes the value NaN.
+        References ``[R, D]`` with labels ``[R]`` replace the batch as partners. Wrong types or shapes raise TypeError
+        or ValueError; NaN or infinity gives NaN.
         """
         if relation is None:
             relation = self.relation
@@ -214,7 +208,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         ref_labels: Tensor | None,
         relation: Relation | None,
     ) -> None:
-        """Prepare for a call, given its raw arguments; called while ``wants_before_call``."""
+        """Prepare for a call, given its raw arguments."""
 
     def _check_relation(self, relation: Any) -> None:
         if relation is None:
@@ -230,9 +224,9 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
-        """PML's loss dictionary: the equation on the pairs of the batch.
+        """PML's loss dictionary.
 
-        ``indices_tuple`` may be a :class:`Related`, which carries a relation, or an :class:`AllPairsExceptSelf`.
+        ``indices_tuple`` may also be a :class:`Related` or an :class:`AllPairsExceptSelf`.
         """
         num_rows = embeddings.shape[0]
         num_columns = ref_emb.shape[0]
@@ -273,13 +267,12 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         return self.finalize_terms(terms, inputs)
 
     def finalize_terms(self, terms: Terms, inputs: LossInputs) -> Terms:
-        """The terms of a batch for the reducer; a subclass may change them."""
+        """The terms of a batch for the reducer."""
         return terms
 
     # The pairs of a batch: all of its rows, or a tile of them
 
     def _pairs(self, inputs: LossInputs, tile: _Tile) -> Pairs:
-        """The pairs of a tile's anchors with all columns."""
         rows = tile.rows
         first_row = 0
         if rows is not None:
@@ -316,7 +309,6 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         )
 
     def _masks(self, inputs: LossInputs, rows: int | None = None) -> PairsOfRows:
-        """Masks of all anchors, or of slices of ``rows`` anchors."""
         weights = None
         if inputs.related is not None:
             weights = inputs.related.weights()
@@ -364,7 +356,6 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         return terms
 
     def _in_tiles(self, inputs: LossInputs, size: int) -> Terms:
-        """The terms of :meth:`_whole`, computed ``size`` anchors at a time."""
         order = None
         ends = None
         by_labels = not inputs.has_references and inputs.indices_tuple is None and inputs.related is None
@@ -426,7 +417,7 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
         return joined.terms(results)
 
     def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity, or the Euclidean distance of normalized embeddings."""
+        """The default distance of ``compares``."""
         if self.compares == "distances":
             return EuclideanDistance()
         return GramCosineSimilarity()
@@ -437,7 +428,6 @@ class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: i
 
 
 def _sorted_by_class(inputs: LossInputs, labels: Tensor) -> tuple[LossInputs, Tensor, list[int]]:
-    """A batch sorted by class, the order ``[B]``, and the row after each class."""
     order = labels.argsort(stable=True)
     embeddings = inputs.embeddings[order]
     labels = labels[order]

@@ -1,4 +1,4 @@
-"""The pairs of a batch as an equation sees them, and the terms that it returns."""
+"""The pairs that an equation gets, and the terms that it returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Triplets = tuple[Tensor, Tensor, Tensor]
 
 @dataclasses.dataclass
 class Pairs:
-    """The pairs of all anchors of a batch, or of a tile of T anchors. Matrices are ``[T, R]``."""
+    """The pairs of T anchors, as matrices ``[T, R]``."""
 
     matrix: Tensor  # similarities or distances, by the loss's distance
     masks: Tensor  # of the positive and of the negative pairs, [2, T, R]
@@ -48,10 +48,10 @@ class Pairs:
 
     @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:
-        """Anchors (rows of the tile) and partners (columns) of the positive pairs, in row-major order.
+        """Anchors and partners of the positive pairs, ``[P]`` each, in row-major order.
 
-        Both are ``[P]``; a GPU is synchronized to find P. With ``counts``, a pair appears as often as the
-        ``indices_tuple`` lists it. With ``lists_all``, all entries are listed, and :func:`per_pair` masks them.
+        A GPU is synchronized to find P. With ``counts``, a pair appears as often as it is listed. With ``lists_all``,
+        all entries are listed, and :func:`per_pair` masks them.
         """
         if self.lists_all:
             return all_entries(self.positives)
@@ -67,10 +67,7 @@ class Pairs:
         return anchors, partners
 
     def between(self, partners: Tensor) -> tuple[Tensor, Tensor]:
-        """Matrix ``[U, R]`` of the distinct partners with all columns, and each partner's row in it.
-
-        Without ``whole_classes``, a GPU is synchronized to find U.
-        """
+        """Matrix ``[U, R]`` of the distinct partners with all columns, and each partner's row in it."""
         if self.whole_classes:
             return self.matrix, partners - self.first
         used, rows = torch.unique(partners, return_inverse=True)
@@ -80,14 +77,14 @@ class Pairs:
 
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
-    """Terms with one value per anchor, ``[T]``; ``divisor``: the elements in a mean, T by default."""
+    """Terms with one value per anchor, ``[T]``; a mean divides by ``divisor``, T by default."""
     return _term(losses, row_numbers(losses), "element", divisor)
 
 
 def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:
-    """Terms with one value per positive pair, ``[P]``, in the order of ``pairs.listed``.
+    """Terms with one finite value per positive pair, ``[P]``, in the order of ``pairs.listed``.
 
-    All values must be finite. ``divisor``: the elements in a mean, P by default.
+    A mean divides by ``divisor``, P by default.
     """
     if not pairs.lists_all:
         return _term(losses, pairs.listed, "pos_pair", divisor)

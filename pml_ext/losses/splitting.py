@@ -1,4 +1,4 @@
-"""Splits a network's inputs into micro-batches: tensors, arrays, lists, tuples, dictionaries."""
+"""Splits a network's inputs into micro-batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WANTED = "a tensor or array (batch size, ...), a list of one item for each row,
 def number_of_rows(inputs: Any, wanted: int | None = None) -> int:
     """The number of rows of a network's inputs: a tensor, array, list, tuple or dictionary.
 
-    A list has one item per row. All parts of a tuple or dictionary have the same number of rows; numbers, texts, None
-    and tensors without dimensions belong to every row. ``wanted`` is the expected number, if known.
+    A list has one item per row. Numbers, texts, None and tensors without dimensions belong to every row. ``wanted`` is
+    the expected number, if known.
 
     Raises:
         TypeError: inputs that cannot be split, or a list of tensors that may be several inputs.
@@ -46,7 +46,7 @@ def number_of_rows(inputs: Any, wanted: int | None = None) -> int:
 
 
 def rows_of(inputs: Any, first: int, last: int) -> Any:
-    """Some rows of the inputs, in the same form; the inputs must have passed :func:`number_of_rows`."""
+    """Some rows of checked inputs, in the same form."""
     if _is_shared(inputs):
         return inputs
     if isinstance(inputs, (Tensor, np.ndarray, list)):
@@ -60,7 +60,7 @@ def rows_of(inputs: Any, first: int, last: int) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """Describe a value in one line, unlike the repr of a dictionary of tensors."""
+    """Describe a value in one line."""
     if isinstance(value, (Tensor, list, tuple)):
         return describe(value)
     if isinstance(value, np.ndarray):
@@ -90,7 +90,6 @@ def _collect_lengths(name: str, value: Any, lengths: dict[str, int]) -> None:
 
 
 def _may_be_several_inputs(inputs: Any) -> bool:
-    """Whether a list contains tensors or arrays of one length that differs from the list's."""
     if not isinstance(inputs, list) or not inputs:
         return False
     if not all(isinstance(each, (Tensor, np.ndarray)) and each.ndim for each in inputs):

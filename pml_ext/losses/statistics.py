@@ -1,4 +1,4 @@
-"""Statistics that a loss records: means over all tiles of a call."""
+"""Statistics of losses: means over all tiles of a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class LossStatistics:
             self._sums[name] = (total.detach(), divisor)
 
     def _statistics(self, like: Tensor) -> list[Tensor]:
-        """Totals and counts of the current tile, one entry each."""
         values: list[Tensor] = []
         if not self.collect_stats:
             return values
@@ -40,7 +39,6 @@ class LossStatistics:
         return values
 
     def _add_statistics(self, results: tuple[Tensor, ...]) -> None:
-        """Set statistics from the totals and counts of all tiles, two results per name."""
         sums = {}
         for number, name in enumerate(self.statistic_names):
             total = results[2 * number].sum()
@@ -49,7 +47,6 @@ class LossStatistics:
         self._set_statistics(sums)
 
     def _set_statistics(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """Set statistics from totals and counts, and clear these."""
         self._sums = {}
         for name, (total, count) in sums.items():
             setattr(self, name, total / count.clamp(min=1))

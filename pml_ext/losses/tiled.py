@@ -1,8 +1,8 @@
 """PML's losses over pairs and triplets, with the same values in memory linear in the batch.
 
-All accept ``tile_size``, the anchors per tile (automatic by default), and the keyword arguments of PML's losses:
-``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``, ... *Cost:* three or four products of ``B x D x
-R`` in tiles. Memory is linear in B + R, and in the number of positive pairs if each has a loss value.
+All accept ``tile_size``, the anchors per tile (automatic by default), and the keyword arguments of PML's losses.
+*Cost:* three or four products of ``B x D x R`` in tiles. Memory is linear in B + R, and in the positive pairs if each
+has a loss value.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _ENTRIES = 1 << 23  # entries of gathered rows held at a time
 
 
 class _TiledLoss(PairLoss):
-    """Base of losses that accept any distance and are computed in tiles of anchors."""
-
     compares = "either"
     tiles: ClassVar[str | None] = "rows"
 
@@ -43,13 +41,12 @@ class _TiledLoss(PairLoss):
 
 
 class _SummedByRow(_TiledLoss):
-    """Base of losses that sum pairs or triplets over each row; their reducers need only these sums."""
+    """Base of losses whose reducers need only the sum of each row."""
 
     reducer: BaseReducer
     _of_pairs: ClassVar[bool]  # whether pairs are summed, not triplets
 
     def set_reducer(self, reducer: BaseReducer | None) -> None:
-        """Set the reducer; raise ValueError if it needs more than sums over rows."""
         super().set_reducer(reducer)
         if reducer is None and type(self.reducer) is MultipleReducers:
             self.reducer = SumOfReducers(dict(self.reducer.reducers.items()), self.reducer.default_reducer)
@@ -76,11 +73,9 @@ class _SummedByRow(_TiledLoss):
         return terms
 
     def get_default_reducer(self) -> BaseReducer:
-        """The reducer that divides the sum by the number of nonzero elements."""
         return SumOverDivisorReducer()
 
     def get_default_distance(self) -> BaseDistance:
-        """The Euclidean distance of normalized embeddings."""
         return EuclideanDistance()
 
 
@@ -90,9 +85,8 @@ class TiledContrastiveLoss(_SummedByRow):
     .. math::
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
-    Both means run over the pairs with a nonzero loss, as with PML's default reducer. Other PML reducers that need no
-    list of pairs give PML's values too. A pair counts as often as an ``indices_tuple`` lists it. A graded relation
-    multiplies the loss of a positive pair by its weight: :math:`w_{ap} \max(0, d_{ap} - m_p)`.
+    As in PML, both means run over the pairs with a nonzero loss. PML's reducers that need no list of pairs also work. A
+    pair counts as often as it is listed. A graded relation multiplies the loss of a positive pair by its weight.
 
     Args:
         pos_margin: distance up to which a positive pair has no loss; 0.
@@ -142,8 +136,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         \operatorname{mean}_i \Big[ \frac{1}{\alpha} \log\Big(1 + \sum_{j \in P_i} e^{-\alpha (s_{ij} - \lambda)}\Big)
         + \frac{1}{\beta} \log\Big(1 + \sum_{j \in N_i} e^{\beta (s_{ij} - \lambda)}\Big) \Big]
 
-    The reducer gets one value per anchor. A graded relation multiplies the exponential of a positive pair by its
-    weight: :math:`\sum_{j \in P_i} w_{ij} \, e^{-\alpha (s_{ij} - \lambda)}`.
+    The reducer gets one value per anchor. A graded relation multiplies a positive pair's exponential by its weight.
 
     *Pair with:* :class:`pml_ext.HardPairMiner`, the paper's miner.
 
@@ -185,9 +178,8 @@ class TiledNTXentLoss(_TiledLoss):
         -\operatorname{mean}_{(a, p)} \log
         \frac{e^{s_{ap} / \tau}}{e^{s_{ap} / \tau} + \sum_{n \in N_a} e^{s_{an} / \tau}}
 
-    The reducer gets one value per positive pair; an anchor without negatives gives 0. A pair counts as often as an
-    ``indices_tuple`` lists it. Values are exact. PML's are bounded, because it adds the smallest normal number inside
-    the logarithm.
+    The reducer gets one value per positive pair; an anchor without negatives gives 0. A pair counts as often as it is
+    listed. Values are exact, where PML's are bounded.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
@@ -202,7 +194,7 @@ class TiledNTXentLoss(_TiledLoss):
         self.temperature = temperature
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``ALL_ENTRIES``: a value for every entry costs no more than the matrix."""
+        """``ALL_ENTRIES``."""
         return Compilation.ALL_ENTRIES
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -236,9 +228,8 @@ class TiledSupConLoss(_TiledLoss):
         -\operatorname{mean}_i \frac{1}{|P_i|} \sum_{p \in P_i}
         \log \frac{e^{s_{ip} / \tau}}{\sum_{j \in P_i \cup N_i} e^{s_{ij} / \tau}}
 
-    The reducer gets one value per anchor. The mean runs over the values above 0, as with PML's default reducer. A batch
-    without negative pairs gives 0. A graded relation gives a weighted mean over positives: :math:`\sum_p w_{ip}
-    \log(\dots) \, / \sum_p w_{ip}`.
+    The reducer gets one value per anchor. As in PML, the mean runs over the values above 0. A batch without negative
+    pairs gives 0. A graded relation weights the mean over positives.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
@@ -255,7 +246,7 @@ class TiledSupConLoss(_TiledLoss):
         self.temperature = temperature
 
     def finalize_terms(self, terms: Terms, inputs: LossInputs) -> Terms:
-        """Multiply by 0 if the batch has no negative pair, without waiting for the device."""
+        """Multiply by 0 if the batch has no negative pair."""
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
             factor = _has_negatives(inputs).to(info["losses"].device, torch.float32)  # 1 or 0
@@ -277,7 +268,7 @@ class TiledSupConLoss(_TiledLoss):
         return per_anchor(losses, divisor=(losses > 0).sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """The reducer that divides the sum by the number of values above 0."""
+        """The mean of the values above 0."""
         return SumOverDivisorReducer()
 
 
@@ -287,9 +278,9 @@ class TiledTripletMarginLoss(_SummedByRow):
     .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
 
     The mean runs over the triplets with a nonzero loss. Reducers are the same as for :class:`TiledContrastiveLoss`,
-    except ``PerAnchorReducer``. A pair or triplet counts as often as an ``indices_tuple`` lists it. With references,
-    ``swap`` uses the positive reference itself; PML uses the batch row of the same index.
-    :class:`pml_ext.BatchAllTripletLoss` is faster if there are many positives.
+    except ``PerAnchorReducer``. A pair or triplet counts as often as it is listed. With references, ``swap`` uses the
+    positive reference itself; PML uses the batch row of the same index. :class:`pml_ext.BatchAllTripletLoss` is faster
+    for many positives.
 
     *Cost:* additionally, a few passes over ``P x R`` for P positive pairs.
 
@@ -314,7 +305,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         self.smooth_loss = smooth_loss
 
     def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """``EAGER``: each pair needs a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
+        """``EAGER``: each pair needs a row of negatives."""
         return Compilation.EAGER
 
     def equation(self, pairs: Pairs) -> Terms:

@@ -17,13 +17,13 @@ from .pairs import AllPairsExceptSelf
 
 
 class WithRelation(torch.nn.Module):
-    """A loss or miner with a relation in place of equal labels; see :class:`pml_ext.relations.Relation`.
+    """A loss or miner with a relation in place of equal labels.
 
-    The relation defines the form of the labels. Pair losses and miners of ``pml_ext`` get the relation itself. Other
-    losses get all positive and negative pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``,
-    ``FastAPLoss``, ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` need labels and raise an error. Other miners are
-    called once per anchor, with its positives and negatives as references. That gives the result of the whole batch if
-    the miner treats anchors independently; PML's ``HDCMiner`` and ``UniformHistogramMiner`` do not.
+    The :class:`pml_ext.relations.Relation` defines the form of the labels. PML's losses get all positive and negative
+    pairs as ``indices_tuple``, and no labels; ``AngularLoss``, ``FastAPLoss``, ``NCALoss``, ``NPairsLoss`` and
+    ``SmoothAPLoss`` need labels and raise an error. PML's miners are called once per anchor, with its positives and
+    negatives as references. That gives the result of the whole batch unless anchors depend on each other, as in
+    ``HDCMiner`` and ``UniformHistogramMiner``. Other packages' losses and miners are treated like PML's.
 
     *Cost:* a list of all pairs for PML's losses; one call per anchor for PML's miners; nothing for ours.
 
@@ -32,8 +32,7 @@ class WithRelation(torch.nn.Module):
         relation: graded only for a loss of ``pml_ext`` that uses weights.
 
     Raises:
-        TypeError: any other loss, miner or relation.
-        ValueError: a graded relation for a loss or miner of PML.
+        TypeError, ValueError: any other loss, miner or relation.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -51,7 +50,7 @@ class WithRelation(torch.nn.Module):
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether the loss counts a pair as often as it is listed."""
+        """The loss's own value."""
         return counts_repeats(self.inner)
 
     def __init__(self, loss_or_miner: torch.nn.Module, relation: Relation) -> None:
@@ -70,7 +69,7 @@ class WithRelation(torch.nn.Module):
         self.relation = relation
 
     def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
-        """The loss or the mined indices; accepts the arguments of the loss or miner inside."""
+        """The loss or the mined indices."""
         if self.mines:
             return self._mined(embeddings, labels, *arguments, **named)
         return self._loss(embeddings, labels, *arguments, **named)

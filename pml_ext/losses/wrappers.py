@@ -41,19 +41,18 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
     .. math:: \mathcal{L} = \mathcal{L}_{loss} + w \, \mathcal{L}_{regularizer}
 
-    Each part is reduced by its own reducer; the sum is in float32 or float64. The regularizer sees the batch, never the
+    Each part has its own reducer; the sum is in float32 or float64. The regularizer sees the batch, never the
     references. ``collect_stats`` records ``loss_value`` and ``regularizer_value`` (without the weight).
 
     Args:
         loss: any PML loss or loss wrapper.
-        regularizer: a :class:`LabeledRegularizer` or a PML regularizer; a labeled one does not fit a loss with a
-            relation.
+        regularizer: a :class:`LabeledRegularizer` or a PML regularizer.
         weight: of the regularizer; may be 0.
-        kwargs: as in PML's losses, without ``distance`` and ``reducer``, which the parts have.
+        kwargs: as in PML's losses, without ``distance`` and ``reducer``.
 
     Raises:
-        TypeError: a part that is not a module.
-        ValueError: a distance or a reducer, or a labeled regularizer beside a loss with a relation.
+        TypeError, ValueError: a part that is not a module, a distance or reducer, or a labeled regularizer for a loss
+            with a relation.
     """
 
     capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())
@@ -91,12 +90,12 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether the loss accepts AllPairsExceptSelf."""
+        """The loss's own value."""
         return takes_all_pairs(self.loss)
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether the loss counts a pair as often as it is listed."""
+        """The loss's own value."""
         return counts_repeats(self.loss)
 
     def forward(
@@ -107,7 +106,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         ref_emb: Tensor | None = None,
         ref_labels: Any = None,
     ) -> Any:
-        """The weighted sum; accepts the arguments of the loss."""
+        """The weighted sum; arguments as for the loss."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.relation is not None and labels is not None:  # PML's base takes only integers [B]
             indices_tuple = _Given(labels, indices_tuple, ref_labels)
@@ -145,7 +144,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
-    It can be nested, and works inside :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
+    It works inside :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
     :class:`pml_ext.RegularizedLoss`. PML's HookContainer records a dictionary of losses, not a list.
 
     Args:
@@ -191,7 +190,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether any loss counts a pair as often as it is listed."""
+        """Whether any loss does."""
         return any(counts_repeats(loss) for _, loss in self.items())
 
     @property
@@ -204,7 +203,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         return None
 
     def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
-        """Iterate over the losses by name or number."""
+        """The losses by name or number."""
         yield from self.losses.items() if self.is_dict else enumerate(self.losses)
 
     def forward(
@@ -215,7 +214,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The weighted sum; accepts the same arguments as PML's losses."""
+        """The weighted sum; arguments as for PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         self_column = None
         if isinstance(indices_tuple, AllPairsExceptSelf):
@@ -239,15 +238,12 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
 
 class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[misc]
-    r"""A loss of two or more views of each image, in which the views of image i share the label i.
+    r"""A loss of two or more views of each image; the views of image i share the label i.
 
     .. math:: \mathcal{L}\big([z^{(1)}; \dots; z^{(V)}],\ [1..B; \dots; 1..B]\big)
 
-    Here :math:`z^{(v)}`, ``[B, D]``, are the embeddings of view v. With ``symmetric=False``, :math:`z^{(1)}` are the
-    anchors and the other views are references with the same labels.
-
-    For two views it gives the values of PML's class. PML's class accepts losses by name; this one accepts them by
-    capability, so registered losses and wrappers such as ``CBMLLoss()`` work.
+    Here :math:`z^{(v)}`, ``[B, D]``, are the embeddings of view v. With ``symmetric=False``, the first view has the
+    anchors and the others are references. Two views give the values of PML's class, which accepts fewer losses.
 
     Args:
         loss: a loss with the capability ``"labels"``, and ``"references"`` if ``symmetric`` is False. It must not
@@ -272,7 +268,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
     def forward(self, embeddings: Tensor, ref_emb: Tensor | Sequence[Tensor]) -> Any:
         """The loss of one view of each image, ``[B, D]``, and further views in the same order.
 
-        ``ref_emb`` is a view ``[B, D]``, or a list or tuple of views.
+        ``ref_emb`` is a view, or a list or tuple of views.
         """
         others: list[Any] = [ref_emb]
         if isinstance(ref_emb, (list, tuple)):

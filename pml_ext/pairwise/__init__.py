@@ -1,4 +1,4 @@
-"""Tensor functions that pair losses share: precision, similarity, pair masks, masked reductions.
+"""Tensor functions of pair losses: precision, similarity, masks, masked reductions.
 
 They work on matrices ``[B, R]`` (batch by references) in float32 or float64, with autocast off.
 """

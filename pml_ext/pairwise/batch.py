@@ -1,4 +1,4 @@
-"""Checks of a call's arguments, their precision, and active transforms."""
+"""Checks of a call's arguments, their precision, and transforms."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LEAST_HALF = 2.0**-8  # a shorter row of float16 has the gradient of a row of t
 def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
     """Check embeddings ``[B, D]``, floating point, and labels ``[B]``, integers or booleans.
 
-    PML accepts floating point labels; float32 would merge 16777216 and 16777217. ``names`` appear in the messages.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape.
+    ``names`` appear in the messages. Raises TypeError for a wrong dtype, ValueError for a wrong shape. Floating point
+    labels are refused, because float32 would merge 16777216 and 16777217.
     """
     what, labels_what = names
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
@@ -45,7 +45,7 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
 
 
 def labels_as_tensor(labels: Any, name: str) -> Tensor:
-    """Convert labels to a tensor; the TypeError for texts says how to encode them."""
+    """Convert labels to a tensor; TypeError for texts."""
     if isinstance(labels, Tensor):
         return labels
     try:
@@ -56,7 +56,7 @@ def labels_as_tensor(labels: Any, name: str) -> Tensor:
 
 
 def how_to_encode(labels: Any, name: str) -> str:
-    """The code that converts labels to a tensor of integers."""
+    """Code that converts labels to integers."""
     if holds_texts(labels):
         return f"encode the labels of all items once: torch.as_tensor(numpy.unique({name}, return_inverse=True)[1])"
     return f"type torch.as_tensor(numpy.asarray({name}))"
@@ -70,7 +70,7 @@ def holds_texts(labels: Any) -> bool:
 
 
 def check_indices_tuple(indices_tuple: Any) -> Any:
-    """Convert the parts of an ``indices_tuple`` to tensors; TypeError for anything but a tuple or list."""
+    """Convert an ``indices_tuple`` to tensors; TypeError unless it is a tuple or list."""
     if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
         raise TypeError(
             "indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
@@ -93,7 +93,7 @@ def _index_tensor(index: Any) -> Tensor:
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
-    """Check references ``[R, D]`` against their labels and against embeddings ``[B, D]``."""
+    """Check references ``[R, D]`` against their labels and the embeddings."""
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels are given without ref_emb, the references they belong to")
@@ -121,8 +121,8 @@ def describe(value: Any) -> str:
 def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
     """Convert to float32, unless ``x`` is float32 or float64.
 
-    If the rows will be ``normalized``, a float16 row shorter than 2^-8 gets the gradient of a row of that length. This
-    limits it to 256 times the gradient of the normalized row, as the largest float16 is 65,504.
+    If the rows will be ``normalized``, a float16 row shorter than 2^-8 gets the gradient of a row of that length, so
+    that the gradient fits into float16.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not normalized or x.dtype != torch.float16:
@@ -167,7 +167,7 @@ class Float64Buffers:
 def pair_to_full_precision(
     embeddings: Tensor, ref_emb: Tensor | None, normalized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Embeddings and references in one dtype, float32 or float64; one object if they are the same."""
+    """Embeddings and references in one dtype, float32 or float64."""
     first = embeddings
     if embeddings.dtype not in _FULL:
         first = to_full_precision(embeddings, normalized)
@@ -190,14 +190,14 @@ def labels_to_int64(labels: Tensor | None, device: torch.device | None = None) -
 
 
 def normalizes(module: Any) -> bool:
-    """Whether a loss, or the loss inside a wrapper, compares normalized embeddings."""
+    """Whether a loss or wrapped loss compares normalized embeddings."""
     while isinstance(getattr(module, "loss", None), torch.nn.Module):
         module = module.loss
     return bool(getattr(getattr(module, "distance", None), "normalize_embeddings", False))
 
 
 def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
-    """The value of a loss, or NaN if any input contains NaN or infinity, even in rows without partners."""
+    """The loss, or NaN if any input contains NaN or infinity."""
     if not isinstance(value, Tensor):
         return value
     for x in inputs:
@@ -227,7 +227,7 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
 
 
 class _Probe(Function):
-    """A function without ``setup_context``, which torch rejects under a transform of torch.func."""
+    """A function without ``setup_context``, which torch.func rejects."""
 
     @staticmethod
     def forward(ctx: Any, nothing: Tensor) -> None: ...
@@ -251,10 +251,9 @@ def transformed(*tensors: Tensor) -> bool:
 
 
 def apply_or_plain(function: type[Function], plain: Callable[..., Any], *arguments: Any) -> Any:
-    """Apply a Function, or ``plain`` with the same arguments under torch.func or in forward mode.
+    """Apply a Function, or ``plain`` under torch.func or in forward mode.
 
-    The Function has no ``setup_context`` and no ``jvp``. Waiting for torch's error costs nothing in ordinary calls,
-    while :func:`transformed` costs as much as three small operations.
+    The Function has no ``setup_context`` and no ``jvp``. Ordinary calls cost nothing extra.
     """
     if torch.compiler.is_compiling():
         return function.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -268,7 +267,7 @@ def apply_or_plain(function: type[Function], plain: Callable[..., Any], *argumen
 
 
 def run_eagerly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function whose shapes depend on values; under torch.compile outside the graph."""
+    """Call a function whose shapes depend on values, outside the graph of torch.compile."""
     if not torch.compiler.is_compiling():
         return function(*arguments)
     from .disabled import call

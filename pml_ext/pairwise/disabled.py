@@ -1,4 +1,4 @@
-"""A call that torch.compile does not trace; imported late, because the decorator takes a second."""
+"""A call that torch.compile does not trace; the decorator takes a second to import."""
 
 from __future__ import annotations
 

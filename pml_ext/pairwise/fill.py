@@ -16,8 +16,7 @@ _ROW_NUMBERS: dict[torch.device, Tensor] = {}  # those that were asked for last
 def indicators(masks: Tensor, like: Tensor) -> Tensor:
     """Masks in their fastest form: 1 and 0 in the dtype of ``like``, or booleans.
 
-    On a CPU, operators with booleans take two to ten times as long as with floats. Small, compiled and GPU matrices
-    keep booleans: there, launching operators or moving bytes dominates.
+    Floats are faster for large matrices on a CPU.
     """
     if masks.dtype == torch.bool and prefers_floats(like):
         return masks.view(torch.uint8).to(like.dtype)
@@ -25,33 +24,33 @@ def indicators(masks: Tensor, like: Tensor) -> Tensor:
 
 
 def prefers_floats(values: Tensor) -> bool:
-    """Whether masks of a matrix are faster as floats: large, on a CPU, not compiled."""
+    """Whether masks of a matrix are faster as floats."""
     return values.numel() > _SMALL and values.device.type in _FLOATS_ON and not torch.compiler.is_compiling()
 
 
 def fill_outside(values: Tensor, mask: Tensor, number: float | tuple[float, ...]) -> Tensor:
-    """Values inside a mask and a number outside, which must be finite unless the mask is boolean."""
+    """Values inside a mask, else a number, finite unless the mask is boolean."""
     if mask.dtype == torch.bool:
         return torch.where(mask, values, constant(number, values))
     return torch.lerp(constant(number, values), values, mask)
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """Values inside a mask and 0 outside; the arguments broadcast."""
+    """Values inside a mask, else 0; the arguments broadcast."""
     if mask.dtype == torch.bool:
         return torch.where(mask, values, constant(0, values))
     return values * mask
 
 
 def without_tiny(shares: Tensor) -> Tensor:
-    """Zero shares below the squared precision, on a CPU in place, where denormals are very slow."""
+    """Zero shares below the squared precision, on a CPU in place, where denormals are slow."""
     if prefers_floats(shares):
         return torch.threshold_(shares, torch.finfo(shares.dtype).eps ** 2, 0)
     return shares
 
 
 def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
-    """Zero weights whose product with a share of :func:`without_tiny` could be denormal."""
+    """Zero weights whose product with a share could be denormal."""
     if not prefers_floats(shares):
         return weights
     precision = torch.finfo(weights.dtype)
@@ -59,7 +58,7 @@ def weights_of_shares(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def zero_at_most(values: Tensor, others: Tensor, limit: float) -> Tensor:
-    """Values, with 0 where ``others``, of the same shape, is at most a limit; NaN there keeps the value."""
+    """Values, with 0 where ``others`` is at most a limit; NaN there keeps the value."""
     kept: Tensor = torch.ops.aten.threshold_backward(values, others, limit)
     return kept
 
@@ -70,11 +69,10 @@ def scaled_product(values: Tensor, others: Tensor, factor: float) -> Tensor:
 
 
 def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
-    """A number as a tensor without dimensions, with the dtype and device of ``like``.
+    """A number as a cached tensor without dimensions, with the dtype and device of ``like``.
 
-    A tuple of S numbers gives ``[S, 1, 1]``, one number for each matrix of ``[S, B, R]``. Tensors are cached, because
-    ``torch.where`` would build one in every call. Those that must not outlive a call are not: under torch.compile and
-    torch.func, in inference mode, and for Tensor subclasses.
+    A tuple of S numbers gives ``[S, 1, 1]``. Nothing is cached under torch.compile and torch.func, in inference mode,
+    and for Tensor subclasses.
     """
     if type(like) is not Tensor or torch.compiler.is_compiling():
         return _made(number, like)
@@ -88,7 +86,7 @@ def constant(number: float | tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def row_numbers(like: Tensor) -> Tensor:
-    """Row numbers 0, 1, ... of a tensor, on its device; cached like :func:`constant`, so read-only."""
+    """Row numbers 0, 1, ... of a tensor, cached, so read-only."""
     rows = like.shape[0]
     device = like.device
     if type(like) is not Tensor or torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""States of torch's random generators, on the CPU and on the accelerator."""
+"""States of torch's random generators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def accelerator() -> str | None:
-    """Type of this machine's accelerator, such as ``"cuda"``, or None."""
+    """This machine's type of accelerator, such as ``"cuda"``, or None."""
     if not torch.accelerator.is_available():
         return None
     available = torch.accelerator.current_accelerator()
@@ -19,7 +19,7 @@ def accelerator() -> str | None:
 
 
 def generator_states(device: torch.device | None = None) -> list[Tensor]:
-    """States of the CPU's generator, then of ``device``, or of all accelerators if None."""
+    """States of the CPU's generator and of ``device``, or of all accelerators."""
     module = _module_of(device)
     states = [torch.get_rng_state()]
     if device is None and hasattr(module, "get_rng_state_all"):
@@ -30,7 +30,7 @@ def generator_states(device: torch.device | None = None) -> list[Tensor]:
 
 
 def set_generator_states(states: Sequence[Tensor], device: torch.device | None = None) -> None:
-    """Restore the states of :func:`generator_states`; accelerators that have gone are skipped."""
+    """Restore states; accelerators that have gone are skipped."""
     module = _module_of(device)
     torch.set_rng_state(states[0].cpu())
     others = [state.cpu() for state in states[1:]]
@@ -41,7 +41,6 @@ def set_generator_states(states: Sequence[Tensor], device: torch.device | None =
 
 
 def _module_of(device: torch.device | None) -> Any:
-    """Torch's module of a device, such as ``torch.cuda``; by default of the accelerator."""
     if device is not None:
         return getattr(torch, device.type)
     return getattr(torch, accelerator() or "cpu")
@@ -55,7 +54,7 @@ def _index(device: torch.device | None) -> tuple[torch.device, ...]:
 
 @contextlib.contextmanager
 def using_generator_states(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
-    """Draw random numbers from given states inside the block, then restore the generators."""
+    """Draw random numbers from given states inside the block."""
     before = generator_states(device)
     set_generator_states(states, device)
     try:

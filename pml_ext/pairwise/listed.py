@@ -67,7 +67,7 @@ class ListedTuples:
         return len(self.rows)
 
     def some(self, chosen: Any) -> ListedTuples:
-        """Some of the tuples, by number or mask."""
+        """Tuples selected by number or mask."""
         chosen = torch.as_tensor(chosen)
         if chosen.dtype != torch.bool:  # an empty list has floating point numbers
             chosen = chosen.long()
@@ -75,7 +75,7 @@ class ListedTuples:
         return ListedTuples(self.rows[chosen], same)
 
     def among(self, items: Any, count: int) -> ListedTuples:
-        """The tuples with all items in ``items``, renumbered to the places there; ``count`` items exist."""
+        """The tuples within ``items``, renumbered by place; ``count`` items exist."""
         places = torch.full((count,), -1)
         places[torch.as_tensor(items, dtype=torch.long)] = torch.arange(len(items))
         rows = places[self.rows]
@@ -84,7 +84,7 @@ class ListedTuples:
         return ListedTuples(rows[kept], same)
 
     def conflict(self) -> tuple[int, int] | None:
-        """An anchor, and an item that is both its positive and its negative; or None."""
+        """An anchor and an item that is both its positive and negative, or None."""
         if self.same is not None:
             return None
         anchors, positives, negatives = self.rows.T
@@ -94,7 +94,7 @@ class ListedTuples:
         return divmod(both[0], count) if both else None
 
     def batch(self, numbers: Any) -> TupleBatch:
-        """The batch of the tuples with these numbers, with each item once."""
+        """A batch of numbered tuples, with each item once."""
         numbers = torch.as_tensor(numbers, dtype=torch.long)
         items, places = torch.unique(self.rows[numbers], return_inverse=True)
         if self.same is None:

@@ -14,13 +14,13 @@ _MANY_ENTRIES = 1 << 15
 
 
 class AllPairsExceptSelf(NamedTuple):
-    """An ``indices_tuple`` for all pairs by label except embedding i with reference ``columns[i]``."""
+    """An ``indices_tuple`` for all pairs except embedding i with reference ``columns[i]``."""
 
     columns: Tensor
 
 
 class RelationWeights(NamedTuple):
-    """The weights of a relation between the rows and the columns of a matrix."""
+    """The weights of a relation between rows and columns."""
 
     of_rows: Callable[[slice], Tensor]  # a slice of the rows to weights, [T, R]: 0 is negative, NaN neither
     graded: bool  # whether positive pairs have weights other than 1
@@ -41,13 +41,12 @@ def pair_masks(
     the diagonal is left out.
 
     Args:
-        matrix: any tensor of shape ``[B, R]`` on the right device; its values are not read.
+        matrix: any tensor of shape ``[B, R]`` on the right device.
         labels: of the rows, ``[B]``; unused with an ``indices_tuple``.
-        indices_tuple: three index tensors (anchors, positives, negatives) or four (anchors, positives, anchors,
-            negatives), or None.
-        ref_labels: of the columns, ``[R]``; required with references, unless there is an ``indices_tuple``.
-        has_references: whether the columns are references and not the batch itself.
-        first: without references, the column of the first row, if the rows are a part of the batch.
+        indices_tuple: three index tensors (triplets), four (positive and negative pairs), or None.
+        ref_labels: of the columns, ``[R]``; unused with an ``indices_tuple``.
+        has_references: whether the columns are references.
+        first: without references, the column of the first row.
     """
     masks = torch.empty(2, *matrix.shape, dtype=torch.bool, device=matrix.device)
     positives, negatives = masks.unbind()
@@ -75,10 +74,7 @@ def pair_masks(
 
 
 def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of every True of a mask ``[B, R]``, in row-major order.
-
-    On a CPU, a large mask is read eight entries at a time.
-    """
+    """Row and column of every True of a mask ``[B, R]``, in row-major order."""
     if mask.device.type != "cpu" or mask.numel() < _MANY_ENTRIES or mask.shape[1] % 8:
         rows, columns = torch.where(mask)
         return rows, columns
@@ -88,7 +84,7 @@ def places_in(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of every entry of a matrix, ``[B * R]`` each, in row-major order."""
+    """Row and column of every entry, ``[B * R]`` each, in row-major order."""
     places = torch.arange(matrix.shape[0] * matrix.shape[1], device=matrix.device)
     return places // matrix.shape[1], places % matrix.shape[1]
 
@@ -97,7 +93,7 @@ class PairsOfRows:
     """Pair masks of any slice of the rows of a batch; see :func:`pair_masks`.
 
     ``self_column``, ``[B]``: the column of each embedding's own copy, which is excluded. ``rows``: B if slices will be
-    requested. ``relation``: weights that replace the labels.
+    requested.
     """
 
     def __init__(
@@ -124,7 +120,6 @@ class PairsOfRows:
                 self._sort_lists(rows)
 
     def _sort_lists(self, rows: int) -> None:
-        """Sort the listed pairs by anchor, and find where each row begins."""
         assert self._lists is not None
         sorted_lists = []
         self._starts: list[list[int]] = []
@@ -143,7 +138,6 @@ class PairsOfRows:
         self._lists = sorted_lists
 
     def _listed(self, number: int, rows: slice | None) -> tuple[Tensor, ...]:
-        """A list's entries for a slice of rows, anchors counted from the start of the slice."""
         assert self._lists is not None
         if rows is None:
             return self._lists[number]
@@ -153,7 +147,7 @@ class PairsOfRows:
         return (anchors[listed] - rows.start, *(index[listed] for index in others))
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> Tensor:
-        """Masks of positive and negative pairs of a slice of rows, ``[2, T, R]``; of all rows by default."""
+        """Masks of positive and negative pairs of a slice of rows, ``[2, T, R]``."""
         masks, _ = self.weighted_masks(matrix, rows)
         return masks
 
@@ -199,7 +193,6 @@ class PairsOfRows:
         return masks, weights.to(matrix.dtype)
 
     def _leave_out_self(self, mask: Tensor, rows: slice | None) -> None:
-        """Clear each anchor's own copy in a mask, in place."""
         assert self._self_column is not None
         if rows is None:
             columns = self._self_column
@@ -208,7 +201,7 @@ class PairsOfRows:
         mask.scatter_(1, columns[:, None], False)
 
     def counts(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor] | None:
-        """How often each positive and negative pair is listed, ``[T, R]``; None without an indices_tuple."""
+        """How often each pair is listed, ``[T, R]`` for each kind; None without an indices_tuple."""
         if self._lists is None:
             return None
         one = torch.ones((), dtype=matrix.dtype, device=matrix.device)
@@ -217,7 +210,7 @@ class PairsOfRows:
         return positives, negatives
 
     def triplets(self, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The listed triplets of a slice of rows, anchors counted from its start; None for pairs."""
+        """The listed triplets of a slice, with anchors relative to it; None for pairs."""
         if self._lists is None or len(self._lists) < 3:
             return None
         a, p, n = self._listed(2, rows)
@@ -225,7 +218,6 @@ class PairsOfRows:
 
 
 def _lists_of(indices_tuple: tuple[Tensor, ...], device: torch.device) -> list[tuple[Tensor, ...]]:
-    """The listed positive pairs, negative pairs and, if any, triplets."""
     a1, p, a2, n = _as_pairs(indices_tuple, device)
     lists: list[tuple[Tensor, ...]] = [(a1, p), (a2, n)]
     if len(indices_tuple) == 3:
@@ -255,7 +247,7 @@ def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> 
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
     Similarities are ``[B, R]``; masks, boolean or :func:`indicators`, and result are ``[2, B, R]``. An anchor without
-    positives or without negatives has no hard pairs. All pairs of a row with NaN are hard, so that NaN is noticed.
+    positives or without negatives has no hard pairs. All pairs of a row with NaN are hard.
     """
     similarity = similarity.detach()
     of_pairs, limits = pairs_and_limits(similarity, masks, epsilon, torch.finfo(similarity.dtype).max / 4)
@@ -268,9 +260,9 @@ def hard_pair_masks(similarity: Tensor, masks: Tensor, epsilon: float = 0.1) -> 
 
 
 def pairs_and_limits(similarity: Tensor, masks: Tensor, epsilon: float, far: float) -> tuple[Tensor, Tensor]:
-    """Similarities of positive and negative pairs, ``[2, B, R]``, and the limits of hard ones, ``[2, B, 1]``.
+    """Similarities of pairs, ``[2, B, R]``, and the limits of hard ones, ``[2, B, 1]``.
 
-    Outside the masks, the similarity is ``far`` for positives and ``-far`` for negatives, so that no pair is hard.
+    Outside the masks, the similarity is ``far`` for positives and ``-far`` for negatives.
     """
     of_pairs = fill_outside(similarity, masks, (far, -far))
     positives, negatives = of_pairs.unbind()

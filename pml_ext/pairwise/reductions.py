@@ -1,4 +1,4 @@
-"""Masked reductions over rows; an empty mask gives a defined value and finite gradients."""
+"""Masked reductions over rows, with finite gradients for empty masks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_sums(values: Tensor, masks: Tensor) -> Tensor:
-    """Sums of each row's values inside each of S masks, boolean or :func:`indicators`, ``[S, B]``."""
+    """Sums of each row's values inside each of S masks, ``[S, B]``."""
     if masks.dtype == torch.bool or values.numel() < _MANY:
         return zero_outside(values, masks).sum(2)
     return torch.bmm(values[:, None], masks.permute(1, 2, 0)).squeeze(1).T
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """Mean of each row's masked values, ``[B]``; 0 for an empty row. ``count`` is ``mask.sum(1)``."""
+    """Mean of each row's masked values, ``[B]``; 0 for an empty row."""
     if count is None:
         count = mask.sum(1, dtype=values.dtype)
     return masked_sum(values, mask) / count.clamp(min=1)
@@ -58,7 +58,7 @@ def masked_min(values: Tensor, mask: Tensor) -> Tensor:
 def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0) -> Tensor:
     r""":math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, ``[B]``.
 
-    An empty row gets a very low number without gradient. Like :func:`log_one_plus_sums`, for one mask ``[B, R]``.
+    An empty row gets a very low number without gradient.
     """
     arguments = (matrix, mask[None], (slope,), (center,), None, False)
     log_sums: Tensor = apply_or_plain(_LogSums, _written_out, *arguments)
@@ -72,10 +72,11 @@ def log_one_plus_sums(
     centers: tuple[float, ...],
     log_factors: Tensor | float | None = None,
 ) -> Tensor:
-    r""":math:`\log(1 + f \sum_{j \in M_i} \exp(k (s_{ij} - c)))` of each row, for S sums, ``[S, B]``.
+    r"""The logarithm of 1 + a sum of exponentials, for each row and S sums, ``[S, B]``.
 
-    An empty row gets 0. The backward pass writes one matrix for all sums, and can be differentiated again. *Cost:* four
-    passes per sum forward, one backward.
+    .. math:: \log(1 + f \sum_{j \in M_i} \exp(k (s_{ij} - c)))
+
+    An empty row gets 0. The gradient can be differentiated again. *Cost:* four passes per sum forward, one backward.
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
@@ -97,9 +98,9 @@ def log_one_plus_hard_sums(
     log_factors: Tensor | float | None,
     epsilon: float,
 ) -> Tensor:
-    """:func:`log_one_plus_sums` over the pairs of :func:`hard_pair_masks`, without their masks, ``[2, B]``.
+    """:func:`log_one_plus_sums` over the pairs of :func:`hard_pair_masks`, ``[2, B]``.
 
-    Masks are those of all positive and of all negative pairs; the first slope is below 0 and the second above.
+    Masks have all positive and all negative pairs; the first slope is below 0 and the second above.
     """
     arguments = (similarity, masks, slopes, centers, log_factors, epsilon)
     terms: Tensor = apply_or_plain(_HardLogSums, _hard_written_out, *arguments)
@@ -117,12 +118,11 @@ def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope
 
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
-    r""":math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
+    r""":math:`\log(1 + e^x)`, or x itself above 50, which is equal in float64."""
     return torch.nn.functional.softplus(x, threshold=_LARGE)
 
 
 def _lowest(like: Tensor) -> float:
-    """The finite value used as the logarithm of an empty sum."""
     return torch.finfo(like.dtype).min / 4
 
 
@@ -135,7 +135,6 @@ def _exponents(matrix: Tensor, masks: Tensor, slopes: tuple[float, ...], centers
 
 
 def _offsets(slopes: tuple[float, ...], centers: tuple[float, ...]) -> tuple[float, ...]:
-    """:math:`-k c` of each sum."""
     return tuple([-slope * center for slope, center in zip(slopes, centers, strict=True)])
 
 
@@ -147,7 +146,7 @@ def _written_out(
     log_factors: Tensor | float | None,
     adds_one: bool,
 ) -> Tensor:
-    """:func:`log_one_plus_sums`, without the one unless ``adds_one``, by plain operations."""
+    """The sums by plain operations; without the one unless ``adds_one``."""
     log_sums = _exponents(matrix, masks, slopes, centers).logsumexp(2)
     log_sums = torch.where(masks.any(2), log_sums, _lowest(matrix))
     if log_factors is not None:
@@ -158,7 +157,7 @@ def _written_out(
 
 
 class _LogSums(torch.autograd.Function):
-    """:func:`_written_out` with a backward pass that writes one matrix."""
+    """The same with a backward pass that writes one matrix for all sums."""
 
     @staticmethod
     def forward(
@@ -220,14 +219,11 @@ def _hard_written_out(
     log_factors: Tensor | float | None,
     epsilon: float,
 ) -> Tensor:
-    """:func:`log_one_plus_hard_sums` by plain operations."""
     hard = hard_pair_masks(similarity, masks, epsilon)
     return _written_out(similarity, hard, slopes, centers, log_factors, adds_one=True)
 
 
 class _HardLogSums(_LogSums):
-    """:func:`_hard_written_out` in half of the passes, with the backward pass of :class:`_LogSums`."""
-
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
@@ -260,6 +256,6 @@ class _HardLogSums(_LogSums):
 
 
 def exp_bounded(x: Tensor) -> Tensor:
-    """``exp(x)``, continued linearly with equal slope above 66 (float64: 532) to stay finite."""
+    """``exp(x)``, continued linearly above 66 (float64: 532) to stay finite."""
     limit = 0.75 * math.log(torch.finfo(x.dtype).max)
     return x.clamp(max=limit).exp() * (1 + (x - limit).clamp(min=0))

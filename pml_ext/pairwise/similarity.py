@@ -1,4 +1,4 @@
-"""Normalization, similarity matrices, and Euclidean distances that are accurate for near points."""
+"""Normalization, similarity matrices, and accurate Euclidean distances."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _CHUNK = 1 << 22  # entries of differences held at a time
 
 
 def normalize(x: Tensor) -> Tensor:
-    r"""L2-normalized rows, :math:`y = x / \max(|x|, 10^{-12})`, as in ``torch.nn.functional.normalize``.
+    r"""L2-normalized rows; the gradient is bounded, however short a row is.
 
-    The gradient :math:`(g - y \, y^T g) / \max(|x|, 10^{-6})` is at most :math:`10^6 |g|`, however short a row is. A
-    row of zeros stays zero and gets gradient zero. The backward pass takes three passes instead of autograd's seven,
-    and can be differentiated again. Rows of float16, where :math:`10^{-12}` is 0, are normalized in float32.
+    .. math:: y = x / \max(|x|, 10^{-12}), \qquad g \mapsto (g - y \, y^T g) / \max(|x|, 10^{-6})
+
+    Values are as in ``torch.nn.functional.normalize``. A row of zeros stays zero and gets gradient zero. The gradient
+    can be differentiated again. Rows of float16 are normalized in float32.
     """
     if x.dtype == torch.float16:
         return normalize(to_full_precision(x, normalized=True)).to(x.dtype)
@@ -86,14 +87,14 @@ class _Gram(torch.autograd.Function):
 
 
 def _plus_transposed(matrix: Tensor) -> Tensor:
-    """A square matrix plus its transpose, in the faster order on a CPU."""
+    """A square matrix plus its transpose."""
     if prefers_floats(matrix) and len(matrix) > _LONG:
         return matrix.T.clone(memory_format=torch.contiguous_format).add_(matrix)
     return matrix + matrix.T
 
 
 def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Cosines of the angles between rows ``[B, D]`` and references ``[R, D]``, by default the rows."""
+    """Cosines between rows ``[B, D]`` and references ``[R, D]``, by default the rows."""
     x = normalize(x)
     if references is None:
         return gram(x)
@@ -110,9 +111,8 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized:
     Args:
         x: ``[B, D]``.
         references: ``[R, D]``, or None for ``x`` itself.
-        normalized: whether :func:`normalize` returned the rows. The gradient then omits a multiple of the row, which
-            the gradient of ``normalize`` removes anyway. Otherwise it is complete, and rows nearer than the product's
-            rounding error (eps times the root of D times their length) count as equal.
+        normalized: whether :func:`normalize` returned the rows. The gradient is then complete only together with that
+            of ``normalize``. Otherwise, rows nearer than the product's rounding error count as equal.
     """
     distances: Tensor = apply_or_plain(_EuclideanDistances, _distances_written_out, x, references, normalized)
     return distances
@@ -168,7 +168,7 @@ def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _distances_written_out(x: Tensor, references: Tensor | None, normalized: bool) -> Tensor:
-    """The same values by plain operations; if ``normalized``, squares have the gradient of ``-2 x @ y.T``."""
+    """The distances by plain operations; ``normalized`` as above."""
     y = x if references is None else references
     fixed = x.detach()
     moving = -2 * x @ y.T

@@ -1,7 +1,7 @@
 """Functions of the rows of a pair matrix, computed a tile of rows at a time.
 
-A tile holds whole rows. No tile is kept: the backward pass recomputes each tile, or the forward pass computes a tile's
-gradient with its values. Memory is therefore linear in the batch.
+No tile is kept: the backward pass recomputes each tile, or the forward pass computes its gradient. Memory is therefore
+linear in the batch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SHARED = 1 << 18  # entries up to which processes do not share: waiting for eac
 
 
 class Sharing(Protocol):
-    """Division of the tiles of one batch among processes that all have the whole batch."""
+    """Division of a batch's tiles among processes that all have the whole batch."""
 
     def part(self, count: int) -> slice:
-        """Which of ``count`` tiles this process computes."""
+        """The tiles, out of ``count``, that this process computes."""
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """Each tensor joined over processes in tile order, and the row where this process's part begins."""
+        """Each tensor joined in tile order, and the row where this process's part begins."""
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Each tensor summed over the processes."""
@@ -49,7 +49,7 @@ _sharing: list[Sharing] = []
 
 @contextlib.contextmanager
 def shared(sharing: Sharing) -> Iterator[None]:
-    """Run a block in which processes share tiles: all call the same functions with the same tensors."""
+    """Processes share tiles inside the block: all call the same functions with the same tensors."""
     _sharing.append(sharing)
     try:
         yield
@@ -63,7 +63,7 @@ def sharing() -> Sharing | None:
 
 
 def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.device) -> int | None:
-    """Rows per tile: ``tile_size`` or a default; None for a matrix small enough to be dense."""
+    """Rows per tile, or None for a matrix small enough to be dense."""
     if tile_size is not None:
         return tile_size
     if sharing() is None:
@@ -93,9 +93,9 @@ def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> li
 
 
 def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[Any]:
-    """A function's results on parts of tensors, ``size`` rows each; the backward pass recomputes parts.
+    """A function's results on parts of ``size`` rows; the backward pass recomputes parts.
 
-    Under torch.func, all parts are kept; under torch.compile there is one part of any size.
+    Under torch.func, all parts are kept; under torch.compile there is one part.
     """
     if torch.compiler.is_compiling():
         return [function(*tensors)]
@@ -108,10 +108,7 @@ def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """The arguments of :func:`in_tiles`, and the numbers of its tensors.
-
-    The tensors stand in this order: sliced by rows, whole, parameters.
-    """
+    """Arguments of :func:`in_tiles`; tensors in the order by row, whole, parameters."""
 
     part: Part
     tiles: Sequence[slice]
@@ -123,17 +120,14 @@ class _Plan:
 
     @property
     def first_parameter(self) -> int:
-        """The place of the first parameter among the tensors."""
         return self.num_by_row + self.num_whole
 
     def tiles_of_process(self) -> Sequence[slice]:
-        """The tiles that this process computes."""
         if self.sharing is None:
             return self.tiles
         return self.tiles[self.sharing.part(len(self.tiles))]
 
     def compute(self, tile: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The results of a tile."""
         sliced = [tensor[tile] for tensor in tensors[: self.num_by_row]]
         whole = tensors[self.num_by_row : self.first_parameter]
         return tuple(self.part(tile, tuple(sliced), tuple(whole)))
@@ -148,19 +142,18 @@ def in_tiles(
     values: int = 1,
     at_once: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Compute a function of rows in tiles and return each of its results, concatenated.
+    """Compute a function of rows in tiles; return each of its results, concatenated.
 
-    Under torch.func and torch.compile, in forward mode and in double backward, all tiles are kept, with the memory of a
-    dense matrix.
+    Under torch.func and torch.compile, in forward mode and in double backward, all tiles are kept.
 
     Args:
         part: maps the slice, the tile's rows of ``by_row`` and the tensors of ``whole`` to one-dimensional results.
         by_row: tensors whose rows are anchors, each ``[B, ...]``.
         whole: tensors that every tile needs whole.
         tiles: slices of the rows.
-        parameters: other tensors that ``part`` uses and that may need a gradient.
+        parameters: other tensors that may need a gradient.
         values: how many of the results have a gradient; they come first.
-        at_once: whether the forward pass computes the gradient, for one value with equally weighted entries (a mean).
+        at_once: whether the forward pass computes the gradient, for one value (a mean).
     """
     plan = _Plan(
         part=part,
@@ -183,8 +176,6 @@ def _joined(results: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 class _Gradients:
-    """Gradients of a plan's tensors, added up over tiles."""
-
     def __init__(self, plan: _Plan, tensors: Sequence[Tensor], needed: Sequence[bool]) -> None:
         self.plan = plan
         self.needed = needed
@@ -209,7 +200,6 @@ class _Gradients:
         return tuple(result.detach() for result in results)
 
     def _add(self, number: int, tile: slice, gradient: Tensor) -> None:
-        """Add a tile's gradient to the total of a tensor; of a sliced tensor, to the tile's rows."""
         total = self.total[number]
         if number < self.plan.num_by_row:
             if total is None:
@@ -222,7 +212,6 @@ class _Gradients:
             total.add_(gradient)
 
     def summed_over_processes(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-        """The total gradients, summed over the processes if they share tiles."""
         if self.plan.sharing is None:
             return self.total
         numbers = []
@@ -240,10 +229,7 @@ class _Gradients:
 
 
 class _Results:
-    """Results of tiles in preallocated memory.
-
-    Small tensors between two large ones would keep the allocator from reusing the space.
-    """
+    """Results in preallocated memory, which lets the allocator reuse the space between tiles."""
 
     def __init__(self, tiles: int) -> None:
         self._tiles = tiles
@@ -251,7 +237,6 @@ class _Results:
         self._lengths: list[int] = []
 
     def add(self, results: Sequence[Tensor]) -> None:
-        """Append the results of the next tile."""
         if not self._lengths:
             for result in results:
                 self._buffers.append(result.new_empty(len(result) * max(1, self._tiles)))
@@ -267,7 +252,6 @@ class _Results:
             self._lengths[number] = stop
 
     def joined(self) -> tuple[Tensor, ...]:
-        """Each result, concatenated over the tiles."""
         joined = []
         for buffer, length in zip(self._buffers, self._lengths, strict=True):
             joined.append(buffer[:length].clone())
@@ -342,7 +326,6 @@ class _InTiles(torch.autograd.Function):
 
 
 def _leaves(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
-    """The tensors as leaves of a new graph."""
     leaves = []
     for tensor, want in zip(tensors, needed, strict=True):
         leaves.append(tensor.detach().requires_grad_(want))
@@ -350,7 +333,7 @@ def _leaves(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
 
 
 def _ones(values: Sequence[Tensor]) -> list[Tensor]:
-    """A weight of 1 for each entry; a stride of 0 marks all weights as equal for the backward pass."""
+    """A weight of 1 for each entry; a stride of 0 marks all weights as equal."""
     weights = []
     for value in values:
         weights.append(value.new_ones(()).expand_as(value))
@@ -387,7 +370,7 @@ def _gradients_of(
 
 
 def _all_equal(grad: Tensor) -> bool:
-    """Whether all weights are equal, as for a sum or mean; on a GPU judged by strides, without waiting."""
+    """Whether all weights are equal; on a GPU judged by strides, without waiting."""
     if len(grad) == 0 or grad.stride() == (0,):
         return True
     return grad.device.type == "cpu" and bool((grad == grad[0]).all())
