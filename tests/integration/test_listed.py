@@ -181,7 +181,7 @@ def test_listed_images_are_found_by_path(lists, tmp_path, kind):
     assert "could not be drawn" not in report
     (lists / "photos" / "241.png").rename(lists / "photos" / "hidden")
     try:
-        with pytest.raises(DataError, match=r"241.png: no such file, though .*lists it"):
+        with pytest.raises(DataError, match=r"241.png: no such file, but .*lists it"):
             draw_report(tmp_path / "run", data=lists)
     finally:
         (lists / "photos" / "hidden").rename(lists / "photos" / "241.png")
@@ -210,7 +210,7 @@ def test_triplets_that_conflict_need_a_loss_of_triplets(lists, tmp_path):
     listed = tmp_path / "triplets.csv"
     listed.write_text("\n".join([head, *rows, f"{anchor},{other},{positive},train"]))
     settings = [f"data.name=triplets:{listed}", f"data.vectors={lists}/digits.npz", "schedule.epochs=1"]
-    with pytest.raises(ConfigError, match="pml/multi-similarity cannot train on .* use pml/triplet-margin, which"):
+    with pytest.raises(ConfigError, match="pml/multi-similarity cannot train on .* use pml/triplet-margin"):
         run(lists, "triplets", tmp_path / "run", *settings, "loss.name=pml/multi-similarity")
     assert run(lists, "triplets", tmp_path / "run", *settings)["after"]
 
