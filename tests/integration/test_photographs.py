@@ -27,7 +27,7 @@ INDIVIDUALS = ("luna", "milo", "otto", "bella", "rocky", "daisy", "oscar", "ruby
 
 def smaller(line):
     """Settings with which a command of a page takes seconds."""
-    if " fit photos" in line:
+    if " fit photos" in line and "--labels" not in line:
         epochs = 9 if "--fine-tune" in line else 2  # the last blocks take 8 before the whole network is trained
         return (*FEW_STEPS, "--set", f"schedule.epochs={epochs}")
     if " train " in line:
