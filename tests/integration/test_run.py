@@ -119,7 +119,7 @@ def test_resuming_what_is_not_there(tmp_path, monkeypatch):
     assert not (tmp_path / "mistyped").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "diary.txt").write_text("dear")
-    with pytest.raises(ConfigError, match=r"mine holds no run \(no recipe.toml in it\); choose another --out"):
+    with pytest.raises(ConfigError, match=r"mine has other files and no run \(no recipe.toml\); choose another --out"):
         quick(tmp_path / "mine", resume=True)
     with pytest.raises(ConfigError, match="--resume needs --out, .*; type --out RUN --resume"):
         plan("cbml/digits", resume=True)

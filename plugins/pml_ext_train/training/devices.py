@@ -39,7 +39,10 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
     """Read numbers and one-element tensors, with one transfer from an accelerator."""
-    numbers = [value.item() if isinstance(value, Tensor) and value.is_cpu else value for value in values]
+    numbers = list(values)
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor) and value.is_cpu:
+            numbers[place] = value.item()
     on_device = {place: value.detach() for place, value in enumerate(numbers) if isinstance(value, Tensor)}
     if on_device:
         is_mps = any(value.is_mps for value in on_device.values())
