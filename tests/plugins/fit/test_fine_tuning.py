@@ -151,7 +151,7 @@ def write_recipe(file, name, settings):
 @pytest.mark.slow
 def test_a_fine_tuned_run_reports_its_stages(photos, quick_clock, tmp_path, monkeypatch, pml_ext_command):
     needs_weights()
-    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.features_of_images, photos))
+    monkeypatch.setattr(selection, "choose", lambda *_, **__: chosen(candidates.features_of_images, photos))
     few = ["schedule.epochs=9", "sampler.iterations=1", "data.images.crop=32", "data.images.resize=32"]
     few += ["evaluation.training_images=0", "evaluation.figures=few", "track=[]"]
     options = [word for setting in few for word in ("--set", setting)]
