@@ -68,7 +68,7 @@ def test_photographs_that_cannot_be_read_are_left_out(table, tmp_path):
     assert len(cuts(tmp_path / "cut")) == 2
     (tmp_path / "photos" / "b.png").unlink()
     with pytest.raises(
-        DataError, match=r"b.png: no such file, though .*animals.csv lists it \(1 are missing\); paths are"
+        DataError, match=r"b.png: no such file, but .*animals.csv lists it \(1 are missing\); paths are"
     ):
         cut_images(table, tmp_path / "cut", 3, {})
 

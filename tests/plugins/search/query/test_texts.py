@@ -93,5 +93,5 @@ def test_the_command_prints_answers_to_texts(photos, tmp_path, capsys):
     small = ["model.trunk=convnet", "model.trunk.weights=random", "model.embedding_size=64"]
     small += ["data.images.resize=16", "data.images.crop=16"]
     fit(photos, out=tmp_path / "other", device="cpu", overrides=typed(small))
-    with pytest.raises(ConfigError, match="the trunk convnet has no text encoder; wanted .*--trunk hf/PAIR"):
+    with pytest.raises(ConfigError, match="the trunk convnet has no text encoder; type: .*--trunk hf/PAIR"):
         query(tmp_path / "other", text=["a red car"], device="cpu")

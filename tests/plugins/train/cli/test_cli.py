@@ -65,7 +65,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
         (["data", "--download"], "need the name of a data set"),
         (["index", "{tmp}", "{tmp}", "--check"], "--check changes nothing"),
         (["query", "{tmp}", "--list", "{tmp}/x", "{tmp}/y"], "--list and --workers go with -o FILE"),
-        (["compare", "cbml/digits", "--ray-address", "x", "--out", "{tmp}/x"], "--ray-address goes with --on ray"),
+        (["compare", "cbml/digits", "--ray-address", "x", "--out", "{tmp}/x"], "--ray-address needs --on ray"),
         (["bench", "cbml", "--run", "cbml/digits"], "--run measures the steps of a recipe; leave out losses"),
         (["bench", "--run", "cbml/digits", "--scale"], "leave out losses, --shapes and --scale"),
         (["bench", "--run", "cbml/omniglot-small-mvc-weight"], "has 4 variants; wanted one of them"),

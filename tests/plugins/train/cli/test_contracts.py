@@ -108,9 +108,9 @@ BUGS = {
     "floats": (
         "data set",
         lambda root=None: shapes(dtype=torch.float32),
-        "images of train are torch.float32 .*wanted uint8",
+        "images of train are torch.float32 .*they must be uint8",
     ),
-    "channels": ("data set", lambda root=None: shapes(channels=3), r"wanted uint8 \[N, 1, H, W\]"),
+    "channels": ("data set", lambda root=None: shapes(channels=3), r"they must be uint8 \[N, 1, H, W\]"),
     "doubles": ("data set", lambda root=None: rows(dtype=torch.float64), "vector 0 of train is torch.float64; wanted"),
     "no splits": ("data set", lambda root=None: [], "it returns list; wanted pml_ext.plugin.DataSplits"),
     "no root": ("data set", lambda: shapes(), r"called as factory\(root, ...\), but too many"),
