@@ -50,6 +50,8 @@ class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``; a run writes
     ``records/density.csv``. *Cost:* ``O(B D)``.
 
+    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, IEEE Transactions on Multimedia, 2019.
+
     Args:
         num_classes: number of training classes.
         initial_density: initial value of the targets; defaults are the paper's.

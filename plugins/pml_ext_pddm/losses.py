@@ -66,6 +66,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     *Cost:* all scores of the batch once; gradients only of the quadruplets and the two extreme scores.
 
+    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, NeurIPS 2016.
+
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
         score_margin: :math:`\alpha`, 0 or more, in units of S; defaults are the paper's.
