@@ -247,7 +247,12 @@ def mean_of_tile(self, pairs):
 
 
 BUGS = [
-    plant("call_forms", r"returns a tensor of shape \(\) and dtype torch.float64; wanted", ByHand, packed=lambda self, values: values.mean()),
+    plant(
+        "call_forms",
+        r"returns a tensor of shape \(\) and dtype torch.float64; wanted",
+        ByHand,
+        packed=lambda self, values: values.mean(),
+    ),
     plant("reducers", "reduced already, so that", ByHand, packed=lambda self, values: reduced(values.mean())),
     plant(
         "reducers",
