@@ -77,7 +77,7 @@ def test_five_steps_are_those_of_the_whole_batch(name, micro_batch):
     torch.testing.assert_close(train(cut, step), train(whole, plain), rtol=1e-9, atol=1e-11)
 
 
-def test_peak_memory():
+def test_micro_batches_lower_the_peak_memory():
     """0.14 of the whole batch's, 256 images of 28 x 28 in micro-batches of 32."""
     first = nn.Conv2d(1, 16, 3, padding=1)
     second = nn.Conv2d(16, 32, 3, padding=1)
@@ -94,7 +94,7 @@ def test_peak_memory():
 
 
 @pytest.mark.parametrize("micro_batch", [16, 47])  # of 48 rows: no part has a single one, which batch norm refuses
-def test_batch_norm_is_told_and_counts_a_batch_once(micro_batch):
+def test_batch_norm_counts_a_batch_once_and_warns(micro_batch):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)).double()
     step = CachedGradients(net, CBMLLoss(), micro_batch)
     with pytest.warns(TrainingWarning, match=f"statistics come from micro-batches of {micro_batch}; freeze it"):
@@ -106,7 +106,7 @@ def test_batch_norm_is_told_and_counts_a_batch_once(micro_batch):
     torch.testing.assert_close(net[2].running_mean, before)
 
 
-def test_inputs_are_no_embeddings():
+def test_inputs_in_place_of_embeddings_are_refused():
     with pytest.raises(TypeError, match=r"loss of CachedGradients must be an object .* got 'cbml'"):
         CachedGradients(network(), "cbml", 8)
     assert registry.capabilities(CachedGradients(network(), CBMLLoss(), 8)) == frozenset()
@@ -297,7 +297,7 @@ def test_outputs_are_found_or_named(outputs, output):
         (lambda x: {"x": x}, {"output": "y"}, r"output='y' is no tensor in what Returns returns: 'x' \[\d+, 2\]"),
     ],
 )
-def test_outputs_without_one_tensor(outputs, settings, text, micro_batch):
+def test_outputs_need_exactly_one_tensor(outputs, settings, text, micro_batch):
     step = CachedGradients(Returns(outputs), ContrastiveLoss(), micro_batch, **settings)
     with pytest.raises(TypeError, match=text):
         step(POINTS, CLASSES)
@@ -312,7 +312,7 @@ def test_a_network_that_pools_its_rows_is_refused(micro_batch):
         step(POINTS, CLASSES)
 
 
-def test_unpacking_is_a_choice():
+def test_unpack_decides_how_inputs_are_passed():
     net = Returns(lambda x: x)
     net.forward = lambda *given, **named: net.layer(named["x"] if named else given[0]["x"])
     whole = ContrastiveLoss()(net.layer(POINTS), CLASSES)

@@ -31,7 +31,7 @@ WRAPPED = [
 
 
 @pytest.mark.parametrize("loss", WRAPPED, ids=lambda loss: type(loss).__name__)
-def test_arguments_in_pmls_order(loss, batch):
+def test_arguments_have_the_order_of_pml(loss, batch):
     """A loss has the tuple before the references, a miner has none; who mixes the two up is told."""
     x, labels = batch
     y = x.detach() + 0.1
@@ -46,7 +46,7 @@ def test_arguments_in_pmls_order(loss, batch):
 
 
 @pytest.mark.parametrize("name", sorted(set(registered()) - {"clustering", "softmax"}))
-def test_a_tuple_without_labels(name, batch):
+def test_a_tuple_replaces_the_labels(name, batch):
     """Our angular and N-pair losses take one, where PML's need labels all the same."""
     (x, labels) = batch
     loss = registered()[name].eval()
@@ -98,7 +98,7 @@ def test_a_class_is_no_module():
         check_module(3, "miner", None, "HardPairMiner()")
 
 
-def test_an_instance_has_the_relation_of_its_loss_alone():
+def test_an_instance_has_its_loss_relation_alone():
     class Wrapper:
         capabilities = WrapperCapabilities({"labels", "references"}, lambda self: self.of)
         of = ("labels", "relation")
@@ -110,7 +110,7 @@ def test_an_instance_has_the_relation_of_its_loss_alone():
     assert RegularizedLoss(losses.ContrastiveLoss(), CenterInvariantRegularizer()).relation is None
 
 
-def test_what_a_loss_does_not_take_is_left_out(batch):
+def test_arguments_that_a_loss_lacks_are_omitted(batch):
     x, _ = batch
     pairs = losses.VICRegLoss()
     torch.testing.assert_close(call_loss(pairs, x, ref_emb=x + 0.1), pairs(x, ref_emb=x + 0.1))

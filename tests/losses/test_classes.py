@@ -51,7 +51,7 @@ def test_each_class_has_its_rows_in_order():
 
 
 @pytest.mark.parametrize(("small", "most_fill"), [(60, 4), (10, 1)])
-def test_one_product_is_cheaper(small, most_fill):
+def test_one_product_is_cheaper_than_two(small, most_fill):
     """For a batch that is small, and for one whose classes differ in size so much that the padding would be most."""
     labels = torch.arange(60) // 4 * (torch.arange(60) < 20)
     assert class_members(labels, small, most_fill) is None

@@ -77,7 +77,7 @@ def test_one_graph_serves_any_number_of_positives(name, settings):
 
 
 @pytest.mark.parametrize(("name", "settings"), each(APART))
-def test_what_cannot_be_one_graph_runs_as_it_is(name, settings):
+def test_losses_without_one_graph_run_uncompiled(name, settings):
     loss = getattr(pml_ext, name)(**settings)
     backend = Counting()
     compiled = torch.compile(loss, backend=backend)

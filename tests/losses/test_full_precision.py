@@ -94,7 +94,7 @@ def test_a_bad_number_anywhere_shows_in_the_value(batch, bad):
     assert loss(x.nan_to_num(0, 0, 0), torch.arange(12), None, x, labels).isnan()
 
 
-def test_raw_embeddings_of_float16_keep_their_gradients_however_short(batch):
+def test_short_float16_embeddings_keep_their_gradients(batch):
     """The least length of a row is for losses that normalize; a wrapper asks the loss inside."""
     x = torch.zeros(8, 4).half()
     x[:, 0] = torch.arange(8) * 2.0**-10

@@ -17,7 +17,7 @@ def joined(tiles, order=None):
     return terms.terms(tuple(torch.cat(part) for part in zip(*parts, strict=True)))["loss"]
 
 
-def test_values_of_anchors_get_the_rows_of_the_batch():
+def test_anchor_values_get_their_batch_rows():
     tiles = [
         (0, term(torch.tensor([1.0, 2.0]), torch.arange(2), "element")),
         (2, term(torch.tensor([3.0]), torch.arange(1), "element")),
@@ -34,7 +34,7 @@ def test_divisors_of_tiles_are_added():
     assert [index.tolist() for index in found["indices"]] == [[0, 1, 2, 3], [3, 0, 3, 0]]
 
 
-def test_rows_that_were_sorted_by_class_are_put_back():
+def test_rows_sorted_by_class_are_put_back():
     order = torch.tensor([2, 0, 1])  # the batch row of each sorted row
     anchors, positives, negatives = torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0]), torch.tensor([2, 1, 2])
     found = joined([(0, term(torch.tensor([1.0, 2.0, 3.0]), (anchors, positives, negatives), "triplet"))], order)

@@ -80,7 +80,7 @@ def test_looking_at_a_loss_changes_nothing():
     assert not loss.training
 
 
-def test_a_regularizer_of_all_embeddings_does_not_hide_a_misfit():
+def test_an_embedding_regularizer_hides_no_misfit():
     with_regularizer = losses.TripletMarginLoss(embedding_regularizer=LpRegularizer())
     assert "adds nothing to it by itself" in why_unusable(with_regularizer, "pairs")
     assert why_unusable(losses.ContrastiveLoss(embedding_regularizer=LpRegularizer()), "pairs") == ""
@@ -111,7 +111,7 @@ def test_the_loss_of_listed_pairs_equals_a_loop():
     assert float(value) == pytest.approx(contrastive_by_loop(points, pairs.some(numbers)), abs=1e-12)
 
 
-def test_a_probe_seeds_no_device_that_it_does_not_put_back(monkeypatch):
+def test_a_probe_restores_the_generators_it_seeds(monkeypatch):
     """torch.manual_seed seeds the GPUs too, whose generators a run has seeded before."""
 
     def everywhere(seed):

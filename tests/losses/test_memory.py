@@ -23,7 +23,7 @@ from .remembered import Spy, batch, with_references
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in with_references()])
-def test_as_large_as_the_batch_it_is_the_plain_loss(build):
+def test_a_batch_sized_memory_equals_the_plain_loss(build):
     x, labels = batch()
     twin = x.detach().clone().requires_grad_()
     plain = build().double()
@@ -79,7 +79,7 @@ def test_a_miner_pairs_no_embedding_with_itself(miner):
         assert torch.equal(labels[anchors], memory.label_memory[partners])
 
 
-def test_rows_of_a_tuple_are_those_of_the_batch():
+def test_rows_of_a_tuple_are_batch_rows():
     """PML takes them for places in its memory, which is right in the first call alone."""
     spy = Spy()
     memory = CrossBatchMemory(spy, 6, 30, miner=miners.BatchHardMiner())
@@ -93,7 +93,7 @@ def test_rows_of_a_tuple_are_those_of_the_batch():
         torch.testing.assert_close(spy.references[added[number]], x[given[number]], rtol=0, atol=0)
 
 
-def test_enqueue_mask():
+def test_enqueue_mask_selects_what_is_kept():
     loss = losses.NTXentLoss()
     memory = CrossBatchMemory(loss, 6, 16)
     x, labels = batch(dtype=torch.float32)
@@ -107,7 +107,7 @@ def test_enqueue_mask():
     assert memory(x, labels, enqueue_mask=torch.ones(12, dtype=torch.bool)) == 0  # no anchors
 
 
-def test_before_its_first_epoch_it_is_the_plain_loss():
+def test_the_plain_loss_before_the_first_epoch():
     miner = miners.MultiSimilarityMiner()
     memory = CrossBatchMemory(losses.MultiSimilarityLoss(), 6, 16, miner=miner, first_epoch=3)
     memory.start_epoch(SimpleNamespace(epoch=2))
@@ -166,7 +166,7 @@ def test_validation_leaves_the_queue_as_it_is(mode, miner):
 
 
 @pytest.mark.parametrize("held", [0, 12])
-def test_a_tuple_in_validation_adds_its_pairs_of_the_batch(held):
+def test_a_validation_tuple_adds_its_batch_pairs(held):
     memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
     queue, queue_labels = (part.detach()[:held] for part in batch(1))
     if held:
@@ -236,7 +236,7 @@ def test_losses_that_do_not_fit():
             CrossBatchMemory(loss, 6, 20)
 
 
-def test_wrong_calls():
+def test_wrong_calls_raise_an_error():
     memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 8)
     x, labels = batch()
     with pytest.raises(ValueError, match="12 embeddings do not fit into a memory of memory_size=8"):
@@ -311,7 +311,7 @@ def test_a_tuple_that_changes_nothing_is_refused():
         assert memory.eval()(x, labels, given).isfinite()
 
 
-def test_masked_rows_are_no_anchors_before_the_memory_is_active():
+def test_masked_rows_are_never_anchors_before_activation():
     x, labels = batch()
     memory = CrossBatchMemory(CBMLLoss(), 6, 24)
     memory.active = False

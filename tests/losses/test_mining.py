@@ -90,7 +90,7 @@ class Untold(miners.MultiSimilarityMiner):
         return super().mine(embeddings, labels, ref_emb, ref_labels)
 
 
-def test_an_unknown_miner_is_called_by_anchor_and_speaks():
+def test_an_unknown_miner_runs_by_anchor_and_warns():
     x, labels = batch()
     miner = Untold()
     memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)
@@ -124,7 +124,7 @@ def test_a_miner_without_references_is_refused():
             CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)(x, labels)
 
 
-def test_references_of_cached_gradients_are_not_mined_as_the_batch():
+def test_cached_references_are_not_mined_as_batch():
     x, labels = batch()
     cached = CachedGradients(
         torch.nn.Linear(x.shape[1], 4, dtype=x.dtype), losses.ContrastiveLoss(), 4, miner=OfBatch()

@@ -55,7 +55,7 @@ def test_tiles_give_what_the_whole_matrix_gives(name, call):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_batches_without_pairs(name):
+def test_batches_without_pairs_are_equal_in_tiles(name):
     kind, settings = LOSSES[name]
     for labels in (torch.arange(4), torch.zeros(4, dtype=torch.long), torch.tensor([0, 0, 1, 2])):
         x = torch.randn(4, SIZE, dtype=torch.float64, requires_grad=True)
@@ -101,7 +101,7 @@ def test_value_and_gradient_have_the_same_dropout(kind, settings):
     assert not torch.isclose(kind(distance=distance, tile_size=6, **settings)(X, LABELS), results[0][0])
 
 
-def test_a_backward_pass_inside_of_autocast_computes_in_full_precision():
+def test_backward_inside_autocast_has_full_precision():
     x = torch.nn.functional.normalize(torch.randn(24, 8, generator=torch.Generator().manual_seed(0)))
     gradients = []
     for inside in (False, True):
@@ -117,7 +117,7 @@ def test_a_backward_pass_inside_of_autocast_computes_in_full_precision():
     assert torch.equal(*gradients)
 
 
-def test_an_equation_of_the_whole_matrix_is_not_torn():
+def test_a_whole_matrix_equation_is_not_tiled():
     class Torn(PairLoss):
         tiles = "rows"
 
@@ -205,7 +205,7 @@ def test_an_equation_sees_the_pairs_of_a_loop(tile_size):
     assert loss.most.item() == pytest.approx(1)  # the mean of the diagonal, which no other entry exceeds
 
 
-def test_what_does_not_fit_a_pair_loss_is_refused():
+def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(TypeError, match=r"relation must be an object such as SharedLabel\(\) .*; got 'class'"):
         Squares(relation="class")
     tree = Hierarchy(["a/b", "a/c"], graded=True)

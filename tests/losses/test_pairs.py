@@ -39,7 +39,7 @@ def test_positive_pairs_are_in_row_major_order():
     assert pairs.listed[0] is pairs.listed[0]  # once computed
 
 
-def test_a_pair_is_listed_as_often_as_it_is_counted():
+def test_a_pair_is_listed_as_often_as_counted():
     counts = torch.zeros(6, 6)
     counts[0, 3] = 2
     counts[4, 1] = 3
@@ -57,7 +57,7 @@ def test_partners_have_their_rows_of_the_matrix(whole_classes):
     assert pairs.between(partners[:0])[0].shape[1] == 6
 
 
-def test_all_entries_stand_for_pairs_where_shapes_are_fixed():
+def test_fixed_shapes_list_all_entries_as_pairs():
     listing = pairs_of(LABELS)
     padding = pairs_of(LABELS, lists_all=True)
     assert len(padding.listed[0]) == 36

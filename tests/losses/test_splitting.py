@@ -24,7 +24,7 @@ X = torch.arange(12).reshape(6, 2)
         (UserDict(x=X, text="all"), {"x": X[2:4], "text": "all"}),
     ],
 )
-def test_rows_keep_their_form(inputs, part):
+def test_rows_keep_their_form_when_split(inputs, part):
     assert number_of_rows(inputs) == number_of_rows(inputs, 6) == 6
     found = rows_of(inputs, 2, 4)
     if part is None:

@@ -108,7 +108,7 @@ MEMORIES = {
 
 @pytest.mark.parametrize("detach_batch", [False, True])
 @pytest.mark.parametrize("name", MEMORIES)
-def test_a_memory_without_lists(monkeypatch, name, detach_batch):
+def test_a_memory_works_without_listed_pairs(monkeypatch, name, detach_batch):
     """The pairs of the lists that PML's losses get, gradients through the batch's own rows of the queue included."""
     built = (MEMORIES[name](tile_size=size) for size in (None, None, 4))
     listed, *others = (CrossBatchMemory(loss, SIZE, 40, detach_batch=detach_batch) for loss in built)

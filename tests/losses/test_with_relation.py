@@ -33,7 +33,7 @@ def test_pmls_miners_mine_for_each_anchor(miner):
 
 
 @pytest.mark.parametrize("loss", [losses.ContrastiveLoss, losses.TripletMarginLoss, losses.SupConLoss])
-def test_pmls_losses_get_pairs(loss):
+def test_pmls_losses_get_pairs_without_labels(loss):
     x = points()
     labels = torch.arange(B) // 4
     sets = some_sets()

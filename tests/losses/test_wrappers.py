@@ -24,7 +24,7 @@ from pml_ext_density.clustering import ClusteringLoss
 from .registered import registered
 
 
-def test_is_pmls_sum(batch):
+def test_the_sum_equals_that_of_pml(batch):
     parts = [losses.ContrastiveLoss(), losses.TripletMarginLoss()]
     mined = [None, miners.BatchHardMiner()]
     for arguments in ((parts,), (parts, None, [1, 0.3]), (parts, mined, [0, 2.0])):
@@ -182,12 +182,12 @@ def test_a_step_waits_for_no_result(name):
         (ClusteringLoss, "takes no distance"),
     ],
 )
-def test_a_distance_that_would_have_no_effect_is_refused(build, message):
+def test_a_distance_without_effect_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build(distance=distances.LpDistance())
 
 
-def test_a_reducer_that_would_have_no_effect_is_refused():
+def test_a_reducer_without_effect_is_refused():
     with pytest.raises(ValueError, match="RegularizedLoss has no reducer of its own"):
         RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer(), reducer=reducers.MeanReducer())
 
@@ -200,7 +200,7 @@ class Warmer(distances.CosineSimilarity):
 
 
 @pytest.mark.parametrize("references", [False, True])
-def test_a_distance_with_a_forward_of_its_own_is_the_same_in_tiles(batch, references):
+def test_a_distance_with_its_own_forward_in_tiles(batch, references):
     x, labels = batch
     given = (None, x.detach() + 0.1, labels.flip(0)) if references else ()
     whole, tiled = (TiledMultiSimilarityLoss(distance=Warmer(), tile_size=size) for size in (len(x), 3))

@@ -21,15 +21,15 @@ class TestBatch:
             (torch.ones(4, 2), torch.arange(3), ValueError, r"shape \(4,\).* got a tensor of shape \(3,\)"),
         ],
     )
-    def test_check_batch(self, embeddings, labels, error, text):
+    def test_check_batch_refuses_wrong_shapes(self, embeddings, labels, error, text):
         with pytest.raises(error, match=text):
             pairwise.check_batch(embeddings, labels)
 
-    def test_check_references(self):
+    def test_check_references_refuses_wrong_shapes(self):
         with pytest.raises(ValueError, match=r"ref_emb must have the embedding size of embeddings, 2; got .* \(3, 5\)"):
             pairwise.check_references(torch.ones(4, 2), torch.ones(3, 5), torch.arange(3))
 
-    def test_full_precision(self):
+    def test_half_is_raised_to_full_precision(self):
         for given in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             wanted = torch.float64 if given == torch.float64 else torch.float32
             assert pairwise.to_full_precision(torch.ones(2, dtype=given)).dtype == wanted
@@ -127,7 +127,7 @@ def labels_that_are_no_tensors():
     yield pandas.Series([0, 0, 1, 1], index=index), "a Series of shape (4,) and dtype int64", AS_TENSOR
 
 
-def test_labels_that_are_no_tensors_are_answered_with_what_to_type():
+def test_labels_as_lists_get_a_remedy():
     points = torch.randn(4, 3)
     calculator = RetrievalAccuracyCalculator(("recall_at_1",))
     for labels, found, remedy in labels_that_are_no_tensors():

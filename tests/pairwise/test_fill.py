@@ -16,7 +16,7 @@ def test_a_constant_is_made_once_for_each_dtype(dtype):
     assert fill.constant(0.123, like) is made
 
 
-def test_a_constant_does_not_outlive_a_transform_or_inference_mode():
+def test_a_constant_does_not_outlive_its_transform():
     values = torch.tensor([1.0, 2.0])
     mask = torch.tensor([True, False])
 
@@ -35,7 +35,7 @@ def test_a_constant_does_not_outlive_a_transform_or_inference_mode():
     assert tracked.grad.tolist() == [7.25, 7.25]
 
 
-def test_row_numbers_do_not_outlive_a_transform_or_inference_mode():
+def test_row_numbers_do_not_outlive_their_transform():
     def first_rows(values):
         return values[fill.row_numbers(values)[:2]].sum()
 

@@ -31,7 +31,7 @@ def test_a_checkpoint_has_the_state_of_every_accelerator(monkeypatch, kind, coun
         assert all(torch.equal(torch.rand(3, generator=g), d) for g, d in zip(fakes, drawn, strict=False))
 
 
-def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
+def test_an_accelerators_checkpoint_resumes_on_a_cpu(monkeypatch):
     monkeypatch.setattr(generators, "accelerator", lambda: None)
     state = checkpoint.random_state()
     assert len(state["torch"]) == 1

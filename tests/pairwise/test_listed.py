@@ -26,7 +26,7 @@ def test_a_batch_of_pairs_has_each_item_once(numbers):
     assert all(index.dtype == torch.int64 for index in batch.indices_tuple)
 
 
-def test_a_batch_of_triplets():
+def test_a_batch_of_triplets_numbers_its_items():
     batch = TRIPLETS.batch(torch.tensor([2, 0]))
     assert batch.items == [0, 2, 5, 9]
     assert as_items(batch) == [[9, 5], [2, 2], [0, 9]]
@@ -43,7 +43,7 @@ def test_tuples_among_some_items_are_renumbered():
     assert PAIRS.some(PAIRS.same).rows.tolist() == [[5, 2], [9, 5]]
 
 
-def test_an_item_that_is_positive_and_negative_of_one_anchor():
+def test_a_positive_that_is_also_a_negative():
     assert TRIPLETS.conflict() is None
     assert PAIRS.conflict() is None
     assert ListedTuples([[5, 2, 9], [9, 5, 2], [5, 7, 2]]).conflict() == (5, 2)

@@ -13,7 +13,7 @@ class TestReductions:
     mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
     values = torch.tensor([[1.0, -2.0, 9.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 3.0, 9.0, 9.0]], dtype=torch.float64)
 
-    def test_sums_means_and_extremes(self):
+    def test_sums_means_and_extremes_equal_loops(self):
         assert pairwise.masked_sum(self.values, self.mask).tolist() == [3.0, 0.0, 3.0]
         assert pairwise.masked_mean(self.values, self.mask).tolist() == [1.0, 0.0, 3.0]
         assert pairwise.masked_max(self.values, self.mask).tolist() == [4.0, -math.inf, 3.0]
@@ -21,7 +21,7 @@ class TestReductions:
 
     @pytest.mark.parametrize("log_scale", [0.0, math.log(0.25), -math.inf, torch.tensor([1.5, 2.0, -1.0])])
     @pytest.mark.parametrize(("slope", "center"), [(1.0, 0.0), (-2.0, 0.5)])
-    def test_log_sum_exp(self, log_scale, slope, center):
+    def test_log_sum_exp_equals_a_loop(self, log_scale, slope, center):
         values = self.values.clone().requires_grad_()
         scale = torch.as_tensor(log_scale, dtype=torch.float64).expand(3)
         sums = [
@@ -43,7 +43,7 @@ class TestReductions:
         assert gradgradcheck(compute, values, check_fwd_over_rev=True)
 
     @pytest.mark.parametrize("log_factors", [None, math.log(0.25), -math.inf, torch.arange(-4.0, 5).view(3, 3)])
-    def test_several_sums_are_rows(self, log_factors):
+    def test_several_sums_are_stacked_as_rows(self, log_factors):
         masks = torch.stack((self.mask, ~self.mask, torch.ones_like(self.mask)))
         slopes = (-2.0, 1.0, 3.0)
         centers = (0.5, 0.0, -1.0)
@@ -89,7 +89,7 @@ class TestReductions:
     def test_small_sums_keep_their_digits(self):
         assert pairwise.log_one_plus_exp(torch.tensor(-30.0)).item() == pytest.approx(math.exp(-30), rel=1e-5, abs=0)
 
-    def test_exp_bounded(self):
+    def test_bounded_exp_is_finite_and_increasing(self):
         x = torch.tensor([-3.0, 0.0, 60.0, 1e5], requires_grad=True)
         y = pairwise.exp_bounded(x)
         torch.testing.assert_close(y[:3], x[:3].exp())
@@ -116,7 +116,7 @@ def pairs_of(size, dtype=torch.float64):
 @pytest.mark.parametrize("size", [12, 80])  # masks as booleans and as floats
 @pytest.mark.parametrize("log_factors", [None, -0.5])
 @pytest.mark.parametrize("epsilon", [0.1, 0.0, -0.2])
-def test_sums_of_hard_pairs_need_no_masks_of_them(size, log_factors, epsilon):
+def test_sums_of_hard_pairs_need_no_masks(size, log_factors, epsilon):
     matrix, masks = pairs_of(size)
     matrix.requires_grad_()
     masks = pairwise.indicators(masks, matrix)

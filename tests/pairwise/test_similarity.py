@@ -47,7 +47,7 @@ class TestSimilarity:
 
 
 class TestEuclideanDistances:
-    def test_of_normalized_rows(self):
+    def test_distances_of_normalized_rows_are_exact(self):
         generator = torch.Generator().manual_seed(0)
         x, y = (torch.randn(rows, 5, generator=generator, dtype=torch.float64) for rows in (7, 4))
         y[0] = x[2] + 1e-3  # near

@@ -79,7 +79,7 @@ def test_no_tile_is_kept_for_the_backward_pass():
     assert [len(value) for value in values] == [64, 64, 64]
 
 
-def test_slices_stop_at_ends():
+def test_slices_stop_at_the_ends():
     assert tiles_of_rows(7, 3) == [slice(0, 3), slice(3, 6), slice(6, 7)]
     assert tiles_of_rows(0, 3) == [slice(0, 0)]
     assert tiles_of_rows(10, 3, [2, 4, 9, 10]) == [slice(0, 4), slice(4, 9), slice(9, 10)]

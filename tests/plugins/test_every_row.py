@@ -150,7 +150,7 @@ def check_stages(recipe, splits):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_row_is_built(name, made_up_sets, built):
+def test_every_row_of_tables_is_built(name, made_up_sets, built):
     torch.manual_seed(0)
     with torch.device("meta" if name in LARGE else "cpu"):
         recipes = load_recipes(name)

@@ -53,7 +53,7 @@ def settings(tables):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_setting_of_a_tables_recipe_has_an_origin(name):
+def test_every_setting_of_recipes_has_an_origin(name):
     for full, tables in variant_tables(name).items():
         resolved = flat(
             Recipe.model_validate(tables).model_dump(exclude={"description", "paper", "track"}, exclude_none=True)
@@ -69,7 +69,7 @@ def test_every_setting_of_a_tables_recipe_has_an_origin(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_file_states_the_origin_of_what_it_sets(name):
+def test_a_file_states_its_settings_origins(name):
     """An inherited origin is of the inherited value."""
     tables = tomllib.loads(registry.find("recipe", name)[1].read_text("utf-8"))
     own = stated(tables)
@@ -85,7 +85,7 @@ def test_a_file_states_the_origin_of_what_it_sets(name):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_small_versions_have_the_settings_of_paper_or_program(name):
+def test_small_versions_have_the_papers_settings(name):
     (recipe,) = load_recipes(name).values()
     values = flat(recipe.as_dict())
     assert {key: values.get(key) for key in SETTINGS[name]} == SETTINGS[name]

@@ -55,13 +55,13 @@ def test_numbers_are_those_of_the_table(name, heading, row):
 
 
 @pytest.mark.parametrize("paper", TOTALS)
-def test_tables_add_up(paper):
+def test_rows_and_tables_add_up(paper):
     for number, total in TOTALS[paper].items():
         numbers = [cell for row in printed(f"{paper}/{number}").rows for cell in row if isinstance(cell, float)]
         assert (len(numbers), round(sum(numbers), 2)) == total, number
 
 
-def test_recipes_of_ours_quote_by_table_and_row_alone():
+def test_our_recipes_quote_by_table_and_row():
     plain = {}
     for name in registry.recipes():
         paper = read_tables(name).get("paper", {})
@@ -74,7 +74,7 @@ def test_recipes_of_ours_quote_by_table_and_row_alone():
     assert sorted(plain) == [f"{paper}/digits" for paper in OURS]  # no table of the papers, and no value
 
 
-def test_each_table_and_each_row_has_a_recipe_or_a_reason():
+def test_each_row_has_a_recipe_or_reason():
     entries = [entry for entry in tables_of_papers() if entry["name"].partition("/")[0] in OURS]
     assert {"cbml/13", "angular/5", "pddm/2", "density/1", "triplets/1", "density/fig-4"} <= {
         e["name"] for e in entries
@@ -86,7 +86,7 @@ def test_each_table_and_each_row_has_a_recipe_or_a_reason():
         assert short == {}, entry["name"]
 
 
-def test_what_is_called_measured_is_on_the_page_of_measurements():
+def test_measured_rows_are_on_the_measurements_page():
     page = (Path(__file__).parents[2] / "docs" / "measurements.md").read_text("utf-8")
     for entry in tables_of_papers():
         for recipe in entry["measured"]:

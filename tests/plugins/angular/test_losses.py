@@ -78,7 +78,7 @@ def slow(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_equals_a_slow_loop(kind):
+def test_each_loss_equals_a_slow_loop(kind):
     """With a miner's pairs and triplets, and with references, too."""
     angles = {} if kind is NPairLoss else {"alpha": [45.0, 20.0, 70.0]}
     check_component(
@@ -125,7 +125,7 @@ def test_statistics_equal_a_slow_loop():
     ],
 )
 @pytest.mark.parametrize("kind", [AngularLoss, NPairAngularLoss])
-def test_products_within_classes(kind, labels, by_class, monkeypatch):
+def test_products_by_class_equal_the_loop(kind, labels, by_class, monkeypatch):
     labels = labels.long()
     classes = class_members(labels, small=0)
     assert class_members(labels) is None

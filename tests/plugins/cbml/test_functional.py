@@ -17,7 +17,7 @@ def test_the_log_ratio_is_that_of_two_densities(statistics):
     torch.testing.assert_close(found, loops.likelier(z, *statistics).log(), rtol=1e-12, atol=1e-12)
 
 
-def test_a_row_of_nan_without_positives_is_not_hidden():
+def test_a_nan_row_without_positives_surfaces():
     similarity = torch.tensor([[math.nan, 0.5]], dtype=torch.float64)
     none = torch.zeros(1, 2, dtype=torch.bool)
     both = torch.ones(1, 2, dtype=torch.bool)

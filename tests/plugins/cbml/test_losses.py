@@ -34,7 +34,7 @@ def gradient(value, x):
     return torch.autograd.grad(value, x, retain_graph=True)[0]
 
 
-def test_value_gradients_and_settings():
+def test_value_and_gradients_for_all_settings():
     """Over batches, miners' tuples, references and settings; none of the settings is ignored."""
 
     def reference(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **settings):
@@ -44,7 +44,7 @@ def test_value_gradients_and_settings():
     check_component(CBMLLoss, reference=reference, settings=GRID, checks=["check_reference", "check_settings"])
 
 
-def test_both_mined_sets_empty():
+def test_a_batch_with_nothing_mined():
     x = torch.eye(4, dtype=torch.float64)[[0, 0, 1, 1]].requires_grad_()
     labels = torch.tensor([0, 0, 1, 1])
     # The target is 0.2, the variance 0.2**2.
@@ -81,7 +81,7 @@ def test_the_miner_before_the_loss():
         torch.testing.assert_close(found, losses(x, labels), **TIGHT)
 
 
-def test_recorded_terms():
+def test_terms_are_recorded_after_a_call():
     x, labels = loops.batch()
     loss = CBMLLoss(collect_stats=True, mvc_weight=0.5)
     value = loss(x, labels)

@@ -26,7 +26,7 @@ def reference(embeddings, labels, component, class_labels=None):
     return total / len(embeddings)
 
 
-def test_equal_to_a_loop():
+def test_softmax_loss_equals_a_slow_loop():
     settings = [{"class_labels": [None, [3, 1, 0, 2, 9, 8, 7, 6, 5, 4]]}]
     checks = ["check_reference", "check_settings"]
     check_component(SoftmaxLoss, reference=reference, settings=settings, num_classes=10, checks=checks)

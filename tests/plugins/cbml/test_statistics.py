@@ -19,7 +19,7 @@ from . import loops
 KNOWN = PairStatistics(mean_pos=0.7, std_pos=0.15, mean_neg=0.2, std_neg=0.12, num_pos=7, num_neg=112)
 
 
-def test_statistics_of_a_batch():
+def test_statistics_of_a_batch_equal_loops():
     x, labels = loops.batch()
     similarity = torch.nn.functional.cosine_similarity(x[:, None].detach(), x[None].detach(), dim=-1)
     pairs = [(i, j) for i in range(10) for j in range(10) if i != j]
@@ -142,7 +142,7 @@ def test_a_whitened_start_has_equal_pulls_halfway(caplog):
     ]
 
 
-def test_section_4_4_f_where_negatives_are_not_centered():
+def test_section_4_4_f_for_uncentered_negatives():
     """The width of the negatives is bounded, so that one of them gives no huge loss."""
     x, labels = similar_to_whitened(shift=0.3)
     known = PairStatistics.of(x, labels)
@@ -216,7 +216,7 @@ def test_a_batch_without_estimates_has_the_constants(statistics, training, label
     torch.testing.assert_close(loss.train()(*batch), wanted(*batch))
 
 
-def test_statistics_in_tiles(monkeypatch):
+def test_statistics_in_tiles_are_equal(monkeypatch):
     x, labels = loops.batch()
     whole = PairStatistics.of(x, labels)
     monkeypatch.setattr("pml_ext_cbml.statistics.rows_per_tile", lambda *_: 3)

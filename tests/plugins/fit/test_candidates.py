@@ -56,7 +56,7 @@ def test_candidates_see_images_in_one_way(photos):
     assert "data.images.squash" not in candidates.trained(images, framing, LITE0)[1].settings
 
 
-def test_trials_have_fewer_batches(photos):
+def test_trials_have_fewer_batches_than_runs(photos):
     blocks = candidates.last_blocks(describe_images(photos))
     assert blocks.trial_settings(9, 0.75) == {
         "sampler.m": 6,

@@ -36,6 +36,6 @@ def test_few_items_are_whitened_in_their_coordinates(form):
     torch.testing.assert_close(cosines(found), cosines(wanted), atol=1e-6, rtol=0)
 
 
-def test_many_items_stay():
+def test_many_items_are_used_unchanged():
     features = torch.randn(30, 4)
     assert coordinates(features) is features

@@ -52,7 +52,7 @@ def left_in(folder):
     return sorted(name for name in files if not name.startswith("tensorboard"))
 
 
-def test_vectors_that_are_apart_are_delivered_as_they_are(vectors_apart, tmp_path, capsys):
+def test_separated_vectors_are_delivered_unchanged(vectors_apart, tmp_path, capsys):
     out = tmp_path / "run"
     fit(vectors_apart, out=out, **TRAINED)
     assert "delivers vectors, unwhitened: no pair of the batches adds to the loss" in capsys.readouterr().err
@@ -93,13 +93,13 @@ def test_a_kill_when_nothing_was_to_learn(vectors_apart, tmp_path, monkeypatch, 
     assert read_json(out / "metrics.json")["epochs"] == 0
 
 
-def test_a_network_of_the_users_own_is_not_replaced(vectors_apart, tmp_path):
+def test_a_users_own_network_is_not_replaced(vectors_apart, tmp_path):
     with pytest.raises(NothingToLearnError, match="the loss was 0 in all 20 iterations"):
         fit(vectors_apart, out=tmp_path / "run", overrides=typed(["model.embedder=mlp"]), **QUICK)
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_vectors_that_are_apart_are_chosen_as_they_are(vectors_apart, tmp_path, capsys):
+def test_separated_vectors_are_chosen_unchanged(vectors_apart, tmp_path, capsys):
     out = tmp_path / "run"
     fit(vectors_apart, out=out, **QUICK)
     told = capsys.readouterr().err
@@ -119,7 +119,7 @@ def digits(tmp_path):
     return file
 
 
-def test_a_head_on_vectors_is_tried_where_its_classes_are_tested(digits, tmp_path, capsys):
+def test_a_vector_head_is_tried_for_tested_classes(digits, tmp_path, capsys):
     out = tmp_path / "run"
     few = typed(["schedule.epochs=1", "sampler.iterations=2"])
     fit(digits, out=out, quick=True, overrides=few, device="cpu")
@@ -165,7 +165,7 @@ def test_vectors_of_new_classes_are_not_trained(digits, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_images_that_are_apart_get_a_random_network_without_weights(images_apart, tmp_path, monkeypatch, capsys):
+def test_separated_images_get_a_random_network(images_apart, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
     out = tmp_path / "run"
     fit(images_apart, out=out, **QUICK)

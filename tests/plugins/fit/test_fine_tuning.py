@@ -30,7 +30,7 @@ def chosen(kind, photos):
     return selection.Decision(candidate, f"The {candidate.title}, chosen")
 
 
-def test_features_are_followed_by_last_blocks_and_the_whole(photos, quick_clock):
+def test_fine_tuning_follows_features_and_last_blocks(photos, quick_clock):
     needs_weights()
     lines = []
     decision = chosen(candidates.features_of_images, photos)
@@ -97,7 +97,7 @@ def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_path, monkeypatch):
+def test_both_stages_keep_their_own_epochs(photos, quick_clock, tmp_path, monkeypatch):
     needs_weights()
     tried = []
     images = describe_images(photos)

@@ -22,7 +22,7 @@ def test_every_class_is_held_out_once(classes, parts):
         assert len(set(labels[fold.held_out])) >= (2 if classes < 6 else 3)
 
 
-def test_an_item_alone_in_its_class_is_never_held_out():
+def test_a_lone_item_is_never_held_out():
     labels = np.concatenate([np.repeat(np.arange(8), 4), [8, 9]])
     folds = folds_of(labels, shared=False, seed=0)
     assert held_out(folds) == list(range(32))
@@ -30,7 +30,7 @@ def test_an_item_alone_in_its_class_is_never_held_out():
 
 
 @pytest.mark.parametrize(("classes", "each", "parts"), [(5, 8, 4), (2, 4, 2), (30, 6, 3)])
-def test_items_are_held_out_of_classes_that_are_tested(classes, each, parts):
+def test_items_of_tested_classes_are_held_out(classes, each, parts):
     labels = np.repeat(np.arange(classes), each)
     folds = folds_of(labels, shared=True, seed=0)
     assert (folds.by, len(folds.parts)) == ("item", parts)

@@ -20,7 +20,7 @@ def test_what_the_command_leaves_open_is_compared(keys, size, aspect, wanted):
 
 
 @pytest.mark.parametrize("framing", [DEFAULT, Framing(160, True)])
-def test_settings_tell_the_framing(framing):
+def test_settings_decide_the_framing_of_images(framing):
     assert framing_of(framing.settings) == framing
 
 

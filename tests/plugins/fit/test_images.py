@@ -21,7 +21,7 @@ def recipe_with(settings, *overrides, name=candidates.SMALL):
     return load_recipe(name, [*overrides_of(settings), *typed(overrides)])
 
 
-def test_unreadable_files_are_skipped_unless_the_user_says_otherwise(photos, tmp_path):
+def test_unreadable_files_are_skipped_by_default(photos, tmp_path):
     place = shutil.copytree(photos, tmp_path / "photos")
     next(place.rglob("*.png")).write_bytes(b"no image")
     given = ["data.split=image", "data.image_size=16"]
@@ -40,7 +40,7 @@ def test_unreadable_files_are_skipped_unless_the_user_says_otherwise(photos, tmp
         (2, 40, [], ("image", 16, 32), "40 images to train"),
     ],
 )
-def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, told):
+def test_settings_fit_the_users_folder(tmp_path, classes, images, options, wanted, told):
     for label in range(classes):
         (tmp_path / f"class{label:02d}").mkdir()
         for number in range(images):
@@ -62,7 +62,7 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
             describe_images(tmp_path)
 
 
-def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
+def test_a_chosen_size_holds_for_pretrained_networks(photos):
     sizes = []
     for options in ([], ["data.image_size=96"]):
         settings = describe_images(photos, typed(options)).settings_of(PRETRAINED)
@@ -95,13 +95,13 @@ def test_squashed_images_count_as_squares(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("override", ["sampler.name=shuffle", "sampler={name='shuffle', batch_size=16}"])
-def test_a_sampler_of_the_user_has_no_fitting_batches(photos, override):
+def test_a_users_sampler_keeps_its_batches(photos, override):
     settings = describe_images(photos, typed([override])).settings_of(candidates.SMALL)
     chosen = recipe_with(settings, override)
     assert (chosen.sampler.name, chosen.sampler.settings) == ("shuffle", {})
 
 
-def test_the_recipes_own_sampler_keeps_fitting_batches_if_it_is_named(photos):
+def test_naming_the_recipes_sampler_keeps_fitting_batches(photos):
     found = describe_images(photos, typed(["sampler.name=pml/m-per-class"]))
     assert found.settings_of(candidates.SMALL) == describe_images(photos).settings_of(candidates.SMALL)
 
@@ -128,7 +128,7 @@ def table_of(photos, tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "split"), [(24, "class"), (6, "image")])
-def test_a_table_without_a_split_is_divided_as_a_folder(table_of, classes, split):
+def test_a_table_without_split_divides_like_folders(table_of, classes, split):
     place = table_of(classes)
     found = describe_images(place)
     assert (found.data["data.name"], found.data["data.split"]) == (f"table:{place}", split)
@@ -151,7 +151,7 @@ def test_a_table_with_a_split_keeps_it(table_of):
     assert "evaluation.select_on" not in describe_images(place, overrides).data  # they are tested
 
 
-def test_columns_of_other_names(table_of):
+def test_columns_of_other_names_are_found(table_of):
     pytest.importorskip("pyarrow")
     place = table_of(columns=("Id", "Image"), ending="parquet")
     with pytest.raises(DataError, match=r"found the columns Id, Image; wanted embeddings and labels, of vectors, or"):

@@ -39,7 +39,7 @@ def flat(tmp_path):
     return place, table
 
 
-def test_a_head_is_fitted_to_kept_features_and_the_collection_follows(flat, tmp_path, monkeypatch, capsys):
+def test_a_head_is_fitted_to_kept_features(flat, tmp_path, monkeypatch, capsys):
     place, table = flat
     fit(place, out=tmp_path / "before", device="cpu")
     capsys.readouterr()
@@ -147,7 +147,7 @@ def test_named_clusters_of_the_page_are_labels(flat, tmp_path, capsys):
     assert len(load_run(tmp_path / "after", "cpu").gallery().embedded.paths) == 33
 
 
-def test_tables_of_cluster_and_select_are_labels_once_they_are_filled(flat, tmp_path, pml_ext_command):
+def test_filled_tables_of_cluster_are_labels(flat, tmp_path, pml_ext_command):
     place, _ = flat
     table = tmp_path / "selected.csv"
     fit(place, out=tmp_path / "run", device="cpu")

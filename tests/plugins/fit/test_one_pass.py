@@ -37,7 +37,7 @@ def keep(folder, progress=lambda now: None):
     return one_pass.keep_features(recipe, splits.train, preprocessing, "cpu", lambda line: None, progress)
 
 
-def test_files_that_cannot_be_read_are_left_out_and_named(images, monkeypatch):
+def test_unreadable_files_are_left_out_and_named(images, monkeypatch):
     monkeypatch.setattr(one_pass, "PART", 2)
     found = keep(images)
     assert [path.name for path in found.readable.paths] == [f"{number}.png" for number in range(5)]

@@ -38,7 +38,7 @@ def test_a_batch_has_several_of_several_classes(classes, per_class, size, wanted
     assert fitting_batch(classes, per_class, size) == wanted
 
 
-def test_options_of_the_data_set_are_found_among_overrides():
+def test_data_set_options_are_found_among_overrides():
     overrides = ["data.split=image", "data.workers=2", "data.images.crop=3", "loss=cbml", "data.seed = 4"]
     assert dataset_options(typed(overrides)) == {"split": "image", "seed": 4}
     relation = {"relation": {"name": "near", "within": 2}}

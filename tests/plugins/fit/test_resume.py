@@ -39,7 +39,7 @@ def test_a_damaged_recipe_is_not_taken(tmp_path, change):
     assert lines == [f"{tmp_path / 'recipe.toml'} is damaged; it is written again"]
 
 
-def test_a_killed_run_goes_on_with_what_was_chosen(photos, tmp_path, monkeypatch, capsys):
+def test_a_killed_run_resumes_with_its_choice(photos, tmp_path, monkeypatch, capsys):
     needs_weights()
     out = tmp_path / "run"
     decision = selection.Decision(features_of_images(describe_images(photos)), "as found")
@@ -97,7 +97,7 @@ def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch):
     assert len(tried) == 2
 
 
-def test_trials_go_into_the_folder_of_the_run_and_leave_nothing(photos, tmp_path, monkeypatch):
+def test_trials_leave_nothing_in_the_folder(photos, tmp_path, monkeypatch):
     needs_weights()
     out = tmp_path / "run"
     (out / "trials" / "of a killed process").mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_trials_go_into_the_folder_of_the_run_and_leave_nothing(photos, tmp_path
     assert [path.name for path in out.iterdir()] == [".lock"]
 
 
-def test_a_second_command_on_a_run_in_its_trials_is_refused(photos, tmp_path, monkeypatch):
+def test_a_second_command_during_trials_is_refused(photos, tmp_path, monkeypatch):
     needs_weights()
     out = tmp_path / "run"
     monkeypatch.setattr(selection, "choose", None)

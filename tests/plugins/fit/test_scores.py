@@ -7,7 +7,7 @@ from pml_ext_fit import scores
 from pml_ext_fit.scores import Scores
 
 
-def test_scores_are_means_over_the_items_of_each_class():
+def test_scores_are_means_over_each_class():
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(60, 4, generator=generator)
     labels = torch.cat([torch.arange(9).repeat(6), torch.tensor([3, 3, 7, 7, 7, 9])])  # one item of the last
@@ -41,7 +41,7 @@ def test_large_classes_are_searched_without_keeping_neighbors(monkeypatch):
     assert kept == [0]
 
 
-def test_both_scores_count_alike():
+def test_both_scores_count_the_same():
     found = Scores(torch.tensor([0.5, 0.7]).double(), torch.tensor([0.1, 0.3]).double())
     torch.testing.assert_close(found.both, torch.tensor([0.3, 0.5]).double())
     assert str(found) == "60.0 / 20.0"

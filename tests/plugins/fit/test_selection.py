@@ -29,7 +29,7 @@ from .helpers import needs_weights, recipe_of, scores, training_files, workplace
 
 
 @pytest.mark.parametrize("text", ["several processes compare nothing", "from scratch; with ImageNet weights"])
-def test_a_small_network_is_trained_where_nothing_is_tried(photos, tmp_path, monkeypatch, capsys, text):
+def test_a_small_network_trains_without_trials(photos, tmp_path, monkeypatch, capsys, text):
     if text.startswith("several"):
         monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "timm", None)
@@ -41,7 +41,7 @@ def test_a_small_network_is_trained_where_nothing_is_tried(photos, tmp_path, mon
 
 
 @pytest.mark.parametrize("setting", ["model.trunk.width=8", "loss.name=cbml", "loss = cbml", "sweep.loss.beta=[1]"])
-def test_settings_of_what_is_trained_name_the_other_command(photos, tmp_path, setting):
+def test_settings_of_training_name_the_other_command(photos, tmp_path, setting):
     with pytest.raises(ConfigError, match="fit chooses the model and the loss .*pml-ext train fit/photographs-pretra"):
         fit(photos, out=tmp_path / "run", overrides=typed([setting]))
     assert not (tmp_path / "run").exists()
@@ -139,7 +139,7 @@ def tried(photos, folder, held_out):
     return best, scored, selection.described(best, scored, held_out.folds), lines
 
 
-def test_what_is_trained_is_taken_if_it_is_significantly_better(photos, tmp_path):
+def test_a_significantly_better_training_is_taken(photos, tmp_path):
     best, scored, text, lines = tried(photos, tmp_path, HeldOutByTitle(FREE, [scores(0.6, seed=9)]))
     assert best.candidate.title == "last blocks"
     assert len(scored) == 4
@@ -149,7 +149,7 @@ def test_what_is_trained_is_taken_if_it_is_significantly_better(photos, tmp_path
 
 
 @pytest.mark.parametrize(("mean", "folds"), [(0.4, 1), (0.5003, 4)])
-def test_folds_end_when_it_is_behind_and_go_on_while_nothing_is_decided(photos, tmp_path, mean, folds):
+def test_folds_end_once_the_choice_is_decided(photos, tmp_path, mean, folds):
     of_folds = [scores(mean, 0.1, seed=20 + number) for number in range(4)]
     if folds > 1:
         of_folds = [joined_with_noise(number) for number in range(4)]
@@ -166,7 +166,7 @@ def joined_with_noise(number):
     return Scores(free.recall_at_1 + noise + 0.001, free.map_at_r + noise + 0.001)
 
 
-def test_a_second_that_is_trained_is_compared_in_the_folds_of_the_first(photos, tmp_path):
+def test_a_second_training_is_compared_in_equal_folds(photos, tmp_path):
     images = describe_images(photos)
     first = Scored(candidates.last_blocks(images), [scores(0.5, seed=0)])
     held_out = HeldOutByTitle(FREE, [joined_with_noise(0), joined_with_noise(1)])
@@ -178,7 +178,7 @@ def test_a_second_that_is_trained_is_compared_in_the_folds_of_the_first(photos, 
 @pytest.mark.parametrize(
     ("lead", "few", "is_taken"), [(0.1, True, True), (0.001, True, True), (0.001, False, False), (-0.1, True, False)]
 )
-def test_more_blocks_are_trained_where_held_out_classes_prefer_them(photos, tmp_path, lead, few, is_taken):
+def test_held_out_classes_decide_for_more_blocks(photos, tmp_path, lead, few, is_taken):
     images = describe_images(photos)
     first = scores(0.5, seed=0)
     noise = torch.tensor([0.05, -0.05] * 6, dtype=torch.float64)
@@ -194,14 +194,14 @@ def test_more_blocks_are_trained_where_held_out_classes_prefer_them(photos, tmp_
     assert selection.described(best, scored, held_out.folds).count("in 1 of the folds") == 1
 
 
-def test_a_depth_that_cannot_be_tried_is_left_out(photos, tmp_path):
+def test_a_depth_without_trial_is_left_out(photos, tmp_path):
     known = Scored(candidates.last_blocks(describe_images(photos)), [scores(0.5)])
     held_out = HeldOutByTitle(FREE, [None])
     assert selection.try_deeper(known.candidate, known, [known], held_out, workplace(tmp_path), True) is known
 
 
 @pytest.mark.parametrize(("iterations", "folds"), [(400, 4), (600, 3), (5000, 1)])
-def test_folds_are_tried_by_iterations_not_by_the_clock(photos, tmp_path, monkeypatch, iterations, folds):
+def test_folds_are_limited_by_iterations_not_time(photos, tmp_path, monkeypatch, iterations, folds):
     clock = iter(range(0, 10**12, 10**6))  # of a machine that is very busy
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     held_out = HeldOutByTitle(FREE, [joined_with_noise(number) for number in range(4)], iterations)
@@ -209,7 +209,7 @@ def test_folds_are_tried_by_iterations_not_by_the_clock(photos, tmp_path, monkey
     assert len(scored[-1].by_fold) == folds
 
 
-def test_what_cannot_be_fitted_or_trained_is_left_out(photos, tmp_path):
+def test_candidates_that_fail_are_left_out(photos, tmp_path):
     best, scored, text, _ = tried(photos, tmp_path, HeldOutByTitle(FREE | {"within-class": None}, [None]))
     assert best.candidate.form is AS_THEY_ARE
     assert len(scored) == 2
@@ -260,7 +260,7 @@ def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, 
     assert len([line for line in lines if " at 64 pixels: " in line]) == (2 if whole else 0)
 
 
-def test_a_larger_size_is_taken_if_it_is_better(photos, tmp_path, monkeypatch):
+def test_a_larger_size_wins_if_better(photos, tmp_path, monkeypatch):
     needs_weights()
     found = describe_images(photos)
     splits = build_dataset(recipe_of(features_of_images(found)).data, None)

@@ -55,7 +55,7 @@ def test_a_network_without_kept_activations_is_not_timed(photos, tmp_path):
     assert timing.seconds_of_training(run) is None
 
 
-def test_what_is_left_follows_the_pace_of_what_is_over(monkeypatch):
+def test_remaining_time_follows_the_measured_pace(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     left = timing.TimeLeft({"features": 60, "trial": 120, "training": 180})

@@ -21,7 +21,7 @@ from ...overrides import typed
 from .helpers import needs_weights, recipe_of, workplace
 
 
-def test_a_table_with_validation_images_does_not_validate_trials(photos, tmp_path):
+def test_validation_images_do_not_validate_trials(photos, tmp_path):
     needs_weights()
     candidate = last_blocks(replace(describe_images(photos), data={"evaluation.select_on": "split"}))
     recipe = workplace(tmp_path).recipe_of(candidate, {})
@@ -56,7 +56,7 @@ def test_trials_have_the_batches_of_the_options(photos, tmp_path, overrides, m, 
     assert {name: len(images) for name, images in run.splits.items()} == {"train": 54, "test": 18}
 
 
-def test_a_small_network_has_images_of_its_own_size(photos, tmp_path):
+def test_a_small_network_has_its_own_size(photos, tmp_path):
     tried, _ = trials_of(photos, tmp_path)  # of splits that were built for the pretrained trunk
     images = describe_images(photos)
     run = tried.run_of(small_network(images), tried.folds.parts[0])
@@ -64,7 +64,7 @@ def test_a_small_network_has_images_of_its_own_size(photos, tmp_path):
 
 
 @pytest.mark.parametrize("override", ["evaluation.validation=0.5", "evaluation={validation=0.5}", "track=mlflow"])
-def test_trials_train_on_all_that_is_not_held_out(photos, tmp_path, override):
+def test_trials_train_on_everything_not_held_out(photos, tmp_path, override):
     tried, candidate = trials_of(photos, tmp_path, [override])
     recipe = tried.run_of(candidate, tried.folds.parts[0]).recipe
     assert (recipe.evaluation.validation, recipe.evaluation.baselines, recipe.track) == (0, False, [])

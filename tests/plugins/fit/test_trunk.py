@@ -66,7 +66,7 @@ def test_our_own_trunk_is_that_of_our_recipes():
     assert LITE0.settings_of_blocks == LITE0.settings_of_fine_tuning == {}
 
 
-def test_a_convolutional_trunk_takes_two_sizes_and_is_cut(resnet):
+def test_a_convolutional_trunk_has_two_sizes(resnet):
     found = trunk_named(str(resnet))
     assert (found.features, found.smaller, found.last_blocks) == (512, 32, "layer3")
     assert found.framing == Framing(64, False, 0.8)
@@ -80,7 +80,7 @@ def test_a_convolutional_trunk_takes_two_sizes_and_is_cut(resnet):
     assert recipe.stages[0].loss.name == "pml/multi-similarity"
 
 
-def test_a_pair_takes_one_size_and_trains_its_head_first(pair):
+def test_an_image_text_pair_has_one_size(pair):
     found = trunk_named(f"hf/{pair}")
     assert (found.features, found.smaller, found.last_blocks) == (24, None, None)
     assert found.framing == Framing(32, False, 0.8)
@@ -88,7 +88,7 @@ def test_a_pair_takes_one_size_and_trains_its_head_first(pair):
     assert (recipe.stages[0].freeze.until, recipe.model.embedding_size) == ("head", 24)
 
 
-def test_candidates_have_the_trunk(resnet, photos):
+def test_candidates_have_the_chosen_trunk(resnet, photos):
     trunk = trunk_named(str(resnet))
     images = describe_images(photos)
     for candidate in (
@@ -101,7 +101,7 @@ def test_candidates_have_the_trunk(resnet, photos):
     assert features_of_images(images, trunk.framing, trunk=trunk).description.endswith(f"of {trunk.title}")
 
 
-def test_photographs_without_labels_are_seen_as_the_weights_want_it(pair, tmp_path, capsys):
+def test_unlabeled_photographs_have_the_weights_preprocessing(pair, tmp_path, capsys):
     place = flat_photos(tmp_path / "photos", 6)
     out = tmp_path / "run"
     fit(place, out=out, device="cpu", trunk=f"hf/{pair}")
@@ -120,7 +120,7 @@ def test_photographs_without_labels_are_seen_as_the_weights_want_it(pair, tmp_pa
     torch.testing.assert_close(run.embed([file]), torch.nn.functional.normalize(wanted), atol=1e-5, rtol=1e-5)
 
 
-def test_a_run_goes_on_with_the_trunk_that_it_was_begun_with(pair, tmp_path):
+def test_a_resumed_run_keeps_its_trunk(pair, tmp_path):
     place = flat_photos(tmp_path / "photos", 4)
     out = tmp_path / "run"
     fit(place, out=out, device="cpu", trunk=str(pair))
@@ -131,7 +131,7 @@ def test_a_run_goes_on_with_the_trunk_that_it_was_begun_with(pair, tmp_path):
         fit(place, out=out, device="cpu", resume=True, trunk=str(tmp_path / "other"))
 
 
-def test_a_small_network_was_not_begun_with_a_trunk(tmp_path):
+def test_a_small_network_refuses_another_trunk(tmp_path):
     other = Trunk(settings={"model.trunk": {"name": "timm/x", "weights": "y"}})
     check_resumed(tmp_path, {"name": "convnet"}, other)
     check_resumed(tmp_path, None, LITE0)
@@ -140,7 +140,7 @@ def test_a_small_network_was_not_begun_with_a_trunk(tmp_path):
         check_resumed(tmp_path, None, other)
 
 
-def test_classes_are_learned_by_closed_forms_where_no_block_can_be_cut(pair, photos, tmp_path, capsys):
+def test_trunks_without_blocks_use_closed_forms(pair, photos, tmp_path, capsys):
     out = tmp_path / "run"
     short = typed(["sampler.iterations=2", "schedule.epochs=2"])  # of the small network, with which it is compared
     fit(photos, out=out, device="cpu", quick=True, trunk=str(pair), overrides=short)
@@ -154,7 +154,7 @@ def test_classes_are_learned_by_closed_forms_where_no_block_can_be_cut(pair, pho
     assert (out / "metrics.json").is_file()
 
 
-def test_labels_that_come_later_take_the_trunk_of_the_folder(pair, tmp_path, capsys):
+def test_later_labels_use_the_folders_trunk(pair, tmp_path, capsys):
     place = flat_photos(tmp_path / "photos", 24)
     fit(place, out=tmp_path / "first", device="cpu", trunk=str(pair))
     lines = ["path,class", *[f"photo {number}.png,{number % 4}" for number in range(24)]]

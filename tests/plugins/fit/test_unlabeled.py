@@ -46,7 +46,7 @@ def save_vectors(file, count):
     return rows
 
 
-def test_what_has_no_labels(flat, tmp_path):
+def test_which_data_has_no_labels(flat, tmp_path):
     assert has_no_labels(flat)
     assert not has_no_labels(tmp_path)  # a folder of a folder
     (tmp_path / "empty").mkdir()
@@ -87,7 +87,7 @@ def test_vectors_without_visible_groups_stay_unwhitened(tmp_path, capsys):
     assert tables_of_run(out)["model"]["embedder"] == "none"
 
 
-def test_few_vectors_stay_as_they_are_and_nothing_is_claimed(tmp_path, capsys):
+def test_few_vectors_stay_unchanged_without_claims(tmp_path, capsys):
     rows = save_vectors(tmp_path / "rows.npz", 40)
     out = tmp_path / "run"
     fit(tmp_path / "rows.npz", out=out, device="cpu")
@@ -131,7 +131,7 @@ def test_a_folder_of_classes_is_fitted_without_them(tmp_path):
     assert len(load_run(out, "cpu").indexed_images().paths) == 6
 
 
-def test_a_run_goes_on_after_a_kill_and_refuses_other_data(flat, tmp_path, monkeypatch):
+def test_a_killed_run_refuses_other_data(flat, tmp_path, monkeypatch):
     out = tmp_path / "run"
 
     def killed(*args):
@@ -199,7 +199,7 @@ def test_the_run_of_a_folder_is_made_once(flat, capsys):
     assert listener.lines == [f"uses the run of {flat}: {run}"]
 
 
-def test_a_cache_that_cannot_be_written_names_the_option(tmp_path, monkeypatch):
+def test_an_unwritable_cache_names_the_option(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file, where nothing can be written")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(UnwritableError, match=r"the cache cannot be written \(Not a directory\); type: pml-ext fit "):

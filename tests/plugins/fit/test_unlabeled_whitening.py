@@ -23,7 +23,7 @@ def test_few_classes_far_apart_stay_unwhitened():
     assert not whitening_helps(mixture(5, 256, 1.0), 0.94)
 
 
-def test_many_classes_are_whitened():
+def test_features_of_many_classes_are_whitened():
     within = torch.full((32,), 0.5)
     within[:4] = 3
     assert whitening_helps(mixture(60, 32, within), 0.94)

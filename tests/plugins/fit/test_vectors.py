@@ -20,14 +20,14 @@ def test_few_classes_are_divided_by_image(tmp_path):
     assert "--set data.split=class" in found.description[1]
 
 
-def test_many_classes_are_held_out_and_get_a_linear_head(tmp_path):
+def test_many_classes_get_a_linear_head(tmp_path):
     found = describe_vectors(file_of(tmp_path, classes=30, size=200))
     assert found.data["data.split"] == "class"
     assert found.head == {"model.embedder": "linear", "model.embedding_size": 128}
     assert "15 classes to train, 15 others, never trained on, to test" in found.description[1]
 
 
-def test_the_split_of_the_file_and_of_the_user_stay(tmp_path):
+def test_splits_of_file_and_user_stay(tmp_path):
     parts = np.resize(["train", "train", "test", "validation"], 40)
     found = describe_vectors(file_of(tmp_path, split=parts))
     assert "data.split" not in found.data
@@ -38,7 +38,7 @@ def test_the_split_of_the_file_and_of_the_user_stay(tmp_path):
     }
 
 
-def test_a_file_written_as_in_a_recipe_and_below_a_folder(tmp_path):
+def test_a_file_named_as_in_a_recipe(tmp_path):
     file_of(tmp_path)
     found = describe_vectors("vectors:mine.npz", root=tmp_path)
     assert found.name == "vectors:mine.npz"

@@ -76,7 +76,7 @@ def listed(
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few positives", "many"])
-def test_equals_listing_all_triplets(monkeypatch, many):
+def test_the_loss_equals_listing_all_triplets(monkeypatch, many):
     if many:
         monkeypatch.setattr(functional, "_MANY", 0)
         monkeypatch.setattr(functional, "_ENTRIES", 30)
@@ -89,7 +89,7 @@ def test_equals_listing_all_triplets(monkeypatch, many):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_ties_and_duplicates(kind, dtype):
+def test_ties_and_duplicates_equal_the_loop(kind, dtype):
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     x, labels = batch([0, 0, 0, 1, 1, 1, 2, 2], dtype=dtype)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from .points import LABELS, batch
 
 
 @pytest.mark.parametrize("percentile", [0, 30, 60, 100])
-def test_local_positives_against_numpy(percentile):
+def test_local_positives_equal_those_of_numpy(percentile):
     x, labels = batch(LABELS)
     points = normalize(x.detach())
     d = (points[:, None] - points).norm(dim=2)
@@ -29,7 +29,7 @@ def test_local_positives_against_numpy(percentile):
     assert n.dtype == torch.long
 
 
-def test_anchor_swap():
+def test_anchor_swap_exchanges_anchor_and_positive():
     x = torch.tensor([[1.0, 0], [0, 1], [0.1, 1], [1, 0.1], [1, 0], [0, 1]])  # a p n, a p n
     labels = torch.tensor([0, 0, 1, 2, 2, 3])
     assert [index.tolist() for index in AnchorSwapMiner()(x, labels)] == [[1, 3], [0, 4], [2, 5]]

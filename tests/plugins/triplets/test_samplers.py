@@ -110,7 +110,7 @@ def test_the_pool_has_pairs_of_training_batches(strategy, per):
     assert all(labels[a] == labels[p] != labels[n] for a, p, n in triplets_of(sampler))
 
 
-def test_misclassified_images_are_in_a_cluster_of_another_class():
+def test_misclassified_images_are_in_another_classs_cluster():
     labels = pool_labels()
     x = batch(labels, spread=0.9)
     sampler = HardNegativePoolSampler(labels, 12, 600, "misclassified", hard_fraction=1.0, pool_size=2)
@@ -160,7 +160,7 @@ def run(out, *overrides):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
+def test_a_runs_pool_has_its_batches(tmp_path, monkeypatch):
     """Every step's embeddings reach the sampler, with the images that they are of."""
     seen = []
     pools = []

@@ -125,7 +125,7 @@ TRANSFORMS = "data.augment.transforms="
         ),
     ],
 )
-def test_views_transforms_and_warm_up_that_do_not_fit(overrides, message):
+def test_views_and_transforms_that_do_not_fit(overrides, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipes("cbml/digits", typed(overrides))
     assert "\n" not in str(caught.value)
