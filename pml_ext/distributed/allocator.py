@@ -28,15 +28,12 @@ def keep_freed_memory(device: object = "cpu") -> bool:
     """Let this process reuse the memory of freed tensors; return whether it does.
 
     By default, glibc unmaps each large tensor when it is freed, and the system clears new pages at every step. After
-    this
-    call, training on a CPU is faster, and up to 1 GiB of freed memory stays in the process, besides gaps between blocks
-    in
-    use. Call it once, before the first large tensor.
+    this call, training on a CPU is faster, and up to 1 GiB of freed memory stays in the process, besides gaps between
+    blocks in use. Call it once, before the first large tensor.
 
     It has an effect only on Linux with glibc, without jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``, and unless the
     environment variable ``PML_EXT_ALLOCATOR`` is ``default``. Forked child processes inherit the setting; others must
-    call
-    the function themselves.
+    call the function themselves.
 
     Args:
         device: the device of the work, a name or a ``torch.device``; only the CPU has an effect.

@@ -21,8 +21,7 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
     """Each tensor, concatenated over all processes in rank order.
 
     The gradient of this process's rows is multiplied by the number of processes. ValueError if ``indices_tuple``, a
-    dtype or
-    a number of columns differs between processes.
+    dtype or a number of columns differs between processes.
     """
     kinds: dict[str, _Kind] = {}
     lengths: dict[str, int] = {}

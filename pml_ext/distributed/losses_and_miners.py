@@ -62,9 +62,8 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
         """The loss of the joined batch.
 
         Arguments are this process's rows, possibly 0. An ``indices_tuple`` from a :class:`DistributedMiner` refers to
-        rows of the
-        joined batch. ``enqueue_mask`` is for :class:`pml_ext.CrossBatchMemory`, a list of views as ``ref_emb`` for
-        :class:`pml_ext.SelfSupervisedLoss`. Invalid arguments raise TypeError or ValueError.
+        rows of the joined batch. ``enqueue_mask`` is for :class:`pml_ext.CrossBatchMemory`, a list of views as
+        ``ref_emb`` for :class:`pml_ext.SelfSupervisedLoss`. Invalid arguments raise TypeError or ValueError.
         """
         if isinstance(ref_emb, (list, tuple)):
             return self._loss_of_views(embeddings, ref_emb)

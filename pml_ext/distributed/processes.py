@@ -37,9 +37,8 @@ def process_group(device: str) -> Iterator[None]:
     """Run a block in torchrun's process group; a single process needs none.
 
     After an error the group is left to torchrun, because destroying it would wait for the other processes. ``device``
-    is
-    ``"cpu"`` (gloo) or an accelerator (``"cuda"``: NCCL, and gloo for CPU tensors). ConfigError for a device without a
-    backend in torch.
+    is ``"cpu"`` (gloo) or an accelerator (``"cuda"``: NCCL, and gloo for CPU tensors). ConfigError for a device without
+    a backend in torch.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield

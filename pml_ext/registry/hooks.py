@@ -77,8 +77,7 @@ def pml_ext_transforms() -> Mapping[str, Callable[..., Any]]:  # type: ignore[em
     """Return factories of augmentations by name, for ``transforms`` of ``[data.augment]``.
 
     ``factory(**options)`` returns a function of an image, uint8 ``[C, H, W]``, that keeps type and shape, can be
-    pickled and
-    uses only torch's random generator.
+    pickled and uses only torch's random generator.
     """
 
 
@@ -97,8 +96,7 @@ def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
     """Return factories of :class:`pml_ext.plugin.Tracker` by name, for ``[track]``, ``--track``.
 
     Rank 0 calls ``factory(folder, recipe, **options)`` when a run starts or resumes. ``recipe`` has the settings by
-    dotted
-    key; ``options`` come from ``[track]``. Parameters ``iteration`` and ``epoch`` get the checkpoint's values.
+    dotted key; ``options`` come from ``[track]``. Parameters ``iteration`` and ``epoch`` get the checkpoint's values.
     """
 
 
@@ -132,8 +130,7 @@ def pml_ext_commands() -> Mapping[str, Command]:  # type: ignore[empty-body]
     """Return commands of ``pml-ext`` by name (kebab-case).
 
     In ``Command("my_package.commands:my_command", "One line for --help.")`` the function has typer's annotations. Its
-    module
-    is imported when the command runs.
+    module is imported when the command runs.
     """
 
 

@@ -199,10 +199,8 @@ def origin_of(error: BaseException) -> Origin | None:
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
     """An instance of the component that :func:`get` finds.
 
-    ``context``, a :class:`BuildContext`, fills omitted settings. A table with a ``name``, such as
-    ``distance={"name": "pml/lp", "p": 2}``, is built first; the last word of its key is its kind. ConfigError for an
-    unknown
-    setting.
+    ``context``, a :class:`BuildContext`, fills omitted settings. A table with a ``name``, such as ``distance={"name":
+    "pml/lp", "p": 2}``, is built first; the last word of its key is its kind. ConfigError for an unknown setting.
     """
     from .. import pml
 

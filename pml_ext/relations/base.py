@@ -53,8 +53,7 @@ class Relation(nn.Module):
         """The labels of ``count`` items as a tensor; TypeError or ValueError if invalid.
 
         The base accepts a tensor or array of any dtype, ``[count, ...]``; one-dimensional integers become int64.
-        ``axis``: 0 for
-        rows of the matrix, 1 for columns.
+        ``axis``: 0 for rows of the matrix, 1 for columns.
         """
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.ndim == 0:

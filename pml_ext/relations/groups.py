@@ -15,12 +15,9 @@ class DifferentGroups(Relation):
     """Equal classes from different groups, such as bursts of images or cameras.
 
     Two items of one group are neither positive nor negative, so that pairs of nearly the same image are not learned.
-    Labels
-    are integers ``[B, 2]``, class and group; a negative number means no group. For cameras, give each class its own
-    groups,
-    so that a camera's images of other classes stay negatives: ``group = class * number_of_cameras + camera``. In
-    evaluation,
-    pass groups as ``query_groups``.
+    Labels are integers ``[B, 2]``, class and group; a negative number means no group. For cameras, give each class its
+    own groups, so that a camera's images of other classes stay negatives: ``group = class * number_of_cameras +
+    camera``. In evaluation, pass groups as ``query_groups``.
 
     Example:
         >>> labels = torch.tensor([[0, 7], [0, 7], [0, 8], [1, 9]])  # the first two are of one burst

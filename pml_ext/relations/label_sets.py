@@ -20,8 +20,7 @@ class SharedLabel(Relation):
 
     Pairs with a shared label but a Jaccard index below ``threshold`` are neither positive nor negative. Labels are
     multi-hot, ``[B, C]``, of any dtype (nonzero is a label), or a list of B collections of integers; with ``sets``,
-    integers
-    ``[B]``. *Cost:* one product of ``B x C x R``.
+    integers ``[B]``. *Cost:* one product of ``B x C x R``.
 
     Args:
         threshold: least Jaccard index of a positive pair, from 0 to 1.

@@ -14,8 +14,8 @@ class FromMatrix(Relation):
     """Pairs from a matrix ``[B, R]``: 1 is positive, 0 negative, NaN neither.
 
     Row i is item i of the batch; column j is reference j, or item j without references. With ``by_label``, rows and
-    columns
-    are classes, and labels, integers ``[B]``, are their indices; only this works with memories and several processes.
+    columns are classes, and labels, integers ``[B]``, are their indices; only this works with memories and several
+    processes.
 
     Args:
         matrix: floating point, ``[B, R]``, or booleans.

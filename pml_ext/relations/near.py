@@ -23,8 +23,7 @@ class Near(Float64Buffers, Relation):
 
     Pairs with :math:`r < d_{ij} \le f` are neither positive nor negative, and those farther apart are negative. With
     ``graded``, a pair at :math:`d_{ij} = r` is negative if f = r, and neither otherwise. Labels are finite numbers
-    ``[B]``
-    or ``[B, K]``.
+    ``[B]`` or ``[B, K]``.
 
     Args:
         within: r, above 0: the greatest distance of a positive pair.

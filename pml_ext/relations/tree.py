@@ -18,8 +18,7 @@ class Hierarchy(Relation):
     .. math:: w_{ij} = [\,d_{ij} \ge \ell\,], \qquad \text{graded: } w_{ij} = [\,d_{ij} \ge \ell\,] \, d_{ij} / D
 
     where :math:`d_{ij}` is the depth of the lowest common ancestor: 0 if the first names differ, and D, the depth of
-    the
-    tree, within a class. Labels are integers ``[B]``, indices in ``paths``, or a list of paths.
+    the tree, within a class. Labels are integers ``[B]``, indices in ``paths``, or a list of paths.
 
     Args:
         paths: the path of each class from the root, such as ``"animal/bird/sparrow"`` or a sequence of names.

@@ -57,8 +57,8 @@ def batch_of(
     """A batch of a subject's embedding size.
 
     ``labels`` are ``[B]``, or (number of classes, images per class), limited to the subject's classes. ``spread`` is
-    the
-    standard deviation around class centers, where 1 separates centers; a shift of length ``common`` makes angles small.
+    the standard deviation around class centers, where 1 separates centers; a shift of length ``common`` makes angles
+    small.
     """
     if isinstance(labels, tuple):
         labels = torch.arange(min(labels[0], subject.classes)).repeat_interleave(labels[1])

@@ -47,8 +47,7 @@ def folder(
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
         split: without ``train`` and ``test``: ``"class"`` (the default; test classes are never trained on), or
-            ``"image"``,
-            which divides each class.
+            ``"image"``, which divides each class.
         train_fraction: share of the classes, or of each class's images, to train with, in (0, 1); default 0.5.
         seed: random seed of the split; default 0.
         classes: in nested folders, the class is the outermost folder (``"outer"``), or the innermost, named by its path

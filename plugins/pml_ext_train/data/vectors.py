@@ -31,8 +31,7 @@ def vectors(
         root: the folder that ``path`` is relative to.
         path: the file.
         split: without ``split`` in the file: ``"class"`` (the default; test classes are never trained on), or
-            ``"image"``,
-            which divides each class.
+            ``"image"``, which divides each class.
         train_fraction: share of the classes, or of each class's vectors, to train with; default 0.5.
         seed: random seed of the split; default 0.
 

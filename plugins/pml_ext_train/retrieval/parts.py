@@ -93,8 +93,7 @@ class PartsService(Protocol):
     """The service ``"parts"``.
 
     ``images`` is a listing, or the address of a folder such as ``s3://bucket/photos``, of a Parquet table of ``path``
-    and
-    ``image`` (bytes), or of tar shards of webdataset, ``photos-{000..015}.tar``.
+    and ``image`` (bytes), or of tar shards of webdataset, ``photos-{000..015}.tar``.
     """
 
     def write(self, embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:

@@ -68,8 +68,7 @@ class Engine:
 
     Save and load the modules that were passed in; compiled or wrapped ones share their parameters.
     ``freeze_batch_norm`` keeps the statistics of the trunk's batch norms. ``skip_nonfinite`` skips at most 30
-    non-finite
-    steps in a row.
+    non-finite steps in a row.
     """
 
     def __init__(

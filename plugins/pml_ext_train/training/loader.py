@@ -78,8 +78,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
     """Images ``(image, label)``, and a table of the image that each worker reads.
 
     An item is an index, or an index and its augmentation seed; torch's generator is restored. :attr:`finish` applies
-    the
-    batch steps of :class:`LabeledImages`.
+    the batch steps of :class:`LabeledImages`.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:

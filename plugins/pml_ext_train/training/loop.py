@@ -42,8 +42,7 @@ def train_run(
     """Train, test and write everything; return the contents of ``metrics.json``.
 
     ``after_validation`` receives each validated epoch and the best value so far. ``finish`` tests the trained network
-    and
-    writes the results. Raises TrainingError for NaN or infinite values, DataError for an unusable checkpoint,
+    and writes the results. Raises TrainingError for NaN or infinite values, DataError for an unusable checkpoint,
     MissingExtraError for a missing tracker, and StoppedError after a signal.
     """
     for table in run.recipe.track:

@@ -68,8 +68,8 @@ class WarmUp:
     """Learning rate factors ``min(1, (e - 1 + i / I) / W)`` for iteration i of I in epoch e.
 
     e and i begin with 1. W is ``epochs``, which may be a fraction. Factors apply only within an iteration, so
-    schedules,
-    stages and checkpoints do not depend on them. ``finished`` counts the iterations that a resumed run has completed.
+    schedules, stages and checkpoints do not depend on them. ``finished`` counts the iterations that a resumed run has
+    completed.
     """
 
     epochs: float

@@ -90,8 +90,7 @@ def _with_ties(batch: Batch) -> Batch:
     """A batch in which similarities of positives and negatives are exactly equal.
 
     Four coordinates of 1 or -1 make sums without rounding errors. The first image of each class also belongs to the
-    next
-    class.
+    next class.
     """
     size = batch.embeddings.shape[1]
     generator = torch.Generator().manual_seed(8)

@@ -52,8 +52,7 @@ def check_sampler(subject: Subject) -> None:
     """A pass has the length that it says, and no image twice in a batch.
 
     ``length_before_new_iter`` has an effect. Batches are full even if classes are small, and no image is repeated to
-    fill
-    up a class. Labels stay unchanged.
+    fill up a class. Labels stay unchanged.
     """
     sampler = subject.make()
     if iter(sampler) is sampler:
