@@ -1,6 +1,6 @@
 """Embed made-up photographs in parts, with Ray and in one process.
 
-``python -m benchmarks.parts [--count 20000]`` compares the rows of one ``embed`` with those of 1, 4 and 16 parts (one
+``python -m benchmarks.parts [--count 20000]`` compares the rows of one ``embed`` with 1, 4 and 16 parts (one
 of four killed and restarted) and of two Ray workers (one killed). Then it times one process with ``--part`` against
 ``embed``, and two Ray workers against two processes.
 """

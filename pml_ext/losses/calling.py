@@ -42,6 +42,20 @@ class WrapsLoss:
         return relation_of(self.loss)
 
 
+class PassesPairs(WrapsLoss):
+    """Mixin of wrappers whose ``loss`` gets their ``indices_tuple`` unchanged."""
+
+    @property
+    def takes_all_pairs(self) -> bool:
+        """Whether the loss accepts AllPairsExceptSelf."""
+        return takes_all_pairs(self.loss)
+
+    @property
+    def counts_repeats(self) -> bool:
+        """Whether the loss counts a pair as often as it is listed."""
+        return counts_repeats(self.loss)
+
+
 def check_module(owner: object, name: str, module: Any, example: str) -> None:
     """Raise TypeError unless a setting is a module."""
     if not isinstance(module, torch.nn.Module):

@@ -13,17 +13,15 @@ from ..pairwise import to_full_precision
 from ..registry.components import capabilities
 from ..settings import check_number, settings_repr
 from .calling import (
+    PassesPairs,
     WrapperCapabilities,
-    WrapsLoss,
     call_loss,
     check_call,
     check_module,
-    counts_repeats,
-    takes_all_pairs,
 )
 
 
-class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
+class NestedLoss(PassesPairs, pml.BaseLossWrapper):  # type: ignore[misc]
     r"""A loss summed over several sizes, so that shortened embeddings work, too.
 
     .. math:: \mathcal{L} = \sum_s w_s \, \mathcal{L}_{loss}(x_{1..s})
@@ -39,8 +37,8 @@ class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
         weights: a number for each size; 1 by default.
 
     Raises:
-        TypeError: a loss that is not a module, or that has parameters or a memory. ValueError: wrong sizes or weights,
-            or embeddings of another size.
+        TypeError: a loss that is not a module, or that has parameters or a memory.
+        ValueError: wrong sizes or weights, or embeddings of another size.
 
     Example:
         >>> from pml_ext import CBMLLoss
@@ -77,16 +75,6 @@ class NestedLoss(WrapsLoss, pml.BaseLossWrapper):  # type: ignore[misc]
         self.loss = loss
         self.sizes = tuple(sizes)
         self.weights = tuple(weights)
-
-    @property
-    def takes_all_pairs(self) -> bool:
-        """The loss's own value."""
-        return takes_all_pairs(self.loss)
-
-    @property
-    def counts_repeats(self) -> bool:
-        """The loss's own value."""
-        return counts_repeats(self.loss)
 
     def forward(
         self,

@@ -15,6 +15,7 @@ from ..registry.components import capabilities
 from ..relations import Relation
 from ..settings import check_number, settings_repr
 from .calling import (
+    PassesPairs,
     WrapperCapabilities,
     WrapsLoss,
     call_loss,
@@ -36,7 +37,7 @@ class _Given(NamedTuple):
     ref_labels: Any
 
 
-class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunction):  # type: ignore[misc]
+class RegularizedLoss(PassesPairs, FullPrecisionForward, pml.BaseMetricLossFunction):  # type: ignore[misc]
     r"""A loss plus a weighted regularizer that may see the labels.
 
     .. math:: \mathcal{L} = \mathcal{L}_{loss} + w \, \mathcal{L}_{regularizer}
@@ -87,16 +88,6 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         if self._labeled_regularizer:
             return capabilities(self.loss) | {"labels"}
         return capabilities(self.loss)
-
-    @property
-    def takes_all_pairs(self) -> bool:
-        """The loss's own value."""
-        return takes_all_pairs(self.loss)
-
-    @property
-    def counts_repeats(self) -> bool:
-        """The loss's own value."""
-        return counts_repeats(self.loss)
 
     def forward(
         self,

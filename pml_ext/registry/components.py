@@ -162,7 +162,7 @@ def kind_of(cls: type) -> str:
 
 
 def capabilities(component: object) -> frozenset[str]:
-    """The capabilities of a class or instance, its own or those of its PML base.
+    """The capabilities that a class or instance declares, or inherits from PML.
 
     - ``"labels"``: uses labels. ``"indices_tuple"``: accepts a miner's pairs. These two are the default.
     - ``"references"``: accepts ``ref_emb`` and ``ref_labels``.

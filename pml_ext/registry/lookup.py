@@ -81,7 +81,7 @@ def find(kind: str, name: str) -> tuple[str, Any]:
 
 
 def components(kind: str | None = None) -> list[Component]:
-    """All components, or those of one kind, sorted by name; PML's come last."""
+    """All components, or the components of one kind, sorted by name; PML's come last."""
     found: list[Component] = []
     for chosen in (kind,) if kind else KINDS:
         for by_plugin in _plugins.registered(chosen).values():

@@ -39,7 +39,7 @@ def set_seed(number: int) -> None:
 
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
-    """Restore torch's generators afterwards, also those of GPUs in use."""
+    """Restore torch's generators afterwards, on the CPU and on GPUs in use."""
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         yield

@@ -13,7 +13,7 @@ from pml_ext_train.training.devices import deterministic_algorithms
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Set what the choice of a device looks at: an accelerator, of which there are two, and the local rank."""
+    """Set what the choice of a device looks at: two accelerators and the local rank."""
 
     def on(accelerator, rank):
         monkeypatch.delenv("LOCAL_RANK", raising=False)

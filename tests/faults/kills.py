@@ -238,7 +238,7 @@ READERS: dict[str, Callable[[Path], Any]] = {"metrics.json": _metrics, "*.pt": _
 
 
 def names_in(folder: Path) -> set[str]:
-    """The files of a folder; those of TensorBoard have numbers in their names."""
+    """The files of a folder; TensorBoard's files have numbers in their names."""
     paths = [path.relative_to(folder) for path in folder.rglob("*")]
     return {f"{path.parent}/events" if path.name.startswith("events.out.tfevents") else str(path) for path in paths}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from pml_ext.errors import ConfigError, DataError, printable
+from pml_ext.errors import ConfigError, DataError, counted, printable
 from pml_ext_train.cli import AsJson, ComparedBy, OnDevice, Progress, StoreFolder, print_result
 from pml_ext_train.data import read_rows
 from pml_ext_train.files import as_spelled, check_writable
@@ -62,6 +62,8 @@ def labels(
             check_writable(option, file, file=True)
     if count < 1:
         raise ConfigError(f"-n {count}: wanted 1 or more")
+    if groups is not None and not groups.is_file():
+        raise ConfigError(f"--groups {groups}: no such file; wanted a table with the columns path and group")
     with Progress() as bar:
         trained = searched_run(run, device, bar, store, by)
     if sheet is not None and trained.takes_vectors:
@@ -69,7 +71,7 @@ def labels(
     noun = "vector" if trained.takes_vectors else "image"
     embedded = trained.indexed_images()
     found = trained.suspicious_labels(None if groups is None else _groups(groups, embedded))
-    summary = f"{found.count} of {len(found.rows)} {noun}s are more similar to another class"
+    summary = f"more similar to another class: {found.count} of {counted(len(found.rows), noun)}"
     if found.alone:
         summary += f"; {found.alone} alone in their class are left out"
     if csv is not None:

@@ -91,7 +91,8 @@ def suspicious_labels(embedded: Embedded, groups: Sequence[str] | None = None) -
     rows = np.flatnonzero(names != "")
     classes, labels = np.unique(names[rows], return_inverse=True)
     if len(classes) < 2:
-        raise DataError(f"{embedded.folder}: {len(classes)} class; labels are compared between two or more")
+        found = ", ".join(classes) or "no class"
+        raise DataError(f"{embedded.folder}: found {found}; labels need two classes or more, a folder each")
     order = np.argsort(labels, kind="stable")  # class after class
     rows = rows[order]
     given = torch.from_numpy(labels[order])

@@ -113,7 +113,7 @@ def _takes(subject: Subject, name: str) -> bool:
 
 @applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
-    """Value and gradients, or mined indices, must equal those of a slow reference."""
+    """Value and gradients, or mined indices, must equal a slow reference's."""
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid = subject.grid or [{}]

@@ -33,13 +33,17 @@ def test_labels_lists_and_writes_a_misfiled_image(runs, folder, tmp_path, comman
     assert rows[0]["path"] == found["labels"][0]["path"]
     assert Image.open(sheet).width > 100
     shown = command("labels", run, "-n", 3).stdout
-    assert f"{found['suspicious']} of 200 images are more similar to another class" in shown
+    assert f"more similar to another class: {found['suspicious']} of 200 images" in shown
 
 
 def test_labels_refuses_a_table_without_groups(runs, folder, tmp_path, command):
     run, photos, wrong = misfiled(runs[0], folder, tmp_path)
     assert command("index", run, photos).returncode == 0
     table = tmp_path / "groups.csv"
+    assert (
+        "no such file; wanted a table with the columns path and group"
+        in command("labels", run, "--groups", table).stderr
+    )
     table.write_text(f"path,burst\n{wrong},a\n")
     assert "found the columns path, burst; wanted path and group" in command("labels", run, "--groups", table).stderr
     table.write_text("path,group\n1/nosuch.png,a\n")
