@@ -1,7 +1,5 @@
 """All imports from pytorch-metric-learning (PML)."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Components: named classes with a kind, capabilities and settings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

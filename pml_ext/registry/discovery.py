@@ -1,7 +1,5 @@
 """Plugins: entry points of group ``pml_ext``. A broken one does not affect the others."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

@@ -8,8 +8,6 @@
 A hook is a function of ``my_package`` with one of these names, marked with :data:`pml_ext.plugin.hookimpl`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.resources
 import inspect

@@ -4,8 +4,6 @@ If several plugins claim a name, this distribution's plugin wins, so that others
 it is an error. ``entry-point:name`` is always unambiguous.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 import warnings

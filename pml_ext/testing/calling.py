@@ -1,13 +1,11 @@
 """Calls of components, and counters of operators and of bytes saved for backward."""
 
-from __future__ import annotations
-
 import functools
 import random
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -215,7 +213,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         self.leave_out(*given)
         super().__init__(self._keep, lambda tensor: tensor)
 
-    def __enter__(self) -> SavedBytes:  # type: ignore[override]
+    def __enter__(self) -> Self:  # type: ignore[override]
         super().__enter__()
         return self
 

@@ -1,7 +1,5 @@
 """Comparisons of values, gradients and indices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

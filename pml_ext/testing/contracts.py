@@ -1,7 +1,5 @@
 """Values that plugins name in hooks, other than components."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The registry of checks, and the component under check."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

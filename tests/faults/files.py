@@ -3,8 +3,6 @@
 The files are those that lie on the disk; none is forgotten.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Recipes, overrides and settings mutated, with fixed seeds: the project's own error, or a valid recipe."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import itertools

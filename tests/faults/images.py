@@ -3,8 +3,6 @@
 Small images of all formats are mutated by a seeded generator, and read as training, an index and a query read them.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections import Counter

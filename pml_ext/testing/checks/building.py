@@ -1,7 +1,5 @@
 """A component as its user builds and finds it: constructor and listed line."""
 
-from __future__ import annotations
-
 from ... import registry
 from ..calling import error_summary
 from ..subject import SkipCheck, Subject, applies_to

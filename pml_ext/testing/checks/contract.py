@@ -1,7 +1,5 @@
 """PML's contract: call forms, unreduced values, dtypes, gradients, no ignored arguments."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -264,10 +262,8 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
         raise AssertionError("all triplets have the opposite gradient of all pairs; wanted anchor, positive, negative")
 
 
-def _check_narrowed(
-    subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice[int, int, None]]
-) -> None:
-    def changes(batch: Batch, part: slice[int, int, None]) -> bool:
+def _check_narrowed(subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice]) -> None:
+    def changes(batch: Batch, part: slice) -> bool:
         whole = listed(batch.labels)
         loss = subject.make()
         generator = torch.Generator().manual_seed(2)

@@ -1,7 +1,5 @@
 """Checks of single kinds: miners, distances, reducers."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A component as an object: its state, copies, ``torch.compile``."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

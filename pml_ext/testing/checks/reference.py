@@ -1,7 +1,5 @@
 """Checks against a slow reference of the equation, and of the effect of every setting."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

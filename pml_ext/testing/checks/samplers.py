@@ -1,7 +1,5 @@
 """Checks of samplers: sizes of batches, state, and what many passes draw."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Situations that must not matter, and arguments that must have an effect."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """A component in use: memory, operators, devices, tiles, PML's trainer."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from typing import Any
