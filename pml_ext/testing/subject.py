@@ -30,6 +30,12 @@ class SkipCheck(Exception):
     """A check does not apply; the text says why."""
 
 
+def require(condition: object, problem: str) -> None:
+    """Fail a check with the problem unless a condition holds, also under ``python -O``."""
+    if not condition:
+        raise AssertionError(problem)
+
+
 def set_seed(number: int) -> None:
     """Seed torch's CPU generator; ``torch.manual_seed`` is slower, because it seeds GPUs too."""
     torch.default_generator.manual_seed(number)

@@ -30,7 +30,7 @@ from ..calling import (
     seeded,
 )
 from ..comparing import all_close, close
-from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from ..subject import SkipCheck, Subject, applies_to, require, takes_labels
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
 _IMAGES = (65, 182, 1025)
@@ -75,10 +75,9 @@ def check_globals_unchanged(subject: Subject) -> None:
         after = {name: get() for name, get in _GLOBALS.items()}
     finally:
         torch.set_num_threads(threads)
-    if changed := [name for name, value in before.items() if after[name] != value]:
-        raise AssertionError(f"it changes {', '.join(changed)} for the whole process; put back what was there")
-    if reseeded:
-        raise AssertionError(f"it seeds the global generator of {' and '.join(reseeded)}; draw from one of its own")
+    changed = [name for name, value in before.items() if after[name] != value]
+    require(not changed, f"it changes {', '.join(changed)} for the whole process; put back what was there")
+    require(not reseeded, f"it seeds the global generator of {' and '.join(reseeded)}; draw from one of its own")
 
 
 def _use(subject: Subject) -> None:
@@ -335,8 +334,10 @@ def check_nan_shows(subject: Subject) -> str | None:
         for where, arguments in given.items():
             if shows(subject.make(), *arguments):
                 continue
-            if not shows(copy.deepcopy(summed), *arguments):
-                raise AssertionError(f"{bad} in {where}{form} gives a value as if nothing were wrong; let it show")
+            require(
+                shows(copy.deepcopy(summed), *arguments),
+                f"{bad} in {where}{form} gives a value as if nothing were wrong; let it show",
+            )
             note = f"{bad} in {where}{form} is dropped by the reducer"
     return note
 
@@ -394,7 +395,7 @@ def _check_distance(subject: Subject, with_: Callable[..., Any]) -> None:
         except Exception:  # it uses the distance
             return True
 
-    if component and not any(changes(batch_of(subject, **case)) for case in CLOSE):
-        raise AssertionError(
-            "distance= changes nothing: near and far exchanged give the same; use self.distance and its is_inverted"
-        )
+    require(
+        not component or any(changes(batch_of(subject, **case)) for case in CLOSE),
+        "distance= changes nothing: near and far exchanged give the same; use self.distance and its is_inverted",
+    )
