@@ -99,7 +99,7 @@ def test_a_resumed_sampler_of_tuples_goes_on():
     [
         (lambda: TupleSampler(PAIRS, 21), "batch_size of TupleSampler must be at most the 20 listed pairs; got 21"),
         (lambda: TupleSampler([[0, 1]], 1), "tuples of TupleSampler must be ListedTuples"),
-        (lambda: MPerLabelSampler(multi_hot(), 2, 71), "at most the 70 images with labels; got 71"),
+        (lambda: MPerLabelSampler(multi_hot(), m=2, batch_size=71), "at most the 70 images with labels; got 71"),
     ],
 )
 def test_unusable_tuples_and_batch_sizes_are_refused(make, text):
