@@ -109,8 +109,7 @@ def candidates(name: str, kind: str | None = None) -> list[Component]:
 
 def short_name(component: Component) -> str:
     """The shortest unambiguous name: ``name`` or ``plugin:name``."""
-    is_unambiguous = candidates(component.name, component.kind) == [component]
-    return component.name if is_unambiguous else component.qualified_name
+    return component.name if candidates(component.name, component.kind) == [component] else component.qualified_name
 
 
 def register(cls: type | None = None, *, name: str | None = None, paper: Paper | None = None) -> Any:

@@ -12,16 +12,11 @@ from .subject import require
 
 def all_close(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, atol: float | None = None) -> bool:
     """Whether two lists of tensors are equal within ``rtol`` and ``atol``; NaN equals NaN."""
-    if atol is None:
-        atol = rtol
-    if len(one) != len(other):
+    if [x.shape for x in one] != [y.shape for y in other]:
         return False
-    for x, y in zip(one, other, strict=True):
-        if x.shape != y.shape:
-            return False
-        if not torch.allclose(x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True):
-            return False
-    return True
+    limits = {"rtol": rtol, "atol": rtol if atol is None else atol}
+    pairs = zip(one, other, strict=True)
+    return all(torch.allclose(x.double(), y.double(), **limits, equal_nan=True) for x, y in pairs)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -50,10 +45,8 @@ def difference(found: Tensor, wanted: Tensor) -> str:
     place = int(gap.argmax())
     mine = found.flatten()[place].item()
     theirs = wanted.flatten()[place].item()
-    where = ""
-    if found.ndim:
-        index = [int(part) for part in torch.unravel_index(torch.tensor(place), found.shape)]
-        where = f" at {index}"
+    index = [int(part) for part in torch.unravel_index(torch.tensor(place), found.shape)]
+    where = f" at {index}" if index else ""
     digits = 6 if f"{mine:.6g}" != f"{theirs:.6g}" else 17
     return f"{mine:.{digits}g} instead of {theirs:.{digits}g}{where}"
 
@@ -101,10 +94,8 @@ def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
         positive_rows = torch.stack([anchors, positives, torch.zeros_like(anchors)], 1)
         negative_rows = torch.stack([other_anchors, negatives, torch.ones_like(other_anchors)], 1)
         rows = torch.cat([positive_rows, negative_rows])
-    if not rows.numel() or int(rows.min()) < 0:
-        return torch.unique(rows, dim=0)  # type: ignore[no-any-return]
-    base = int(rows.max()) + 1
-    if base**3 >= 2**63:
+    base = int(rows.max()) + 1 if rows.numel() else 1
+    if base**3 >= 2**63 or (rows < 0).any():
         return torch.unique(rows, dim=0)  # type: ignore[no-any-return]
     numbers = torch.unique((rows[:, 0] * base + rows[:, 1]) * base + rows[:, 2])  # many times faster than by rows
     return torch.stack([numbers // base**2, numbers // base % base, numbers % base], 1)

@@ -36,6 +36,12 @@ def require(condition: object, problem: str) -> None:
         raise AssertionError(problem)
 
 
+def skip_unless(condition: object, reason: str) -> None:
+    """Skip a check for the reason unless a condition holds."""
+    if not condition:
+        raise SkipCheck(reason)
+
+
 def set_seed(number: int) -> None:
     """Seed torch's CPU generator; ``torch.manual_seed`` is slower, because it seeds GPUs too."""
     torch.default_generator.manual_seed(number)
@@ -179,10 +185,8 @@ def subject_of(
 
 
 def _default_of(cls: type, name: str) -> int:
-    setting = registry.settings_of(cls).get(name)
-    if setting is None or not isinstance(setting.default, int):
-        return 0
-    return max(0, int(setting.default))
+    default = getattr(registry.settings_of(cls).get(name), "default", None)
+    return max(0, default) if isinstance(default, int) else 0
 
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:

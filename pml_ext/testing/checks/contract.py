@@ -16,12 +16,12 @@ from ..calling import call, call_forms, compute, error_summary, is_random, needs
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients, weighted
 from ..subject import (
     CLASSES,
-    SkipCheck,
     Subject,
     applies_to,
     label_arguments,
     require,
     set_seed,
+    skip_unless,
     takes_labels,
     with_noise,
 )
@@ -163,8 +163,10 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         moved = _as_tuple(after[name]["indices"])
         _check_classes_of_indices(name, kind, index, batch, batch)
         other = after[name]["losses"]
-        if not torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6):
-            raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
+        skip_unless(
+            torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6),
+            "its values depend on the order of the batch, see check_order_does_not_matter",
+        )
         mine = _by_index(index, values, len(order))
         restored = [_by_index(tuple(order[i] for i in moved), other, len(order))]
         if kind == "element" and subject.has_class_rows:  # an order of images does not move the rows
@@ -215,8 +217,7 @@ def check_parameters_get_gradients(subject: Subject) -> None:
     """Every parameter must get a gradient; without one it is never trained."""
     component = subject.make()
     named = {name: parameter for name, parameter in component.named_parameters() if parameter.requires_grad}
-    if not named:
-        raise SkipCheck("it has no parameters")
+    skip_unless(named, "it has no parameters")
     reached: set[str] = set()
     for seed in range(3):
         set_seed(seed)
@@ -229,8 +230,7 @@ def check_parameters_get_gradients(subject: Subject) -> None:
 @applies_to("loss", "regularizer")
 def check_labels_are_used(subject: Subject) -> None:
     """Other labels must change a loss that declares labels."""
-    if not takes_labels(subject.make()):
-        raise SkipCheck("it takes no labels")
+    skip_unless(takes_labels(subject.make()), "it takes no labels")
     shown = []
     for settings in CLOSE:  # a weight or a hinge may be zero at first, or in some batches
         batch = batch_of(subject, **settings)
@@ -297,8 +297,10 @@ def check_references(subject: Subject) -> None:
     References have their own labels, in any order, and are never the batch itself.
     """
     parameters = inspect.signature(subject.make().forward).parameters
-    if "ref_emb" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
-        raise SkipCheck("its forward has no ref_emb")
+    skip_unless(
+        "ref_emb" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()),
+        "its forward has no ref_emb",
+    )
     labeled = "labels" in subject.capabilities
     taken = "references" in subject.capabilities
     batch = batch_of(subject, seed=0)

@@ -124,10 +124,8 @@ def check_distance(subject: Subject) -> None:
     )
     equal_points = matrix.diagonal(4)
     others = matrix[~torch.eye(4, dtype=torch.bool).repeat(2, 2)]
-    if distance.is_inverted:
-        near = equal_points.min() >= others.max() - 1e-6
-    else:
-        near = equal_points.max() <= others.min() + 1e-6
+    sign = -1 if distance.is_inverted else 1
+    near = (sign * equal_points).max() <= (sign * others).min() + 1e-6
     require(
         near or [*distance.parameters()],  # a distance with parameters learns what is near
         "equal points are not the nearest; where large is near, pass is_inverted=True to super()",

@@ -24,6 +24,7 @@ from ..subject import (
     label_arguments,
     require,
     set_seed,
+    skip_unless,
     takes_labels,
     with_noise,
 )
@@ -113,8 +114,7 @@ def _takes(subject: Subject, name: str) -> bool:
 @applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
     """Value and gradients, or mined indices, must equal a slow reference's."""
-    if subject.kind not in KINDS:
-        raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
+    skip_unless(subject.kind in KINDS, f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid = subject.grid or [{}]
     wants = _wanted_by_reference(subject)
     compare = _compare
@@ -159,8 +159,7 @@ def check_settings(subject: Subject) -> str:
     Without ``reference=`` or ``settings=``, a setting that may need another one passes.
     """
     grid = subject.grid or [{}]
-    if subject.cls is None:
-        raise SkipCheck("it is an instance; only settings of a class can be varied")
+    skip_unless(subject.cls, "it is an instance; only settings of a class can be varied")
     varied = {name: bool([*variants(subject, grid[0], name)]) for name in declared(subject)}
 
     for name in varied:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...serialization import sampler_state, set_sampler_state
 from ..batches import shuffle
-from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, require, set_seed
+from ..subject import BATCH_SIZE, CLASSES, Subject, applies_to, require, set_seed, skip_unless
 from .reference import declared, variants
 
 _PASSES = 4  # of check_sampler, so that what happens by chance happens
@@ -145,8 +145,7 @@ class _Samplers:
     """
 
     def __init__(self, subject: Subject) -> None:
-        if "labels" not in subject.accepted or "labels" in subject.settings:
-            raise SkipCheck("it is given its labels")
+        skip_unless("labels" in subject.accepted and "labels" not in subject.settings, "it is given its labels")
         self._subject = subject
         self.classes = np.array([100, -7, 10**6, 3, 41, 2])
         sizes = [9, 4, 5, 12, 1, 6]
@@ -280,8 +279,8 @@ def check_sampler_class_names(subject: Subject) -> None:
 def check_sampler_settings(subject: Subject) -> None:
     """Every setting must change what is drawn."""
     samplers = _Samplers(subject)
-    if callable(getattr(subject.make(), "after_step", None)):
-        raise SkipCheck("its settings may act in a run alone, after steps")
+    acts_after_steps = callable(getattr(subject.make(), "after_step", None))
+    skip_unless(not acts_after_steps, "its settings may act in a run alone, after steps")
     unchanged = samplers.passes(1)
     for name in declared(subject):
         if name == "seed" or name in subject.without_effect:

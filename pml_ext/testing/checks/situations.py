@@ -30,7 +30,7 @@ from ..calling import (
     seeded,
 )
 from ..comparing import all_close, close
-from ..subject import SkipCheck, Subject, applies_to, require, takes_labels
+from ..subject import SkipCheck, Subject, applies_to, require, skip_unless, takes_labels
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
 _IMAGES = (65, 182, 1025)
@@ -94,8 +94,7 @@ def _use(subject: Subject) -> None:
 @applies_to(*CALLED)
 def check_calls_are_independent(subject: Subject) -> None:
     """Results must not depend on earlier calls, unless "state" is declared."""
-    if "state" in subject.capabilities:
-        raise SkipCheck("it declares state")
+    skip_unless("state" not in subject.capabilities, "it declares state")
     batch = batch_of(subject, seed=0)
     other = batch_of(subject, seed=1)
     third = batch_of(subject, seed=3)
@@ -189,8 +188,7 @@ def _names(classes: int) -> dict[str, Tensor]:
 def check_names_of_classes(subject: Subject) -> None:
     """Labels are names: 7 and 3 mean the same as 0 and 1, in any integer dtype."""
     component = subject.make()
-    if not takes_labels(component) or is_random(subject):
-        raise SkipCheck("it takes no labels, or its values are random")
+    skip_unless(takes_labels(component) and not is_random(subject), "it takes no labels, or its values are random")
     batch = batch_of(subject)
     other = batch_of(subject, (subject.classes, 3), seed=1)
     for each in (batch, other):  # wrong pairs show in the value
@@ -346,8 +344,7 @@ def check_nan_shows(subject: Subject) -> str | None:
 def check_arguments(subject: Subject) -> None:
     """PML's arguments must have their effect: ``distance``, ``reducer``, regularizers, stats."""
     needs(subject, repeatable=True)
-    if subject.cls is None:
-        raise SkipCheck("it is an instance; arguments are given to a class")
+    skip_unless(subject.cls, "it is an instance; arguments are given to a class")
     batch = batch_of(subject)
 
     def with_(**more: Any) -> Any:

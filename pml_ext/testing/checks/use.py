@@ -26,7 +26,7 @@ from ..calling import (
 )
 from ..comparing import close, gradient, gradients
 from ..second_device import SecondDevice, in_words
-from ..subject import SkipCheck, Subject, applies_to, require, set_seed, with_noise
+from ..subject import SkipCheck, Subject, applies_to, require, set_seed, skip_unless, with_noise
 
 MATRICES = 64  # of B x B, the most that a component may save for the backward pass
 MATRICES_OF_TILES = 4  # the most of a distance in tiles, which returns one
@@ -62,8 +62,7 @@ def check_classes_separate(subject: Subject) -> str:
         gains.append(gain)
         if gain >= _GAIN:
             return f"{gain:.0%} of the wrong order of pairs is mended in at most {_STEPS} steps"
-    if not gains:
-        raise SkipCheck("its gradient is 0 in these batches")
+    skip_unless(gains, "its gradient is 0 in these batches")
     raise AssertionError(
         f"{_STEPS} steps along its gradient do not separate classes: of the wrong order of pairs, {max(gains):.0%} is "
         "mended at best; look at the signs, and at which pairs are positive"
@@ -187,8 +186,10 @@ def check_no_host_sync(subject: Subject) -> None:
 @applies_to("loss", "miner", "regularizer")
 def check_tiles(subject: Subject) -> None:
     """Tiles of any size must give the result of the whole matrix."""
-    if getattr(subject.make(), "tile_size", 0) == 0 or getattr(subject.make(), "tiles", "rows") is None:
-        raise SkipCheck("it has no tiles: no attribute tile_size")
+    skip_unless(
+        getattr(subject.make(), "tile_size", 0) != 0 and getattr(subject.make(), "tiles", "rows") is not None,
+        "it has no tiles: no attribute tile_size",
+    )
 
     def in_tiles(batch: Batch, size: int) -> list[Tensor]:
         component = subject.make()
