@@ -33,11 +33,6 @@ def test_settings_are_the_keyword_arguments_of_the_bases():
         assert set(inspect.get_annotations(table)) | set(table.__annotations__) == set(settings_of(base))
 
 
-def test_the_mean_of_an_anchor_counts_its_values():
-    values = torch.tensor([[1.0, 3.0, 0.0], [0.0, 0.0, 0.0]])
-    assert pml.per_anchor_mean(values, torch.tensor([2, 0])).tolist() == [2.0, 0.0]
-
-
 @pytest.mark.parametrize("with_references", [False, True])
 def test_lists_of_pairs_and_triplets_equal_pmls(with_references):
     from pytorch_metric_learning.utils import loss_and_miner_utils as of_pml

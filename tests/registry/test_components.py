@@ -75,12 +75,6 @@ def test_the_table_of_pmls_references_is_right(component):
     assert takes is ("references" in capabilities)
 
 
-@pytest.mark.parametrize("component", registry.components(), ids=lambda each: f"{each.kind}-{each.qualified_name}")
-def test_names_and_kinds_given_as_text(component):
-    assert component.kind == registry.kind_of(component.cls)
-    assert component.class_name == component.cls.__name__
-
-
 def test_ours_are_listed_without_importing_them():
     ours = [each for each in registry.components() if not each.name.startswith("pml/")]
     assert len(ours) > 25

@@ -240,22 +240,6 @@ def test_own_hook_that_raised_is_called_again(error):
     assert registry.find("data set", "digits")[0] == "pml"
 
 
-def test_interrupted_plugin_hook_is_called_again(install_loss):
-    trunks = """
-    calls = []
-    @hookimpl
-    def pml_ext_trunks():
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return {'late-trunk': int}
-"""
-    install_loss("foreign", more=trunks)
-    with pytest.raises(KeyboardInterrupt):
-        registry.find("trunk", "late-trunk")
-    assert registry.find("trunk", "late-trunk") == ("foreign", int)
-
-
 def test_plugin_in_an_attribute_may_import_first(install_plugin):
     """Its entry point names an object of the module that is being imported."""
     reads = "import sys\nfrom pml_ext import registry\nregistry.components()\n"
