@@ -4,8 +4,6 @@
 turns. Only Linux with glibc shows a difference.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

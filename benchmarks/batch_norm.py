@@ -5,8 +5,6 @@ sub-folder per class. Batch norms use each batch, keep ImageNet's statistics (``
 Twenty minutes on one core.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

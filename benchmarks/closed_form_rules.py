@@ -6,8 +6,6 @@ the features and within-class whitening. The table shows how often Recall@1 or M
 the mean and largest gaps.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

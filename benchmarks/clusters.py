@@ -5,8 +5,6 @@ classes from ``pml-ext embed``. It prints the agreement with the classes, the nu
 without one, and the largest. An image without a cluster counts as its own. k-means gets the true number of classes.
 """
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ Compared, each at its best threshold for a precision of 0.99: gray thumbnails; w
 trunk; and the hashes of imagededup, if installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import random

@@ -4,8 +4,6 @@ Times steps of ``cbml/frozen`` in turns with a bare loop over the features, and 
 the same batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

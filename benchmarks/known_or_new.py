@@ -11,8 +11,6 @@ rate; the mean rate found (least, most); their ratio; how often the 90 % interva
 that is right on average; known images with the right class.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import zipfile

@@ -4,8 +4,6 @@
 the size of an image's activations. Weights and images are random.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import statistics

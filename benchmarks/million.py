@@ -4,8 +4,6 @@
 Building an HNSW graph of a million takes a quarter of an hour; ``--kinds exact ivf`` leaves it out.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -5,8 +5,6 @@ prints the largest and the median distance of the two vectors by EfficientNet-Li
 seconds of reading.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

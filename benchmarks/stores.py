@@ -21,9 +21,9 @@ import torch
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.evaluation import default_neighbors
-from pml_ext.plugin import SearchFilter, Store
+from pml_ext.plugin import SearchFilter
 from pml_ext_search.query.gallery import Gallery
-from pml_ext_stores.mirror import copy_to_store, recall_of
+from pml_ext_stores.mirror import MirroredStore
 
 from . import postgresql
 from .million import made_up_images, made_up_run, write_index
@@ -49,7 +49,7 @@ def per_second(search: object, queries: torch.Tensor) -> float:
     return len(queries) / (time.perf_counter() - before)
 
 
-def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, first: float) -> None:
+def measured(name: str, store: MirroredStore, gallery: Gallery, queries: torch.Tensor, first: float) -> None:
     embedded = gallery.embedded
     within = SearchFilter(CLASS)
     everything = SearchFilter()
@@ -64,7 +64,7 @@ def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, f
             for row, want in zip(answers, exact, strict=True)
         ]
     )
-    recall = recall_of(embedded, store)
+    recall = store.recall_at_10(embedded)
     print(
         f"{name}: written in {first:.0f} s, {store.count():,} images, recall@10 {recall:.3f}, {plain:.0f} queries/s; "
         f"of one class: recall@10 {found:.3f}, {filtered:.0f} queries/s",
@@ -79,10 +79,10 @@ def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, f
     changes.stats[:CHANGED] = 2
     changes.embeddings[:CHANGED] = embedded.embeddings[-CHANGED:]
     before = time.perf_counter()
-    told = copy_to_store(changes, store)
+    told = store.update(changes)
     taken = time.perf_counter() - before
-    again = copy_to_store(changes, store)
-    recall = recall_of(changes, store)
+    again = store.update(changes)
+    recall = store.recall_at_10(changes)
     print(f"{name}: {told}, in {taken:.1f} s; then {again}; recall@10 {recall:.3f}", flush=True)
 
 
@@ -100,7 +100,7 @@ def stopped_in_the_middle(server: postgresql.Server, run: object, gallery: Galle
     watcher = threading.Thread(target=stop)
     watcher.start()
     try:
-        copy_to_store(gallery.embedded, store)
+        store.update(gallery.embedded)
         print("pgvector: written before the server stopped")
     except DataError as error:
         print(f"pgvector, stopped: {error}")
@@ -108,7 +108,7 @@ def stopped_in_the_middle(server: postgresql.Server, run: object, gallery: Galle
     watcher.join()
     server.start()
     store = run.open_store(f"pgvector:{server.address}")
-    print(f"pgvector, started again: {copy_to_store(gallery.embedded, store)}; {store.count():,} images", flush=True)
+    print(f"pgvector, started again: {store.update(gallery.embedded)}; {store.count():,} images", flush=True)
 
 
 def main() -> None:
@@ -146,14 +146,14 @@ def main() -> None:
                     address = f"pgvector:{server.address}"
                     before = time.perf_counter()
                     store = run.open_store(address)
-                    copy_to_store(gallery.embedded, store)
+                    store.update(gallery.embedded)
                     measured(name, store, gallery, queries, time.perf_counter() - before)
                 with postgresql.running() as server:
                     stopped_in_the_middle(server, run, gallery)
                 continue
             store = run.open_store(f"{name}:{Path(folder) / name}")
             before = time.perf_counter()
-            copy_to_store(gallery.embedded, store)
+            store.update(gallery.embedded)
             measured(name, store, gallery, queries, time.perf_counter() - before)
 
 

@@ -4,8 +4,6 @@
 whitened within their (partly wrong) classes. 5 % of the labels are made wrong, in three draws.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -7,8 +7,6 @@ the share of parts that ``fit`` whitens, and the gains by its rule, by always wh
 star marks a loss of more than 0.5 points.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Iterable, Iterator

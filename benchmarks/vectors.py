@@ -5,8 +5,6 @@ vectors, and indexes all. The bare loop reads the file, writes normalized embedd
 query by id, and a thousand vectors at once, are compared with faiss alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import statistics

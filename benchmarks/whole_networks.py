@@ -8,8 +8,6 @@ Kept memory, channels-last and fused AdamW are added in turn; then, each alone, 
 torch's threads.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

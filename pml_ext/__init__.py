@@ -3,8 +3,6 @@
 Every registered class can be imported from here, and is loaded on first use. Type checkers read ``__init__.pyi``.
 """
 
-from __future__ import annotations
-
 import importlib
 from importlib.metadata import PackageNotFoundError, version as _version
 from typing import Any

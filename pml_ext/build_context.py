@@ -1,7 +1,5 @@
 """Values for omitted settings of a component."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict

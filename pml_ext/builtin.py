@@ -1,7 +1,5 @@
 """The layer's own components, and PML's classes."""
 
-from __future__ import annotations
-
 import ast
 import re
 from importlib import resources

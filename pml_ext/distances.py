@@ -1,7 +1,5 @@
 """PML distances with a cheaper backward pass, and tiled distance matrices."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """Exceptions with exit codes of the command line."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Names from a module's stub, imported on first use, because torch takes seconds."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable

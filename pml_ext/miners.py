@@ -1,7 +1,5 @@
 """Base of miners in tiles of anchors, and a miner of semi-hard triplets."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Unpack
 
 import torch

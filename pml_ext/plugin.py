@@ -4,8 +4,6 @@ This includes PML's base classes; PML's losses and miners are components: ``buil
 sets, figures, stores and trackers come from ``pml_ext_train``.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

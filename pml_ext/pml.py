@@ -1,7 +1,5 @@
 """All imports from pytorch-metric-learning (PML)."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
@@ -204,8 +202,12 @@ _CAPABILITIES: dict[str, frozenset[str]] = {
 }
 
 
-def capabilities_of(cls: type) -> frozenset[str]:
-    """Capabilities of the nearest PML class among a class and its bases."""
+def capabilities_of(component: object) -> frozenset[str]:
+    """Capabilities that a class or instance declares, or of the nearest PML class among its bases."""
+    declared = getattr(component, "capabilities", None)
+    if declared is not None:
+        return frozenset(declared)
+    cls = component if isinstance(component, type) else type(component)
     for base in cls.__mro__:
         if base.__module__.startswith("pytorch_metric_learning."):
             return _CAPABILITIES.get(base.__name__, _USUAL)

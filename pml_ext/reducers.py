@@ -1,7 +1,5 @@
 """Reducers that PML lacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

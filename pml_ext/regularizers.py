@@ -1,7 +1,5 @@
 """Base of regularizers with labels; :class:`pml_ext.RegularizedLoss` adds one to a loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 

@@ -1,7 +1,5 @@
 """Samplers for label sets, trees, and listed pairs and triplets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

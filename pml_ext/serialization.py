@@ -4,8 +4,6 @@ Numpy arrays and numbers, ranges and frozen sets are written as dictionaries, an
 numpy numbers become Python numbers.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import warnings

@@ -1,7 +1,5 @@
 """Settings of classes: range checks, and names with defaults."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Closed-form heads: whitening of features, without training."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Hashable, Iterator
 from typing import Any, Literal, Self

@@ -165,7 +165,7 @@ def _train_two(place: Path) -> None:
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
     """Puts a distribution with one module and one entry point on the path, as an installer would."""
 
-    def install(module: str, source: str, *, entry_point: str = "", distribution: str = "") -> Path:
+    def install(module: str, source: str, *, entry_point: str = "", distribution: str = "", points: str = "") -> Path:
         distribution = distribution or module.replace("_", "-")
         folder = tmp_path / f"site-{distribution}"
         package = folder / module
@@ -174,7 +174,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         info = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[pml_ext]\n{entry_point or module} = {module}\n")
+        (info / "entry_points.txt").write_text(f"[pml_ext]\n{points or f'{entry_point or module} = {module}'}\n")
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.delitem(sys.modules, module, raising=False)
         installed.append(module)

@@ -37,16 +37,21 @@ def test_recipes_are_the_files_of_the_package():
     assert {name for name in registry.recipes() if name.startswith("pml/")} == files
 
 
-def test_data_sets_trunks_and_trackers_are_factories():
-    for kind, table in (
-        ("data set", pml_ext_train.pml_ext_datasets()),
-        ("trunk", pml_ext_train.pml_ext_trunks()),
-        ("transform", pml_ext_train.pml_ext_transforms()),
-        ("tracker", pml_ext_train.pml_ext_trackers()),
-    ):
-        assert table
-        for name, factory in table.items():
-            assert callable(factory)
-            found = registry.factory(kind, name)  # of another call: a partial function is made anew
-            assert getattr(found, "func", found) is getattr(factory, "func", factory)
-            assert getattr(found, "args", ()) == getattr(factory, "args", ())
+FACTORIES = {
+    "data set": pml_ext_train.pml_ext_datasets(),
+    "trunk": pml_ext_train.pml_ext_trunks(),
+    "transform": pml_ext_train.pml_ext_transforms(),
+    "tracker": pml_ext_train.pml_ext_trackers(),
+}
+
+
+def parts_of(factory):
+    """Function and arguments of a partial function, which another call makes anew."""
+    return getattr(factory, "func", factory), getattr(factory, "args", ())
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_data_sets_trunks_and_trackers_are_factories(kind):
+    table = FACTORIES[kind]
+    found = {name: parts_of(registry.factory(kind, name)) for name in table}
+    assert found == {name: parts_of(factory) for name, factory in table.items()} != {}

@@ -51,11 +51,9 @@ def test_loop_on_the_checks_page_is_tested(names):
 
 def test_registry_fixture_isolates_the_test(isolated_registry):
     (block,) = [block for block in blocks(DOCS / "plugins.md") if "isolated_registry" in block]
-    lines: dict[str, object] = {}
+    lines = {}
     exec(block, lines)
-    test = lines["test_a_class_of_the_running_process"]
-    assert callable(test)
-    test(isolated_registry)
+    lines["test_a_class_of_the_running_process"](isolated_registry)
     assert isolated_registry.get("scratch").plugin == isolated_registry.LOCAL
 
 

@@ -28,6 +28,7 @@ def names(requirements):
 
 CORE = names(PROJECT["dependencies"])
 EXTRAS = names(text for extra in PROJECT["optional-dependencies"].values() for text in extra)
+REQUIRED = {normal(each.name): each.requires or [] for each in importlib.metadata.distributions()}
 DISTRIBUTIONS = {top: set(map(normal, found)) for top, found in importlib.metadata.packages_distributions().items()}
 
 
@@ -72,47 +73,33 @@ print(json.dumps({**answers, **{name: text(f"import {name}") for name in modules
 
 
 @pytest.fixture(scope="module")
-def bare_process():
-    """A process that has imported everything, but cannot import what the core does not bring with it."""
+def bare():
+    """``{name or module: the error}`` of a process that cannot import what the core does not bring with it."""
     brought = set()
     new = CORE
     while new:
         brought |= new
-        lines = (line for name in new for line in (_requires(name) or ()))
+        lines = (line for name in new for line in REQUIRED.get(name, []))  # [] for a package of another platform
         new = names(line for line in lines if "extra ==" not in line) - brought
     ours = {normal(PROJECT["name"])}  # a distribution where it is a wheel; some extras name it
     blocked = [top for top, found in DISTRIBUTIONS.items() if found & EXTRAS and not found & (brought | ours)]
     assert {"torchvision", "matplotlib", "pydantic", "typer", "PIL"} <= set(blocked)
     arguments = [sys.executable, "-c", BARE, json.dumps(blocked)]
-    return subprocess.run(arguments, capture_output=True, text=True, check=True)
-
-
-@pytest.fixture(scope="module")
-def bare(bare_process):
-    """``{name or module: the error}`` of that process."""
-    return json.loads(bare_process.stdout.splitlines()[-1])
-
-
-def _requires(name):
-    try:
-        return importlib.metadata.requires(name)
-    except importlib.metadata.PackageNotFoundError:  # for another platform
-        return None
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "is broken" not in done.stderr  # a plugin of ours
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_losses_and_wrappers_need_no_extra(bare):
-    classes = {"CBMLLoss", "PDDMLoss", "BatchAllTripletLoss", "DensityRegularizer", "HardNegativePoolSampler"}
-    wrappers = {"CrossBatchMemory", "DistributedLoss", "RegularizedLoss"}
-    needed = classes | wrappers | {"registry", "plugin", "testing"}
+    needed = {
+        *("CBMLLoss", "PDDMLoss", "BatchAllTripletLoss", "DensityRegularizer", "HardNegativePoolSampler"),
+        *("CrossBatchMemory", "DistributedLoss", "RegularizedLoss", "registry", "plugin", "testing"),
+    }
     assert {name: bare[name] for name in needed} == dict.fromkeys(needed, "")
 
 
-def test_no_plugin_of_ours_is_broken_without_extras(bare_process):
-    assert "is broken" not in bare_process.stderr
-
-
 def test_a_missing_extra_is_named(bare):
+    text = r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. Run: pip install "
     for name in ("load_run", "pml_ext_train.training", "pml_ext_train.report.figures"):
-        text = r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. Run: pip install "
         assert re.fullmatch(text + r'"pml-ext\[train\]"', bare[name]), f"{name}: {bare[name]}"
     assert {name: text for name, text in bare.items() if text and not text.startswith("MissingExtraError: ")} == {}

@@ -96,18 +96,27 @@ def test_a_tuple_makes_labels_unnecessary(kind, references):
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("kind", [*MINERS.values(), HardQuadrupletMiner])
-def test_neither_labels_nor_a_tuple(kind):
-    with pytest.raises(ValueError, match="^labels must be given"):
-        kind()(points(), None)
-    if kind is not HardQuadrupletMiner:
-        with pytest.raises(ValueError, match="ref_labels must be given"):
-            kind()(points(), LABELS, points(9, 1))
+LISTED = HardPairMiner()(points(), LABELS)
 
 
-def test_miners_of_classes_need_given_labels():
-    listed = HardPairMiner()(points(), LABELS)
-    with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner needs classes"):
-        HardQuadrupletMiner(per_class=True)(points(), None, indices_tuple=listed)
-    with pytest.raises(ValueError, match="MultiSimilarityMiner takes no indices_tuple"):
-        WithRelation(miners.MultiSimilarityMiner(), NegativesOnly())(points(), LABELS, indices_tuple=listed)
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        *[(lambda kind=kind: kind()(points(), None), "^labels must be given") for kind in MINERS.values()],
+        *[(lambda kind=kind: kind()(points(), LABELS, points(9, 1)), "ref_labels must") for kind in MINERS.values()],
+        (lambda: HardQuadrupletMiner()(points(), None), "^labels must be given"),
+        (
+            lambda: HardQuadrupletMiner(per_class=True)(points(), None, indices_tuple=LISTED),
+            "per_class of HardQuadrupletMiner needs classes",
+        ),
+        (
+            lambda: WithRelation(miners.MultiSimilarityMiner(), NegativesOnly())(
+                points(), LABELS, indices_tuple=LISTED
+            ),
+            "MultiSimilarityMiner takes no indices_tuple",
+        ),
+    ],
+)
+def test_missing_labels_and_unusable_tuples_are_named(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()

@@ -16,7 +16,7 @@ from pml_ext_train.recipe import load_recipe
 from pml_ext_train.recipe.read import variant_tables
 
 from .overrides import typed
-from .pages import blocks_of, not_printed
+from .pages import blocks_of, not_printed, run_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -103,6 +103,20 @@ def test_the_commands_and_options_of_a_page_exist(page):
         assert typed_options <= options | {"--help"}, f"{name}: {typed_options - options}"
 
 
+def shorter(line):
+    """Options with which a command of a page on files takes seconds."""
+    if not re.match("pml-ext (fit|train) ", line):
+        return ()
+    more = ["--device", "cpu"]
+    if "pairs.toml" not in line:
+        more.append("--quick")
+    if "--no-labels" not in line:
+        more += ["--set", "schedule.epochs=2"]
+    if "cbml/digits" in line:
+        more += ["--set", "schedule.milestones=[1]"]
+    return more
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
@@ -112,32 +126,13 @@ def test_the_commands_and_options_of_a_page_exist(page):
 )
 def test_the_lines_of_a_page_on_files_run(name, wanted, pml_ext_command, tmp_path, monkeypatch, without_report):
     monkeypatch.chdir(tmp_path)
-    lines: dict[str, object] = {"__name__": "page"}
-    commands = []
-    printed = ""
-    for language, block in blocks_of(ROOT / "docs" / f"{name}.md", "python|bash|toml|text"):
-        if language == "python":
-            exec(compile(block, f"{name}.md", "exec"), lines)
-        if own := re.match(r"# (\w+\.toml)\n", block):
-            (tmp_path / own[1]).write_text(block)
-        if language == "text":
-            assert not not_printed(block, printed)
-        for line in block.splitlines() if language == "bash" else ():
-            _, command, *given = shlex.split(line)
-            if command in ("fit", "train"):
-                given += ["--quick", "--device", "cpu"] if name == "vectors" else ["--device", "cpu"]
-                given += [] if "--no-labels" in given else ["--set", "schedule.epochs=2"]
-                given += [] if "cbml/digits" not in given else ["--set", "schedule.milestones=[1]"]
-            done = pml_ext_command(command, *given)
-            assert done.returncode == 0, f"{line}: {done.stderr}"
-            printed = done.stdout + done.stderr
-            commands.append(command)
-    assert commands == wanted.split()
+    lines, names = run_page(name, pml_ext_command, shorter)
+    assert [line.split()[1] for line in lines] == wanted.split()
     if name == "vectors":
-        assert lines["answer"].paths  # type: ignore[attr-defined]
+        assert names["answer"].paths
         assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1797
     else:
-        assert len(lines["batches"]) == 93  # type: ignore[arg-type]
+        assert len(names["batches"]) == 93
 
 
 @pytest.mark.parametrize(

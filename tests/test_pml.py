@@ -33,11 +33,6 @@ def test_settings_are_the_keyword_arguments_of_the_bases():
         assert set(inspect.get_annotations(table)) | set(table.__annotations__) == set(settings_of(base))
 
 
-def test_the_mean_of_an_anchor_counts_its_values():
-    values = torch.tensor([[1.0, 3.0, 0.0], [0.0, 0.0, 0.0]])
-    assert pml.per_anchor_mean(values, torch.tensor([2, 0])).tolist() == [2.0, 0.0]
-
-
 @pytest.mark.parametrize("with_references", [False, True])
 def test_lists_of_pairs_and_triplets_equal_pmls(with_references):
     from pytorch_metric_learning.utils import loss_and_miner_utils as of_pml
@@ -88,15 +83,6 @@ def test_names_moved_by_pml_3_are_found(monkeypatch):
             getattr(pml, name)
 
 
-def test_samplers_of_pml_that_a_run_cannot_use():
-    with pytest.raises(ValueError, match="pml/hierarchical needs labels of two levels"):
-        pml.check_sampler(samplers.HierarchicalSampler, {}, 8, 4)
-    with pytest.raises(ValueError, match="found batch_size = 16; 4 classes x m = 3 gives at most 12 images a batch"):
-        pml.check_sampler(samplers.MPerClassSampler, {"m": 3}, 16, 4)
-    pml.check_sampler(samplers.MPerClassSampler, {"m": 4}, 16, 4)
-    pml.check_sampler(samplers.FixedSetOfTriplets, {"m": 3}, 16, 4)
-
-
 def test_weights_of_another_length_have_labels_as_indices():
     settings = {"weights": [1, 2, 3]}
     found = pml.converted_settings(reducers.ClassWeightedReducer, settings, [5, 7])
@@ -105,17 +91,30 @@ def test_weights_of_another_length_have_labels_as_indices():
     assert settings == {"weights": [1, 2, 3]}
 
 
-def test_capabilities_are_those_of_the_nearest_base():
-    class Mine(losses.ContrastiveLoss):
-        pass
-
-    assert pml.capabilities_of(Mine) == {"labels", "indices_tuple", "references"}
-    assert pml.capabilities_of(torch.nn.Module) == {"labels", "indices_tuple"}
+WEIGHTED = losses.ContrastiveLoss(reducer=reducers.ClassWeightedReducer(torch.ones(3)))
 
 
-def test_weights_of_classes_fit_their_number():
-    loss = losses.ContrastiveLoss(reducer=reducers.ClassWeightedReducer(torch.ones(3)))
-    pml.check_class_weights(loss, [3, 7], 3)
-    with pytest.raises(ValueError, match="weights of pml/class-weighted must be 4 numbers, .*; got 3"):
-        pml.check_class_weights(loss, [4], 4)
+@pytest.mark.parametrize(
+    ("check", "text"),
+    [
+        (lambda: pml.check_sampler(samplers.HierarchicalSampler, {}, 8, 4), "pml/hierarchical needs labels of two lev"),
+        (
+            lambda: pml.check_sampler(samplers.MPerClassSampler, {"m": 3}, 16, 4),
+            "found batch_size = 16; 4 classes x m = 3 gives at most 12 images a batch",
+        ),
+        (
+            lambda: pml.check_class_weights(WEIGHTED, [4], 4),
+            "weights of pml/class-weighted must be 4 numbers, .*; got 3",
+        ),
+    ],
+)
+def test_unusable_samplers_and_weights_are_refused(check, text):
+    with pytest.raises(ValueError, match=text):
+        check()
+
+
+def test_samplers_and_weights_that_fit_are_accepted():
+    pml.check_sampler(samplers.MPerClassSampler, {"m": 4}, 16, 4)
+    pml.check_sampler(samplers.FixedSetOfTriplets, {"m": 3}, 16, 4)
+    pml.check_class_weights(WEIGHTED, [3, 7], 3)
     pml.check_class_weights(losses.ContrastiveLoss(), [4], 4)

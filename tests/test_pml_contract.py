@@ -6,9 +6,9 @@ documentation leaves open, and what the layer and its plugins use: they run on w
 with 3 is the list of what its base classes lack.
 """
 
-import importlib
 import importlib.metadata
 import inspect
+import pkgutil
 
 import pytest
 import torch
@@ -34,11 +34,7 @@ def major(request):
 
 def of_pml(path):
     """What ``module:name`` or ``module:name.name`` is in PML."""
-    module, _, names = path.partition(":")
-    found = importlib.import_module(f"pytorch_metric_learning.{module}")
-    for name in names.split("."):
-        found = getattr(found, name) if name else found
-    return found
+    return pkgutil.resolve_name(f"pytorch_metric_learning.{path}")
 
 
 def exists(path):
@@ -85,13 +81,6 @@ def exists(path):
 )
 def test_names_are_where_each_version_has_them(path, since, until, major):
     assert exists(path) == (since <= major <= until)
-
-
-@pytest.mark.parametrize("base", [losses.BaseMetricLossFunction])
-def test_arguments_have_the_order_of_compute_loss(base, major):
-    given = ["embeddings", "labels", "indices_tuple", "ref_emb", "ref_labels"]
-    assert list(inspect.signature(base.forward).parameters)[1:] == given
-    assert list(inspect.signature(base.compute_loss).parameters)[1:] == given
 
 
 @pytest.mark.parametrize(
@@ -148,6 +137,8 @@ def test_bases_have_the_methods_that_we_use(path, names):
 @pytest.mark.parametrize(
     ("path", "names"),
     [
+        ("losses:BaseMetricLossFunction.forward", "embeddings labels indices_tuple ref_emb ref_labels"),
+        ("losses:BaseMetricLossFunction.compute_loss", "embeddings labels indices_tuple ref_emb ref_labels"),
         ("miners:BaseMiner.forward", "embeddings labels ref_emb ref_labels"),
         ("miners:BaseMiner.mine", "embeddings labels ref_emb ref_labels"),
         ("regularizers:LpRegularizer.compute_loss", "embeddings"),

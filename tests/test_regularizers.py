@@ -71,15 +71,18 @@ def test_regularized_loss_may_contain_a_memory(batch):
         wrapped(x, labels, ref_emb=x.detach().clone(), ref_labels=labels)
 
 
-def test_capabilities_follow_the_regularized_loss():
-    def of(loss, regularizer):
-        return RegularizedLoss(loss, regularizer).capabilities
-
-    assert of(losses.ContrastiveLoss(), LpRegularizer()) == {"labels", "indices_tuple", "references"}
-    assert of(losses.VICRegLoss(), LpRegularizer()) == {"references"}
-    assert of(losses.VICRegLoss(), MetricVarianceRegularizer()) == {"references", "labels"}
-    assert registry.capabilities(RegularizedLoss) == {"labels", "indices_tuple", "references"}
-    assert MetricVarianceRegularizer.capabilities == {"labels"}
+@pytest.mark.parametrize(
+    ("component", "wanted"),
+    [
+        (RegularizedLoss(losses.ContrastiveLoss(), LpRegularizer()), {"labels", "indices_tuple", "references"}),
+        (RegularizedLoss(losses.VICRegLoss(), LpRegularizer()), {"references"}),
+        (RegularizedLoss(losses.VICRegLoss(), MetricVarianceRegularizer()), {"references", "labels"}),
+        (RegularizedLoss, {"labels", "indices_tuple", "references"}),
+        (MetricVarianceRegularizer, {"labels"}),
+    ],
+)
+def test_capabilities_follow_the_regularized_loss(component, wanted):
+    assert registry.capabilities(component) == wanted
 
 
 def test_regularizer_with_labels_suggests_the_wrapper(batch):

@@ -42,16 +42,6 @@ def test_m_images_of_each_label(given):
     assert len(drawn) == 70
 
 
-def test_single_labels_are_sampled_and_resumed():
-    first, second = (MPerLabelSampler(LABELS, m=2, batch_size=8, seed=3) for _ in range(2))
-    for batch in batches(first):
-        assert set(Counter(LABELS[batch].tolist()).values()) == {2}
-    second.load_state_dict(first.state_dict())
-    assert list(first) == list(second)
-    with pytest.raises(ValueError, match="at most the 70 images with labels; got 71"):
-        MPerLabelSampler(multi_hot(), m=2, batch_size=71)
-
-
 def test_members_are_grouped_by_class_number():
     members = members_by_class(np.array([2, 0, 2, 1, 0]))
     assert [each.tolist() for each in members] == [[1, 4], [3], [0, 2]]
@@ -59,8 +49,8 @@ def test_members_are_grouped_by_class_number():
 
 def test_many_single_labels_need_no_matrix(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "one_hot", None)  # 3,200 MB of 20,000 classes
-    sampler = MPerLabelSampler(torch.arange(20_000).repeat(2) + 7, m=2, batch_size=100)
-    assert set(Counter(label % 20_000 for label in batches(sampler)[0]).values()) == {2}
+    for batch in batches(MPerLabelSampler(torch.arange(20_000).repeat(2) + 7, m=2, batch_size=100)):
+        assert set(Counter(label % 20_000 for label in batch).values()) == {2}
 
 
 def test_batches_have_classes_of_some_parents():
@@ -105,12 +95,13 @@ def test_a_resumed_sampler_of_tuples_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("tuples", "batch_size", "text"),
+    ("make", "text"),
     [
-        (PAIRS, 21, "batch_size of TupleSampler must be at most the 20 listed pairs; got 21"),
-        ([[0, 1]], 1, "tuples of TupleSampler must be ListedTuples"),
+        (lambda: TupleSampler(PAIRS, 21), "batch_size of TupleSampler must be at most the 20 listed pairs; got 21"),
+        (lambda: TupleSampler([[0, 1]], 1), "tuples of TupleSampler must be ListedTuples"),
+        (lambda: MPerLabelSampler(multi_hot(), m=2, batch_size=71), "at most the 70 images with labels; got 71"),
     ],
 )
-def test_samplers_of_tuples_that_do_not_serve(tuples, batch_size, text):
+def test_unusable_tuples_and_batch_sizes_are_refused(make, text):
     with pytest.raises((TypeError, ValueError), match=text):
-        TupleSampler(tuples, batch_size)
+        make()

@@ -157,42 +157,35 @@ def test_auto_takes_the_best_on_held_out_classes():
     assert not torch.equal(best.weight, WithinClassWhitening(0.3).fit(isotropic, labels).weight)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"features": torch.ones(4, 3), "labels": [0, 0, 1, 1]}, "equal; wanted features that vary"),
-        ({"features": torch.randn(3, 2), "labels": [0, 1, 2]}, "no class has two items"),
-        ({"features": torch.tensor([[0.0, 1], [torch.nan, 2]]), "labels": [0, 0]}, "row 1 has NaN"),
-        ({"features": torch.randn(3, 2), "labels": [0, 1]}, "one for each of 3 features"),
-        ({"features": torch.randn(3), "labels": [0, 1, 1]}, r"\[N, F\]"),
-        ({"features": torch.randn(3, 2)}, "neither of labels and pairs"),
-        ({"features": torch.randn(3, 2), "labels": [0, 0, 0], "pairs": [[0, 1]]}, "both of labels and pairs"),
-        ({"features": torch.randn(3, 2), "pairs": [[0, 3]]}, "rows from 0 to 2, got 0 to 3"),
-        ({"features": torch.randn(3, 2), "pairs": [[1, 1]]}, "no pair of two different items"),
-    ],
-)
-def test_wrong_features_labels_and_pairs_raise(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        WithinClassWhitening().fit(**arguments)
-
-
-def two_sizes():
-    WithinClassWhitening().partial_fit(*some_features()).partial_fit(torch.randn(4, 3), [0, 0, 1, 1])
+def fit(*given, **named):
+    return WithinClassWhitening().fit(*given, **named)
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
+        (lambda: fit(torch.ones(4, 3), [0, 0, 1, 1]), "equal; wanted features that vary"),
+        (lambda: fit(torch.randn(3, 2), [0, 1, 2]), "no class has two items"),
+        (lambda: fit(torch.tensor([[0.0, 1], [torch.nan, 2]]), [0, 0]), "row 1 has NaN"),
+        (lambda: fit(torch.randn(3, 2), [0, 1]), "one for each of 3 features"),
+        (lambda: fit(torch.randn(3), [0, 1, 1]), r"\[N, F\]"),
+        (lambda: fit(torch.randn(3, 2)), "neither of labels and pairs"),
+        (lambda: fit(torch.randn(3, 2), [0, 0, 0], pairs=[[0, 1]]), "both of labels and pairs"),
+        (lambda: fit(torch.randn(3, 2), pairs=[[0, 3]]), "rows from 0 to 2, got 0 to 3"),
+        (lambda: fit(torch.randn(3, 2), pairs=[[1, 1]]), "no pair of two different items"),
         (lambda: WithinClassWhitening(shrinkage=1.5), "of WithinClassWhitening must be .* at most 1 or 'auto'"),
         (lambda: TotalWhitening(size=0), "size of TotalWhitening must be a whole number"),
         (lambda: TotalWhitening(size=7).fit(some_features()[0]), "at most the 6 columns"),
         (lambda: WithinClassWhitening("auto").partial_fit(*some_features()).to_linear(), "call fit, or give a number"),
         (lambda: WithinClassWhitening("auto").fit(torch.randn(8, 3), torch.arange(8) // 4), "4 classes .*, found 2"),
-        (two_sizes, "features have 3 columns, those before 6"),
+        (
+            lambda: WithinClassWhitening().partial_fit(*some_features()).partial_fit(torch.randn(4, 3), [0, 0, 1, 1]),
+            "features have 3 columns, those before 6",
+        ),
         (lambda: TotalWhitening().fit(np.ones((3, 2))), "must be a tensor"),
     ],
 )
-def test_wrong_settings_of_whitening_are_named(call, text):
+def test_wrong_data_and_settings_are_named(call, text):
     with pytest.raises((TypeError, ValueError), match=text):
         call()
 

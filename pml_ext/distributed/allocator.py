@@ -1,7 +1,5 @@
 """Lets glibc's allocator reuse freed memory; by default it unmaps each large tensor."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Devices (the CPU, or torch's accelerator: CUDA, MPS, XPU) and precisions."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext

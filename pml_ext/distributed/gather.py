@@ -1,7 +1,5 @@
 """Concatenation of all processes' tensors in rank order, and shared tiles."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Losses and miners over several processes, on the joined batch."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """The processes of a run: number, ranks, process group, and exchange of objects."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import multiprocessing

@@ -1,7 +1,5 @@
 """Batches for several processes, from any sampler."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Threads per process, without importing torch, which reads its variable on import."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -1,7 +1,5 @@
 """The arguments of metrics, named as in PML's calculator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

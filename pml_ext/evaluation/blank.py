@@ -1,7 +1,5 @@
 """Reasons why a test cannot give a metric."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from .retrieval import QueryClasses, Sides

@@ -1,7 +1,5 @@
 """PML's accuracy calculator with more metrics, of this package and of plugins."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

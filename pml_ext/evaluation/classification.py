@@ -4,8 +4,6 @@
 https://arxiv.org/abs/1610.08904.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 

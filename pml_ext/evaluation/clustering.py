@@ -1,7 +1,5 @@
 """K-means, and metrics of the agreement of classes and clusters of N points, ``[N]`` each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Groups of items, such as bursts of images: a query's own group leaves its gallery."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

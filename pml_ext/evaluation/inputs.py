@@ -1,7 +1,5 @@
 """Checks of queries and gallery: embeddings, labels and groups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -10,8 +10,6 @@ A neighbor metric has two arguments, from a search for the K nearest gallery ite
 It returns one value per query, ``[Q]``, float64 from 0 to 1; for a lone query 0, or NaN where :math:`R_i` divides.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Metrics of plugins; an error names the metric and its plugin."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Re-ranking by query expansion and k-reciprocal encoding, for normalized embeddings."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Protocol
 

@@ -1,10 +1,8 @@
 """The one search that serves all metrics of neighbors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -93,7 +91,7 @@ class Neighbors:
     right: Tensor  # whether each has the query's class, or is positive under a relation, [Q, K], booleans
 
     @classmethod
-    def empty(cls, queries: int, columns: int) -> Neighbors:
+    def empty(cls, queries: int, columns: int) -> Self:
         """Preallocated neighbors of all queries."""
         return cls(
             distances=torch.empty(queries, columns, dtype=torch.float32),
@@ -108,7 +106,7 @@ class Neighbors:
         self.indices[rows] = indices[:, :columns].cpu()
         self.right[rows] = right[:, :columns].cpu()
 
-    def nearest(self, count: int) -> Neighbors:
+    def nearest(self, count: int) -> "Neighbors":
         """The ``count`` nearest."""
         return Neighbors(self.distances[:, :count], self.indices[:, :count], self.right[:, :count])
 

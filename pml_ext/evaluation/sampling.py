@@ -1,7 +1,5 @@
 """Samples of rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Components: named classes with a kind, capabilities and settings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect
@@ -57,8 +55,10 @@ class Component:
         except TypeError as error:
             raise PluginError(f"{owner}: {error}") from None
         if self._kind_in_text not in ("", kind):
-            problem = f"{self.source!r} is a {kind}, registered as a {self._kind_in_text}"
-            raise PluginError(f'{owner}: {problem}; write Component(..., named_kind="{kind}")')
+            raise PluginError(
+                f"{owner}: {self.source!r} is a {kind}, registered as a {self._kind_in_text}; "
+                f'write Component(..., named_kind="{kind}")'
+            )
         return found
 
     @property
@@ -132,9 +132,10 @@ def import_name(source: str, owner: str, plugin: str, hook: str, wanted: str) ->
     except (PmlExtError, PluginWarning, KeyboardInterrupt, StoppedError):
         raise
     except BaseException as error:  # a plugin's module may raise anything, SystemExit too
-        problem = f"{owner} cannot be imported: {reason_of(error, package_of(source))}"
-        remedy = f"correct {source!r} in {hook}, or leave the plugin out with PML_EXT_BLOCK={plugin}"
-        raise PluginError(f"{problem}; {remedy}") from error
+        raise PluginError(
+            f"{owner} cannot be imported: {reason_of(error, package_of(source))}; "
+            f"correct {source!r} in {hook}, or leave the plugin out with PML_EXT_BLOCK={plugin}"
+        ) from error
     if not (isinstance(found, type) if wanted == "class" else callable(found)):
         raise PluginError(f'{owner}: {source!r} is {found!r}; expected a {wanted}, "package.module:name"')
     return found
@@ -171,16 +172,12 @@ def capabilities(component: object) -> frozenset[str]:
     """
     from .. import pml
 
-    declared = getattr(component, "capabilities", None)
-    if declared is not None:
-        return frozenset(declared)
-    return pml.capabilities_of(component if isinstance(component, type) else type(component))
+    return pml.capabilities_of(component)
 
 
 def kebab(class_name: str) -> str:
     """A default name: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
-    for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):
-        name = name.replace(words, words.replace("-", ""))
-    return name
+    one_word = "arc-face|cos-face|sphere-face|nt-xent|vic-reg|sup-con|p2-s"
+    return re.sub(one_word, lambda word: word[0].replace("-", ""), name)

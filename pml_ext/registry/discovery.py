@@ -1,7 +1,5 @@
 """Plugins: entry points of group ``pml_ext``. A broken one does not affect the others."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util
@@ -11,7 +9,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -28,7 +26,6 @@ BLOCK = "PML_EXT_BLOCK"
 LOCAL = "local"  # "plugin" of classes registered in the current process
 BUILTIN = "pml"  # "plugin" of what the layer and pml_ext_train register
 RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
-BUILTIN_MODULE = "pml_ext.builtin"  # imported by name, since it imports rooms above this one
 
 
 @dataclasses.dataclass
@@ -86,8 +83,9 @@ def read_entry_points() -> list[PluginRecord]:
     names = [record.name for record in found]
     for variable in (ALLOW, BLOCK):
         for name in sorted(_listed_in(variable).difference(names)):
-            text = unknown("installed plugin", name, names)
-            raise PluginError(f"{variable}: {text}; installed: {', '.join(names) or 'none'}")
+            raise PluginError(
+                f"{variable}: {unknown('installed plugin', name, names)}; installed: {', '.join(names) or 'none'}"
+            )
     return found
 
 
@@ -96,11 +94,9 @@ def _listed_in(variable: str) -> set[str]:
 
 
 def _left_out_by(name: str) -> str:
-    if name == BUILTIN:
-        return ""
-    if ALLOW in os.environ and name not in _listed_in(ALLOW):
+    if ALLOW in os.environ and name not in _listed_in(ALLOW) | {BUILTIN}:
         return ALLOW
-    return BLOCK if name in _listed_in(BLOCK) else ""
+    return BLOCK if name in _listed_in(BLOCK) - {BUILTIN} else ""
 
 
 def is_allowed(name: str) -> bool:
@@ -179,9 +175,12 @@ class Plugins:
             if record.name != BUILTIN:
                 record.add_error(error, hook)
                 what = f"{hook} of the plugin {record}" if hook else f"the plugin {record}"
-                problem = f"{what} is broken and was left out: {reason_of(error, record.package)}"
-                remedy = f"see 'pml-ext plugins -v', or block it with PML_EXT_BLOCK={record.name}"
-                warnings.warn(f"{problem}; {remedy}", PluginWarning, stacklevel=4)
+                warnings.warn(
+                    f"{what} is broken and was left out: {reason_of(error, record.package)}; "
+                    f"see 'pml-ext plugins -v', or block it with PML_EXT_BLOCK={record.name}",
+                    PluginWarning,
+                    stacklevel=4,
+                )
             elif isinstance(error, MissingExtraError):
                 self.missing_extras[hook] = error
             else:
@@ -195,27 +194,26 @@ class Plugins:
         hook = HOOK_OF[kind]
         with self._lock:
             if hook == "pml_ext_components" and (BUILTIN, hook) not in self._called:
-                builtin = importlib.import_module(BUILTIN_MODULE)
+                builtin = importlib.import_module("pml_ext.builtin")  # by name, since it imports rooms above this one
                 for component in builtin.pml_components():
                     self.register(component.plugin, [(component.kind, component.name, component)])
                 self.register(BUILTIN, entries(hook, BUILTIN, builtin.components()))
                 self._called.add((BUILTIN, hook))
-            self._call(hook)
+            for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+                if (implementation.plugin_name, hook) not in self._called:
+                    self._call(hook, implementation.plugin_name, implementation.function)
         return self._registered[kind]
 
-    def _call(self, hook: str) -> None:
-        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            plugin = implementation.plugin_name
-            if (plugin, hook) in self._called:
-                continue
-            self._called.add((plugin, hook))
-            try:
-                with self._attributed(self.loaded[plugin], hook):
-                    self.register(plugin, entries(hook, plugin, implementation.function()))
-            except BaseException as error:
-                if not isinstance(error, PluginWarning):  # after that warning the plugin is marked as broken
-                    self._called.remove((plugin, hook))
-                raise
+    def _call(self, hook: str, plugin: str, function: Callable[[], Any]) -> None:
+        self._called.add((plugin, hook))
+        try:
+            with self._attributed(self.loaded[plugin], hook):
+                self.register(plugin, entries(hook, plugin, function()))
+        except PluginWarning:  # the plugin is marked as broken
+            raise
+        except BaseException:
+            self._called.remove((plugin, hook))
+            raise
 
     def register(self, plugin: str, found: list[Entry]) -> None:
         """Register values of a plugin; they replace its own values of the same name."""

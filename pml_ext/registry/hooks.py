@@ -8,8 +8,6 @@
 A hook is a function of ``my_package`` with one of these names, marked with :data:`pml_ext.plugin.hookimpl`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.resources
 import inspect
@@ -149,10 +147,6 @@ def _is_metric(value: Any) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _is_command(value: Any) -> bool:
-    return isinstance(value, Command) and _is_import_path(value.function) and isinstance(value.summary, str)
-
-
 def _is_import_path(value: Any) -> bool:
     return isinstance(value, str) and _IMPORT_PATH.fullmatch(value) is not None
 
@@ -177,7 +171,7 @@ TABLES = {
     "pml_ext_commands": HookTable(
         "command",
         KEBAB,
-        _is_command,
+        lambda value: isinstance(value, Command) and _is_import_path(value.function) and isinstance(value.summary, str),
         'Command("package.module:function", "One line for --help.") (and a name in kebab-case)',
     ),
     "pml_ext_stores": HookTable("store", KEBAB, callable, _KEBAB_FUNCTION),
@@ -236,8 +230,10 @@ def _entries_of_components(plugin: str, answer: Any) -> list[Entry]:
         component = validated(each, plugin)
         other = components.setdefault((component.kind, component.name), component)
         if other is not component:
-            twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
-            raise PluginError(f"pml_ext_components names the {twice}; names are unique per kind")
+            raise PluginError(
+                f"pml_ext_components names the {component.kind} {component.name!r} twice ({other.class_name} and "
+                f"{component.class_name}); names are unique per kind"
+            )
         found += entries_of_component(component)
     return found
 
@@ -251,8 +247,10 @@ def _entries_of_recipes(plugin: str, answer: Any) -> list[Entry]:
     found: list[Entry] = []
     for folder in _listed("pml_ext_recipes", answer, "folders"):
         if not isinstance(folder, Path) or not folder.is_dir():
-            remedy = 'write importlib.resources.files(__name__) / "recipes"'
-            raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is not a package's folder; {remedy}")
+            raise PluginError(
+                f"pml_ext_recipes names {str(folder)!r}, which is not a package's folder; "
+                'write importlib.resources.files(__name__) / "recipes"'
+            )
         for file in sorted(folder.rglob("*.toml")):
             name = file.relative_to(folder).with_suffix("").as_posix()
             found.append(("recipe", f"{plugin}/{name}", file))
@@ -289,8 +287,10 @@ def validated(component: Any, plugin: str) -> Component:
     }
     for field, (is_valid, expected) in rules.items():
         if not is_valid:
-            found = shortened(repr(getattr(component, field)), 100)
-            raise PluginError(f"{field} of the component {name!r} is {found}; expected {expected}")
+            raise PluginError(
+                f"{field} of the component {name!r} is {shortened(repr(getattr(component, field)), 100)}; "
+                f"expected {expected}"
+            )
     named: Component = dataclasses.replace(component, plugin=plugin)
     _ = named.kind  # raises for a class without a kind
     if isinstance(source, type):

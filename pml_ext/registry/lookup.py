@@ -4,8 +4,6 @@ If several plugins claim a name, this distribution's plugin wins, so that others
 it is an error. ``entry-point:name`` is always unambiguous.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 import warnings
@@ -74,8 +72,9 @@ def find(kind: str, name: str) -> tuple[str, Any]:
             raise _plugins.missing_extras[HOOK_OF[kind]]
         raise UnknownNameError(unknown(kind, name, sorted(_plugins.registered(kind))))
     if len(found) > 1:
-        qualified = [getattr(value, "qualified_name", f"{plugin}:{name}") for plugin, value in found.items()]
-        names = " or ".join(map(repr, qualified))
+        names = " or ".join(
+            repr(getattr(value, "qualified_name", f"{plugin}:{name}")) for plugin, value in found.items()
+        )
         raise PluginError(f"{name!r} is claimed by two plugins; use {names}, or leave one out with PML_EXT_BLOCK")
     return next(iter(found.items()))
 
@@ -94,15 +93,13 @@ def get(name: str, kind: str | None = None) -> Component:
 
     ``kind``, one of :data:`KINDS`, is required if two kinds share the name. Errors as in :func:`find`.
     """
-    if kind is None:
-        kinds = [each for each in KINDS if owners_of(each, name)]
-        if not kinds:
-            raise UnknownNameError(unknown("component", name, (c.name for c in components())))
-        if len(kinds) > 1:
-            meanings = " and ".join(f"a {each}" for each in kinds)
-            raise UnknownNameError(f"{name!r} is {meanings}; choose one with kind={kinds[0]!r}")
-        kind = kinds[0]
-    return factory(kind, name)  # type: ignore[return-value]
+    kinds = [each for each in KINDS if owners_of(each, name)] if kind is None else [kind]
+    if not kinds:
+        raise UnknownNameError(unknown("component", name, (c.name for c in components())))
+    if len(kinds) > 1:
+        meanings = " and ".join(f"a {each}" for each in kinds)
+        raise UnknownNameError(f"{name!r} is {meanings}; choose one with kind={kinds[0]!r}")
+    return factory(kinds[0], name)  # type: ignore[return-value]
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
@@ -112,8 +109,7 @@ def candidates(name: str, kind: str | None = None) -> list[Component]:
 
 def short_name(component: Component) -> str:
     """The shortest unambiguous name: ``name`` or ``plugin:name``."""
-    alone = candidates(component.name, component.kind) == [component]
-    return component.name if alone else component.qualified_name
+    return component.name if candidates(component.name, component.kind) == [component] else component.qualified_name
 
 
 def register(cls: type | None = None, *, name: str | None = None, paper: Paper | None = None) -> Any:
@@ -127,8 +123,12 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     _plugins.register(LOCAL, entries_of_component(component))
     meant = owners_of(component.kind, component.name)
     if LOCAL not in meant:
-        problem = f"{component.name!r} already means a {component.kind} of the plugin {next(iter(meant))!r}"
-        warnings.warn(f"{problem}; use {component.qualified_name!r} for yours", PluginWarning, stacklevel=2)
+        warnings.warn(
+            f"{component.name!r} already means a {component.kind} of the plugin {next(iter(meant))!r}; "
+            f"use {component.qualified_name!r} for yours",
+            PluginWarning,
+            stacklevel=2,
+        )
     return cls
 
 
@@ -185,12 +185,12 @@ def origin_of(error: BaseException) -> Origin | None:
     foreign = {record.package: record.name for record in plugins() if not record.shipped}
     origin = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        file = Path(code.co_filename)
+        file = Path(frame.f_code.co_filename)
         owner = type(frame.f_locals.get("self"))
         if plugin := foreign.get(package_of(frame.f_globals.get("__name__", ""))):
-            place = f"{code.co_qualname} of the plugin {plugin!r}, {file.parent.name}/{file.name}:{line}"
-            origin = Origin(plugin, place)
+            origin = Origin(
+                plugin, f"{frame.f_code.co_qualname} of the plugin {plugin!r}, {file.parent.name}/{file.name}:{line}"
+            )
         elif plugin := foreign.get(package_of(str(owner.__module__))):
             origin = Origin(plugin, f"{owner.__qualname__} of the plugin {plugin!r}")
     return origin

@@ -1,7 +1,5 @@
 """Base of relations between items."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The pairs of a batch under a relation."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Relations between classes, by their names in recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .base import Relation

@@ -1,7 +1,5 @@
 """Equal classes from different groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

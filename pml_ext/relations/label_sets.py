@@ -1,10 +1,8 @@
 """Items with several labels each."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +116,7 @@ class SharedLabel(Relation):
         return torch.where((shared > 0) & below_threshold, torch.nan, weights)
 
     @classmethod
-    def of_classes(cls, names: Sequence[str], threshold: float = 0.0, graded: bool = False) -> SharedLabel:
+    def of_classes(cls, names: Sequence[str], threshold: float = 0.0, graded: bool = False) -> Self:
         """The relation of classes whose names list their labels, such as ``"cat|dog"``."""
         sets = []
         for name in names:

@@ -1,7 +1,5 @@
 """Pairs from a matrix."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,9 +1,7 @@
 """Labels that are numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -118,7 +116,7 @@ class Near(Float64Buffers, Relation):
         beyond: float | None = None,
         graded: bool = False,
         p: float = 2.0,
-    ) -> Near:
+    ) -> Self:
         """The relation of classes named by numbers, such as ``"52.4 13.1"``; else ValueError."""
         numbers = []
         for name in names:

@@ -1,7 +1,5 @@
 """Classes in a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -47,7 +45,7 @@ class Hierarchy(Relation):
         self.levels = [each for each in range(1, self.depth + 1) if each != level]
         self.register_buffer("codes", _numbers_of_ancestors(self.paths, self.depth), persistent=False)
 
-    def at(self, level: int) -> Hierarchy:
+    def at(self, level: int) -> "Hierarchy":
         """The same tree, not graded, at another level."""
         return Hierarchy(self.paths, level).to(self.codes.device)
 

@@ -1,9 +1,7 @@
 """Equal labels, with items of unknown class."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -33,7 +31,7 @@ class NegativesOnly(Relation):
         return torch.where((x == self.unknown) & (y == self.unknown), torch.nan, (x == y).float())
 
     @classmethod
-    def of_classes(cls, names: Sequence[str], unknown: str = "unknown") -> NegativesOnly:
+    def of_classes(cls, names: Sequence[str], unknown: str = "unknown") -> Self:
         """The relation in which the class named ``unknown`` is unknown; ValueError without it."""
         if unknown not in names:
             raise ValueError(f"no class is called {unknown!r}; classes: {', '.join(names)[:200]}")

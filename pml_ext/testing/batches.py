@@ -1,7 +1,5 @@
 """The batches that components are checked with."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -29,7 +27,7 @@ class Batch:
     embeddings: Tensor
     labels: Tensor
 
-    def ordered(self, order: Tensor) -> Batch:
+    def ordered(self, order: Tensor) -> "Batch":
         """The batch in another order, with the embeddings as a new leaf."""
         embeddings = new_leaf(self.embeddings[order]).requires_grad_(self.embeddings.requires_grad)
         return Batch(embeddings, self.labels[order])

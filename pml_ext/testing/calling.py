@@ -1,13 +1,11 @@
 """Calls of components, and counters of operators and of bytes saved for backward."""
 
-from __future__ import annotations
-
 import functools
 import random
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from .. import pml, registry
 from .batches import Batch, batch_of
 from .comparing import equal, gradient, gradients, sorted_rows, weighted
 from .second_device import TORCH
-from .subject import CLASSES, SkipCheck, Subject, set_seed, takes_labels
+from .subject import CLASSES, Subject, set_seed, skip_unless, takes_labels
 
 _IMAGES_PER_CLASS = 8  # the most with which a regularizer of fixed rows is tried
 KIT = str(Path(__file__).parent)  # frames in this folder are not the author's code
@@ -26,12 +24,10 @@ KIT = str(Path(__file__).parent)  # frames in this folder are not the author's c
 
 def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable: bool = False) -> None:
     """Skip a check without some capabilities, or for random or stateful values."""
-    if missing := set(capabilities) - subject.capabilities:
-        raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
-    if (fixed or repeatable) and is_random(subject):
-        raise SkipCheck("its values are random")
-    if repeatable and not is_repeatable(subject):
-        raise SkipCheck("its values depend on earlier calls")
+    missing = set(capabilities) - subject.capabilities
+    skip_unless(not missing, f"it does not declare {' and '.join(sorted(missing))}")
+    skip_unless(not (fixed or repeatable) or not is_random(subject), "its values are random")
+    skip_unless(not repeatable or is_repeatable(subject), "its values depend on earlier calls")
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
@@ -53,8 +49,7 @@ def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
 
 def compute(component: Any, batch: Batch, references: Batch | None = None) -> dict[str, Any]:
     """The unreduced values of a loss or a regularizer; skip the check of a wrapper."""
-    if not hasattr(component, "compute_loss"):
-        raise SkipCheck("a wrapper: the wrapped component is checked by itself")
+    skip_unless(hasattr(component, "compute_loss"), "a wrapper: the wrapped component is checked by itself")
     labels = batch.labels if takes_labels(component) else None
     if registry.kind_of(type(component)) == "regularizer":
         return component.compute_loss(batch.embeddings, *[] if labels is None else [labels])  # type: ignore[no-any-return]
@@ -215,7 +210,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         self.leave_out(*given)
         super().__init__(self._keep, lambda tensor: tensor)
 
-    def __enter__(self) -> SavedBytes:  # type: ignore[override]
+    def __enter__(self) -> Self:  # type: ignore[override]
         super().__enter__()
         return self
 

@@ -1,7 +1,5 @@
 """Comparisons of values, gradients and indices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,20 +7,16 @@ import torch
 from torch import Tensor
 
 from .. import pml
+from .subject import require
 
 
 def all_close(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, atol: float | None = None) -> bool:
     """Whether two lists of tensors are equal within ``rtol`` and ``atol``; NaN equals NaN."""
-    if atol is None:
-        atol = rtol
-    if len(one) != len(other):
+    if [x.shape for x in one] != [y.shape for y in other]:
         return False
-    for x, y in zip(one, other, strict=True):
-        if x.shape != y.shape:
-            return False
-        if not torch.allclose(x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True):
-            return False
-    return True
+    limits = {"rtol": rtol, "atol": rtol if atol is None else atol}
+    pairs = zip(one, other, strict=True)
+    return all(torch.allclose(x.double(), y.double(), **limits, equal_nan=True) for x, y in pairs)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -51,10 +45,8 @@ def difference(found: Tensor, wanted: Tensor) -> str:
     place = int(gap.argmax())
     mine = found.flatten()[place].item()
     theirs = wanted.flatten()[place].item()
-    where = ""
-    if found.ndim:
-        index = [int(part) for part in torch.unravel_index(torch.tensor(place), found.shape)]
-        where = f" at {index}"
+    index = [int(part) for part in torch.unravel_index(torch.tensor(place), found.shape)]
+    where = f" at {index}" if index else ""
     digits = 6 if f"{mine:.6g}" != f"{theirs:.6g}" else 17
     return f"{mine:.{digits}g} instead of {theirs:.{digits}g}{where}"
 
@@ -102,10 +94,8 @@ def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
         positive_rows = torch.stack([anchors, positives, torch.zeros_like(anchors)], 1)
         negative_rows = torch.stack([other_anchors, negatives, torch.ones_like(other_anchors)], 1)
         rows = torch.cat([positive_rows, negative_rows])
-    if not rows.numel() or int(rows.min()) < 0:
-        return torch.unique(rows, dim=0)  # type: ignore[no-any-return]
-    base = int(rows.max()) + 1
-    if base**3 >= 2**63:
+    base = int(rows.max()) + 1 if rows.numel() else 1
+    if base**3 >= 2**63 or (rows < 0).any():
         return torch.unique(rows, dim=0)  # type: ignore[no-any-return]
     numbers = torch.unique((rows[:, 0] * base + rows[:, 1]) * base + rows[:, 2])  # many times faster than by rows
     return torch.stack([numbers // base**2, numbers // base % base, numbers % base], 1)
@@ -113,20 +103,29 @@ def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
 
 def check_tuple(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "", twice: bool = False) -> None:
     """Raise AssertionError for an invalid index tuple; ``twice`` allows duplicates."""
-    if not isinstance(actual, tuple) or len(actual) not in (3, 4):
-        raise AssertionError(f"a miner must return a tuple of three or four index tensors; got {type(actual).__name__}")
+    require(
+        isinstance(actual, tuple) and len(actual) in (3, 4),
+        f"a miner must return a tuple of three or four index tensors; got {type(actual).__name__}",
+    )
     a, p, b, n = pml.convert_to_pairs(actual)
     count = len(a) if len(actual) == 3 else len(a) + len(b)
     for number, (index, of) in enumerate(zip((a, p, b, n), (labels, ref_labels) * 2, strict=True)):
-        if index.dtype != torch.long or index.ndim != 1:
-            raise AssertionError(f"index tensor {number} must be int64 [N]; got {index.dtype}, {index.ndim}")
-        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(of):
-            raise AssertionError(f"index tensor {number} is outside of 0 to {len(of) - 1}{where}")
-    if len(a) != len(p) or len(b) != len(n):
-        raise AssertionError(f"paired index tensors differ in length: {[*map(len, actual)]}")
-    if not (labels[a] == ref_labels[p]).all() or (labels[b] == ref_labels[n]).any():
-        raise AssertionError(f"a positive is not of its anchor's class, or a negative is{where}")
-    if ref_labels is labels and (a == p).any():
-        raise AssertionError("an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does")
-    if len(sorted_rows(actual)) < count and not twice:
-        raise AssertionError(f"a pair or a triplet is listed twice{where}, and counts twice in the loss")
+        require(
+            index.dtype == torch.long and index.ndim == 1,
+            f"index tensor {number} must be int64 [N]; got {index.dtype}, {index.ndim}",
+        )
+        in_range = (index >= 0) & (index < len(of))
+        require(in_range.all(), f"index tensor {number} is outside of 0 to {len(of) - 1}{where}")
+    require(len(a) == len(p) and len(b) == len(n), f"paired index tensors differ in length: {[*map(len, actual)]}")
+    require(
+        (labels[a] == ref_labels[p]).all() and (labels[b] != ref_labels[n]).all(),
+        f"a positive is not of its anchor's class, or a negative is{where}",
+    )
+    require(
+        ref_labels is not labels or (a != p).all(),
+        "an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does",
+    )
+    require(
+        twice or len(sorted_rows(actual)) == count,
+        f"a pair or a triplet is listed twice{where}, and counts twice in the loss",
+    )

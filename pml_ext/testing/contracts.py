@@ -1,14 +1,12 @@
 """Values that plugins name in hooks, other than components."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..registry import settings_of
-from .subject import SkipCheck
+from .subject import skip_unless
 
 _NEEDED = "it needs {}, which a recipe's table gives; check it with functools.partial in a test of your own"
 
@@ -37,8 +35,7 @@ def requires_no_options(factory: Callable[..., Any], filled: Iterable[str] = (),
     """Skip a factory with options that have no default and are not filled."""
     given = {*[*settings_of(factory)][:positions], *filled}
     missing = [name for name, p in settings_of(factory).items() if p.default is p.empty and name not in given]
-    if missing:
-        raise SkipCheck(_NEEDED.format(" and ".join(missing)))
+    skip_unless(not missing, _NEEDED.format(" and ".join(missing)))
 
 
 def takes_arguments(factory: Callable[..., Any], *names: str) -> None:

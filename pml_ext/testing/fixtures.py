@@ -1,7 +1,5 @@
 """Pytest fixtures: ``pytest_plugins = ["pml_ext.testing.fixtures"]`` in ``conftest.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import ModuleType
 

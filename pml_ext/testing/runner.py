@@ -1,7 +1,5 @@
 """Run the checks, alone or under pytest."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

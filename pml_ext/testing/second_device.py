@@ -1,12 +1,10 @@
 """A simulated second device, whose tensors hold their values on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +35,7 @@ class _Elsewhere(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> _Elsewhere:
+    def __new__(cls, held: Tensor) -> Self:
         about: dict[str, Any] = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
         return torch.Tensor._make_wrapper_subclass(cls, held.size(), layout=held.layout, device=DEVICE, **about)  # type: ignore[attr-defined,no-any-return]
 
@@ -89,7 +87,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.shapes: Counter[str] = Counter()
         self._factories = _Factories()  # type: ignore[no-untyped-call]
 
-    def __enter__(self) -> SecondDevice:
+    def __enter__(self) -> Self:
         self._factories.__enter__()  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 

@@ -1,7 +1,5 @@
 """The registry of checks, and the component under check."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -30,6 +28,18 @@ Settings = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 
 class SkipCheck(Exception):
     """A check does not apply; the text says why."""
+
+
+def require(condition: object, problem: str) -> None:
+    """Fail a check with the problem unless a condition holds, also under ``python -O``."""
+    if not condition:
+        raise AssertionError(problem)
+
+
+def skip_unless(condition: object, reason: str) -> None:
+    """Skip a check for the reason unless a condition holds."""
+    if not condition:
+        raise SkipCheck(reason)
 
 
 def set_seed(number: int) -> None:
@@ -175,10 +185,8 @@ def subject_of(
 
 
 def _default_of(cls: type, name: str) -> int:
-    setting = registry.settings_of(cls).get(name)
-    if setting is None or not isinstance(setting.default, int):
-        return 0
-    return max(0, int(setting.default))
+    default = getattr(registry.settings_of(cls).get(name), "default", None)
+    return max(0, default) if isinstance(default, int) else 0
 
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:

@@ -111,36 +111,8 @@ def registered():
     return [name for name in names if name != "regularized"]
 
 
-def two_regularized():
-    """Two losses and a regularizer of classes, in a memory with a miner."""
-    two = RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), learned_targets())
-    return CrossBatchMemory(two, SIZE, 24, miner=miners.MultiSimilarityMiner())
-
-
-def learned_in_tiles():
-    """A learned distance in tiles, of whose values only large ones count."""
-    above = reducers.ThresholdReducer(low=0.5)
-    return pml_ext.TiledMultiSimilarityLoss(tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=above)
-
-
-def related():
-    """A loss whose classes have groups."""
-    tree = pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
-    return pml_ext.CBMLLoss(tile_size=3, relation=tree)
-
-
-def sharing_labels():
-    """A loss of PML whose images have several labels each."""
-    sets = pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])
-    return pml_ext.WithRelation(losses.ContrastiveLoss(), sets)
-
-
-def unknown_in_memory():
-    """A memory of a loss for which one class is of unknown images."""
-    unknown = pml_ext.NegativesOnly(0)
-    return CrossBatchMemory(pml_ext.TiledSupConLoss(tile_size=5, relation=unknown), SIZE, 40)
-
-
+GRADED_TREE = pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
+SETS = pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])
 LOSSES = {
     "contrastive": losses.ContrastiveLoss,
     "proxy-anchor": lambda: losses.ProxyAnchorLoss(CLASSES, SIZE),
@@ -150,17 +122,26 @@ LOSSES = {
     "density": lambda: RegularizedLoss(losses.ContrastiveLoss(), learned_targets(), 0.3),
     "dropout": lambda: WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)),
     "memory": lambda: CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40),
-    "memory, regularized, two losses": two_regularized,
+    "memory, regularized, two losses": lambda: CrossBatchMemory(
+        RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), learned_targets()),
+        SIZE,
+        24,
+        miner=miners.MultiSimilarityMiner(),
+    ),
     "in tiles": lambda: pml_ext.CBMLLoss(tile_size=3),
     "in tiles, memory": lambda: CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
     "in tiles, regularized": lambda: RegularizedLoss(
         pml_ext.TiledSupConLoss(tile_size=3), learned_targets(), weight=0.3
     ),
-    "in tiles, learned": learned_in_tiles,
+    "in tiles, learned": lambda: pml_ext.TiledMultiSimilarityLoss(
+        tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=reducers.ThresholdReducer(low=0.5)
+    ),
     "in tiles, miner": lambda: pml_ext.TiledTripletMarginLoss(tile_size=2),
-    "related": related,
-    "related, PML's": sharing_labels,
-    "related, memory": unknown_in_memory,
+    "related": lambda: pml_ext.CBMLLoss(tile_size=3, relation=GRADED_TREE),
+    "related, PML's": lambda: pml_ext.WithRelation(losses.ContrastiveLoss(), SETS),
+    "related, memory": lambda: CrossBatchMemory(
+        pml_ext.TiledSupConLoss(tile_size=5, relation=pml_ext.NegativesOnly(0)), SIZE, 40
+    ),
 }
 MINERS = {
     "multi-similarity, miner": miners.MultiSimilarityMiner,

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pml_ext import DistributedBatchSampler, MPerLabelSampler
-from pml_ext.distributed.gather import SharedTiles, gather_rows, join, tiles_shared
+from pml_ext.distributed.gather import SharedTiles, tiles_shared
 from pml_ext.distributed.processes import (
     collective_device,
     from_rank_0,
@@ -24,16 +24,9 @@ from pml_ext.distributed.processes import (
 from pml_ext.pairwise import tiles
 from pml_ext_train.training.batch_norm import JoinedBatchNorm
 
-LENGTHS = (3, 1)
 IMAGES = torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 PARTS = (slice(0, 5), slice(5, 7))  # of the images
 EPOCHS = 2
-
-
-def rows(number):
-    """Rows of a process: ``[3, 2]`` or ``[1, 2]`` numbers that no other process has."""
-    first = sum(LENGTHS[:number])
-    return torch.arange(2.0 * first, 2 * (first + LENGTHS[number]), dtype=torch.float64).reshape(-1, 2)
 
 
 def batch_norm(**settings):
@@ -95,17 +88,9 @@ def of_order(mine):
 
 
 def of_gather(mine):
-    own = rows(mine)
-    x = own.clone().requires_grad_()
-    joined = join({"x": x, "labels": torch.arange(LENGTHS[mine]), "none": None})
-    (joined["x"] * torch.arange(1.0, 9.0).view(4, 2)).sum().backward()
-    found = {"joined": {**joined, "x": joined["x"].detach()}, "gradient": x.grad}
-    found["half"] = gather_rows(own.bfloat16().t().contiguous().t(), LENGTHS)  # not contiguous
-    found["empty"] = [len(part) for part in gather_rows(own[:0], (0, 0))]
+    x = torch.ones(3 - 2 * mine, 2, requires_grad=True)
     sharing = SharedTiles()
-    found["part"] = [sharing.part(count) for count in (1, 2, 5)]
-    found["tiles"] = sharing.gathered([own, own.sum(1)])
-    found["summed"] = sharing.summed([torch.full((2, 2), float(mine + 1)).t()])
+    found = {"part": [sharing.part(count) for count in (1, 2, 5)]}
     with tiles_shared(x, None):
         found["shared"] = tiles.sharing() is not None
     with tiles_shared(x if mine else x.detach(), None):

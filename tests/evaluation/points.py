@@ -1,4 +1,6 @@
-"""Points around the centers of classes, and their neighbors by a loop."""
+"""Points around the centers of classes, their neighbors by a loop, and metrics of one query by loops."""
+
+import math
 
 import torch
 
@@ -16,6 +18,29 @@ def ranked(query, reference, itself):
         distances = [(float((point - other).square().sum()), j) for j, other in enumerate(reference.double())]
         rows.append([j for _, j in sorted(distances) if not (itself and j == i)])
     return rows
+
+
+def metrics_by_loops(right, relevant, at):
+    """Metrics of one query from a list of booleans, nearest first; NaN where a lone query has none."""
+    found = {f"recall_at_{k}": float(any(right[:k])) for k in at}
+    found |= {f"precision_at_{k}": sum(right[:k]) / k for k in at}
+    found |= dict.fromkeys(("r_precision", "mean_average_precision_at_r", "mean_average_precision"), math.nan)
+    found["mean_reciprocal_rank"] = next((1 / (j + 1) for j, hit in enumerate(right) if hit), 0.0)
+    if relevant:
+        first = right[:relevant]
+        found["r_precision"] = sum(first) / min(relevant, len(right))
+        for name, seen in (("mean_average_precision_at_r", first), ("mean_average_precision", right)):
+            found[name] = sum(sum(right[: j + 1]) / (j + 1) for j, hit in enumerate(seen) if hit) / relevant
+    return found
+
+
+def ndcg(gains, k):
+    """NDCG@K of a gallery's gains, nearest first."""
+    dcg, ideal = (
+        sum(gain / math.log2(j + 2) for j, gain in enumerate(ranking[:k]))
+        for ranking in (gains, sorted(gains, reverse=True))
+    )
+    return dcg / ideal
 
 
 def never(*_):

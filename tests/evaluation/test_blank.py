@@ -33,10 +33,11 @@ def test_one_item_of_each_class_gives_nothing(lone_queries):
     with pytest.warns(UserWarning, match="left blank, since") as caught:
         found = calculator.get_accuracy(points_of(12), torch.arange(12))
     assert all(math.isnan(value) for value in found.values())
-    texts = [str(warning.message) for warning in caught]
-    assert len(texts) == 2
-    assert any("none of the 12 queries has another item of its class in the gallery" in text for text in texts)
-    assert any("12 clusters of 12 queries have one each" in text for text in texts)
+    reasons = {str(warning.message).partition("left blank, since ")[2] for warning in caught}
+    assert reasons == {
+        "none of the 12 queries has another item of its class in the gallery",
+        "12 clusters of 12 queries have one each, whatever the embeddings",
+    }
     assert found.keys() >= {*CLUSTERS, "recall_at_1", "precision_at_1", "r_precision"}
 
 
@@ -58,8 +59,7 @@ def test_tests_of_one_class_are_blank():
     assert found.blank["NMI"] == "all 10 queries are of one class, so that no cluster can be wrong"
     assert found.counted == {}
     by_class = RetrievalAccuracyCalculator(("recall_at_1",), return_per_class=True).evaluate(points, labels)
-    assert len(by_class.accuracies["recall_at_1"]) == 1
-    assert math.isnan(by_class.accuracies["recall_at_1"][0])
+    assert by_class.accuracies == {"recall_at_1": [pytest.approx(math.nan, nan_ok=True)]}
 
 
 def test_one_queried_class_among_others_is_tested():

@@ -10,7 +10,7 @@ from pytorch_metric_learning.distances import SNRDistance
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator, precision_at_k
 from pytorch_metric_learning.utils.inference import CustomKNN
 
-from pml_ext import NegativesOnly, RetrievalAccuracyCalculator
+from pml_ext import DifferentGroups, NegativesOnly, RetrievalAccuracyCalculator, SharedLabel
 from pml_ext.evaluation import (
     NearestNeighbors,
     default_neighbors,
@@ -229,9 +229,6 @@ def test_label_comparisons_agree_with_pmls_calculator():
         )
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs)  # PML has one of them in float32
         assert ours["recall_at_1"] == theirs["precision_at_1"]
-    for wrong in ({}, {"include": ("recall_at_1", "nmi_3"), "clusters_per_class": (3,)}):
-        with pytest.raises(NotImplementedError, match="clustering"):
-            RetrievalAccuracyCalculator(label_comparison_fn=torch.eq, **wrong)
 
 
 def test_kept_neighbors_equal_a_direct_search():
@@ -258,10 +255,15 @@ def test_kept_neighbors_equal_a_direct_search():
         ({"recall_at": (0,)}, "recall_at must have integers of at least 1, not 0"),
         ({"lone_queries": "keep"}, "'miss' or 'drop', not 'keep'"),
         ({"include": ("recall_at_3",)}, "no metric 'recall_at_3'; nearest: recall_at_"),
+        ({"relation": SharedLabel(), "label_comparison_fn": torch.eq}, "leave out one"),
+        ({"relation": SharedLabel(), "include": ("NMI",)}, "clustering"),
+        ({"label_comparison_fn": torch.eq}, "clustering"),
+        ({"label_comparison_fn": torch.eq, "include": ("nmi_3",), "clusters_per_class": (3,)}, "clustering"),
+        ({"relation": DifferentGroups()}, r"type evaluate\(points, classes, query_groups=groups\)"),
     ],
 )
 def test_wrong_settings_of_the_calculator_raise(settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((NotImplementedError, ValueError), match=message):
         RetrievalAccuracyCalculator(**settings)
 
 
@@ -273,32 +275,30 @@ class OfASubclass(RetrievalAccuracyCalculator):
         return float((knn_labels[:, 0] == query_labels).float().mean())
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def with_two(bad):
+    """Points with two rows that have a bad value."""
+    points, _ = data()
+    points[3, 1] = points[5, 0] = bad
+    return points
+
+
 @pytest.mark.parametrize("include", [("recall_at_1",), ("NMI",), ("nearest_is_right",)])
-def test_embeddings_that_are_not_finite_are_refused(include, bad):
-    points, labels = data()
-    wrong = points.clone()
-    wrong[3, 1] = wrong[5, 0] = bad
-    calculator = OfASubclass(include=include)
-    with pytest.raises(ValueError, match="2 of 60 rows of query have NaN or infinite values"):
-        calculator.get_accuracy(wrong, labels)
-    with pytest.raises(ValueError, match="2 of 60 rows of reference have NaN"):
-        calculator.get_accuracy(points, labels, wrong, labels)
-
-
 @pytest.mark.parametrize(
     ("query", "reference", "message"),
     [
+        (with_two(math.nan), None, "2 of 60 rows of query have NaN or infinite values"),
+        (with_two(math.inf), None, "2 of 60 rows of query have NaN or infinite values"),
+        (data()[0], with_two(math.nan), "2 of 60 rows of reference have NaN"),
         (torch.rand(4), None, r"query must be floating point numbers of shape \[N, D\]; got .* shape \(4,\)"),
         (torch.rand(4, 2, 2), None, r"query must be .* \[N, D\]; got .* shape \(4, 2, 2\)"),
         (torch.rand(4, 2), torch.rand(4, 3), "queries have embeddings of size 2, and the gallery of size 3; wanted"),
     ],
 )
-def test_embeddings_of_other_shapes_are_refused(query, reference, message):
-    labels = torch.tensor([0, 0, 1, 1])
-    calculator = RetrievalAccuracyCalculator(include=("recall_at_1",))
+def test_unusable_embeddings_are_refused_by_row_or_shape(include, query, reference, message):
+    labels = [torch.arange(len(side)) // 2 for side in (query, reference) if side is not None]
+    calculator = OfASubclass(include=include)
     with pytest.raises(ValueError, match=message):
-        calculator.get_accuracy(query, labels, reference, None if reference is None else labels)
+        calculator.get_accuracy(query, labels[0], reference, labels[-1])
 
 
 def test_a_subclass_cannot_count_missing_neighbors():

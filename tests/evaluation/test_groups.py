@@ -7,13 +7,13 @@ import pytest
 import torch
 from pytorch_metric_learning.utils.inference import CustomKNN
 
-from pml_ext import DifferentGroups, Hierarchy, RetrievalAccuracyCalculator
+from pml_ext import Hierarchy, RetrievalAccuracyCalculator
 from pml_ext.evaluation import KReciprocal, QueryExpansion, default_neighbors, neighbors_under, pairs_of_classes, verify
 from pml_ext.evaluation.groups import groups_of, neighbors_outside
 from pml_ext.pml import LpDistance
 from pml_ext.testing import SecondDevice
 
-from .points import data
+from .points import data, metrics_by_loops, ndcg
 
 RECALL_AT = (1, 3, 30)
 NAMES = ("r_precision", "mean_average_precision_at_r", "mean_average_precision", "mean_reciprocal_rank")
@@ -46,11 +46,10 @@ class Case:
             self.groups[:2] = 99  # a group without gallery items
 
     def arguments(self):
-        if self.within:
-            return {"query": self.query, "query_labels": self.labels, "query_groups": self.groups}
-        names = ("reference", "reference_labels", "reference_groups")
-        sides = {name: getattr(self, name) for name in names}
-        return {**sides, "query": self.query, "query_labels": self.labels, "query_groups": self.groups}
+        given = {"query": self.query, "query_labels": self.labels, "query_groups": self.groups}
+        if not self.within:
+            given |= {name: getattr(self, name) for name in ("reference", "reference_labels", "reference_groups")}
+        return given
 
     def gallery(self, i):
         """The gallery of a query, by a loop."""
@@ -68,40 +67,24 @@ class Case:
         return bool(self.labels[i] == self.reference_labels[j])
 
 
-def of_query(right, relevant):
-    """The metrics of one query, by loops over its ranked gallery."""
-    found = {f"recall_at_{k}": float(any(right[:k])) for k in RECALL_AT}
-    found["precision_at_3"] = sum(right[:3]) / 3
-    found["mean_reciprocal_rank"] = next((1 / (j + 1) for j, hit in enumerate(right) if hit), 0.0)
-    if relevant:
-        precisions = [hit * sum(right[: j + 1]) / (j + 1) for j, hit in enumerate(right)]
-        found["mean_average_precision"] = sum(precisions) / relevant
-        found["mean_average_precision_at_r"] = sum(precisions[:relevant]) / relevant
-        found["r_precision"] = sum(right[:relevant]) / relevant
-        gains = [hit / math.log2(j + 2) for j, hit in enumerate(right[:5])]
-        found["ndcg_at_5"] = sum(gains) / sum(1 / math.log2(j + 2) for j in range(min(5, relevant)))
-    return found
-
-
 def check(case, result, lone_queries):
     """Distances are those of the sorted gallery of each query; metrics those of the loop over its neighbors."""
     values = {name: [] for name in INCLUDE}
     for i in range(len(case.query)):
         gallery = case.gallery(i)
         indices = [j for j in result.indices[i].tolist() if j >= 0]
-        assert set(indices) == set(gallery)
-        assert len(indices) == len(gallery)
-        expected = sorted(case.distance(i, j) for j in gallery)
-        np.testing.assert_allclose(result.distances[i, : len(gallery)], expected, atol=1e-5)
-        assert torch.isinf(result.distances[i, len(gallery) :]).all()
+        assert sorted(indices) == gallery
+        missing = len(result.indices[i]) - len(gallery)
+        expected = [*sorted(case.distance(i, j) for j in gallery), *[math.inf] * missing]
+        np.testing.assert_allclose(result.distances[i], expected, atol=1e-5)
         right = [case.right(i, j) for j in indices]
-        assert result.right[i, : len(right)].tolist() == right
-        assert not result.right[i, len(right) :].any()
+        assert result.right[i].tolist() == [*right, *[False] * missing]
         relevant = sum(right)
         assert int(result.relevant[i]) == relevant
-        for name, value in of_query(right, relevant).items():
+        found = metrics_by_loops(right, relevant, (*RECALL_AT, 3)) | {"ndcg_at_5": ndcg(right, 5) if relevant else 0}
+        for name in INCLUDE:
             if relevant or (name.startswith("recall") and lone_queries == "miss"):
-                values[name].append(value)
+                values[name].append(found[name])
     for name, of_queries in values.items():
         assert result.accuracies[name] == pytest.approx(np.mean(of_queries), abs=1e-9), name
 
@@ -141,20 +124,15 @@ def test_a_relation_with_weights_equals_a_loop():
     tree = Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
     calculator = RetrievalAccuracyCalculator(("ndcg_at_5", "recall_at_1"), relation=tree, ndcg_at=(5,), recall_at=(1,))
     found = calculator.evaluate(points, labels, query_groups=groups, keep=1)
-    values = []
-    hits = []
     weights = tree.matrix(labels, labels)
+    rankings = []
     for i in range(40):
         gallery = [j for j in range(40) if groups[j] != groups[i]]
         gallery.sort(key=lambda j: float((points[i] - points[j]).double().norm()))
-        gains = [float(weights[i, j]) for j in gallery]
-        ideal = sorted(gains, reverse=True)
-        discounts = [1 / math.log2(j + 2) for j in range(5)]
-        values.append(np.dot(gains[:5], discounts) / np.dot(ideal[:5], discounts))
-        hits.append(gains[0] > 0)
-        assert int(found.relevant[i]) == sum(gain > 0 for gain in gains)
-    assert found.accuracies["ndcg_at_5"] == pytest.approx(np.mean(values), abs=1e-6)
-    assert found.accuracies["recall_at_1"] == pytest.approx(np.mean(hits))
+        rankings.append([float(weights[i, j]) for j in gallery])
+    assert found.relevant.tolist() == [np.count_nonzero(gains) for gains in rankings]
+    assert found.accuracies["ndcg_at_5"] == pytest.approx(np.mean([ndcg(gains, 5) for gains in rankings]), abs=1e-6)
+    assert found.accuracies["recall_at_1"] == pytest.approx(np.mean([gains[0] > 0 for gains in rankings]))
 
 
 def test_verification_leaves_out_pairs_of_one_group():
@@ -244,11 +222,6 @@ def test_invalid_groups_raise_with_a_reason(arguments, text):
     with pytest.raises((TypeError, ValueError), match=text) as error:
         calculator.evaluate(points, labels, **arguments)
     assert "\n" not in str(error.value)
-
-
-def test_the_relation_of_groups_is_for_losses():
-    with pytest.raises(ValueError, match=r"type evaluate\(points, classes, query_groups=groups\)"):
-        RetrievalAccuracyCalculator(relation=DifferentGroups())
 
 
 def test_a_metric_that_knows_no_groups_is_refused():

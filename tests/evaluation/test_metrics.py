@@ -1,12 +1,12 @@
 """Metrics on neighbors against loops written from the formulas."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from pml_ext.evaluation import metrics
+
+from .points import metrics_by_loops
 
 
 class Case:
@@ -41,26 +41,15 @@ CASES = {
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def loops(right, relevant, k):
-    """The formulas of one query, from a list of booleans, in Python's floats."""
-    divided = dict.fromkeys(("r_precision", "map_at_r", "average_precision"), math.nan)
-    if relevant:
-        first = right[:relevant]
-        divided["r_precision"] = sum(first) / min(relevant, len(right))
-        for name, seen in (("map_at_r", first), ("average_precision", right)):
-            divided[name] = sum(sum(right[: j + 1]) / (j + 1) for j, hit in enumerate(seen) if hit) / relevant
-    return divided | {
-        "recall_at_k": float(any(right[:k])),
-        "precision_at_k": sum(right[:k]) / k,
-        "reciprocal_rank": next((1 / (j + 1) for j, hit in enumerate(right) if hit), 0.0),
-    }
-
-
 def values(right, relevant, k):
-    names = ("r_precision", "map_at_r", "average_precision")
-    found = {name: getattr(metrics, name)(right, relevant) for name in names}
-    found |= {name: getattr(metrics, name)(right, k) for name in ("recall_at_k", "precision_at_k")}
-    return found | {"reciprocal_rank": metrics.reciprocal_rank(right)}
+    return {
+        f"recall_at_{k}": metrics.recall_at_k(right, k),
+        f"precision_at_{k}": metrics.precision_at_k(right, k),
+        "r_precision": metrics.r_precision(right, relevant),
+        "mean_average_precision_at_r": metrics.map_at_r(right, relevant),
+        "mean_average_precision": metrics.average_precision(right, relevant),
+        "mean_reciprocal_rank": metrics.reciprocal_rank(right),
+    }
 
 
 @cases
@@ -68,7 +57,9 @@ def values(right, relevant, k):
 @pytest.mark.parametrize("columns", [None, 3])
 def test_values_per_query_equal_loops(case, k, columns):
     right = case.right[:, :columns]
-    wanted = [loops(row, count, k) for row, count in zip(right.tolist(), case.relevant.tolist(), strict=True)]
+    wanted = [
+        metrics_by_loops(row, count, [k]) for row, count in zip(right.tolist(), case.relevant.tolist(), strict=True)
+    ]
     for name, result in values(right, case.relevant, k).items():
         assert result.dtype == torch.float64
         assert result.tolist() == pytest.approx([row[name] for row in wanted], abs=1e-12, nan_ok=True), name

@@ -8,21 +8,9 @@ import torch
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 
 from pml_ext import RetrievalAccuracyCalculator
-from pml_ext.evaluation import default_neighbors, kmeans, neighbors, neighbors_under, reranked_under
+from pml_ext.evaluation import default_neighbors, neighbors, neighbors_under, reranked_under
 
 from .points import data
-
-
-def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
-    points, labels = data()
-    with_faiss = RetrievalAccuracyCalculator().get_accuracy(points, labels)
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    assert not neighbors.has_faiss()
-    without = RetrievalAccuracyCalculator().get_accuracy(points, labels)
-    for name in set(without) - {"NMI", "AMI", "nmi_majority", "f1", "purity"}:
-        assert without[name] == pytest.approx(with_faiss[name]), name
-    assert 0 < without["NMI"] <= 1
-    assert torch.equal(kmeans(points, 7), kmeans(points, 7))
 
 
 def test_search_under_a_learned_metric_is_exact():

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from pml_ext import RetrievalAccuracyCalculator
 from pml_ext.errors import PluginError, PluginWarning
 from pml_ext.evaluation import (
     kmeans,
 )
-from pml_ext_train.cli.app import app_for
 from pml_ext_train.launch.launch import train
 
 from ..overrides import typed
@@ -65,7 +63,7 @@ def test_a_plugins_metric_is_named_where_it_fails(install_plugin):
 
 
 @pytest.mark.usefixtures("isolated_registry")
-def test_plugin_metric_in_a_run_chooses_its_epoch(install_plugin, tmp_path):
+def test_plugin_metric_in_a_run_chooses_its_epoch(install_plugin, pml_ext_command, tmp_path):
     install_plugin("far", PLUGIN.replace("{METRICS}", BOTH))
     quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
     quick += ("evaluation.validation=0.3", "evaluation.select=largest", "sampler.batch_size=56")
@@ -73,9 +71,7 @@ def test_plugin_metric_in_a_run_chooses_its_epoch(install_plugin, tmp_path):
     assert list(metrics["after"])[-6:] == ["farthest", "nmi", "nmi_majority", "f1", "purity", "largest"]
     assert 0 < metrics["after"]["largest"] < 1
     assert 0 < metrics["raw"]["farthest"] < 1
-    command = CliRunner().invoke(
-        app_for(["compare"]), ["compare", str(tmp_path / "run"), "--metric", "farthest", "--json"]
-    )
-    assert command.exit_code == 0, command.output
-    assert str(metrics["after"]["farthest"])[:5] in command.output
+    done = pml_ext_command("compare", tmp_path / "run", "--metric", "farthest", "--json")
+    assert done.returncode == 0, done.stderr
+    assert str(metrics["after"]["farthest"])[:5] in done.stdout
     assert "farthest" in (tmp_path / "run" / "report.html").read_text()

@@ -65,44 +65,23 @@ def test_scores_of_a_device_without_float64(distance, monkeypatch):
     assert found.dtype == torch.float64
 
 
-def rates(scores, same, threshold):
-    """FAR and TAR of a threshold, by loops."""
-    accepted = [score >= threshold for score in scores]
-    right = sum(1 for a, s in zip(accepted, same, strict=True) if a and s)
-    wrong = sum(1 for a, s in zip(accepted, same, strict=True) if a and not s)
-    return wrong / sum(~same), right / sum(same)
-
-
-def by_loops(scores, same):
-    points = [rates(scores, same, threshold) for threshold in [math.inf, *sorted(set(scores), reverse=True)]]
-    pairs = list(itertools.product(scores[same], scores[~same]))
-    found = {"roc_auc": sum((a > b) + (a == b) / 2 for a, b in pairs) / len(pairs)}
-    for far in ("0.1", "0.01", "0.001", "0.0001"):
-        found[f"tar_at_far_{far}"] = max(tar for at, tar in points if at <= float(far))
-    for (far, tar), (far_next, tar_next) in itertools.pairwise(points):  # where the line crosses FAR = 1 - TAR
-        low = far + tar - 1
-        high = far_next + tar_next - 1
-        if low < 0 <= high:
-            found["eer"] = far - low / (high - low) * (far_next - far)
-    precisions = []
-    before = 0
-    for threshold in sorted(set(scores), reverse=True):
-        accepted = scores >= threshold
-        recall = (accepted & same).sum() / same.sum()
-        precisions.append((recall - before) * (accepted & same).sum() / accepted.sum())
-        before = recall
-    return found | {"average_precision": sum(precisions)}
-
-
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_curves_of_scores_equal_slow_loops(ties, seed):
     scores, same = scores_and_same(ties=ties, seed=seed)
-    found = curve_metrics(scores, same)
-    expected = by_loops(scores, same)
-    assert found == pytest.approx(expected, abs=1e-12)
-    assert found["roc_auc"] == roc_auc_score(same, scores)
-    assert found["average_precision"] == average_precision_score(same, scores)
+    rates = []  # FAR and TAR of each threshold
+    for threshold in [math.inf, *sorted(set(scores), reverse=True)]:
+        accepted = scores >= threshold
+        rates.append((accepted[~same].mean(), accepted[same].mean()))
+    expected = {"roc_auc": roc_auc_score(same, scores), "average_precision": average_precision_score(same, scores)}
+    for limit in ("0.1", "0.01", "0.001", "0.0001"):
+        expected[f"tar_at_far_{limit}"] = max(tar for far, tar in rates if far <= float(limit))
+    for (far, tar), (far_next, tar_next) in itertools.pairwise(rates):  # where the line crosses FAR = 1 - TAR
+        low = far + tar - 1
+        high = far_next + tar_next - 1
+        if low < 0 <= high:
+            expected["eer"] = far - low / (high - low) * (far_next - far)
+    assert curve_metrics(scores, same) == pytest.approx(expected, abs=1e-12)
 
 
 def best_accuracy(scores, same):

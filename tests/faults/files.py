@@ -3,8 +3,6 @@
 The files are those that lie on the disk; none is forgotten.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -12,10 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
+from pml_ext import load_run
+from pml_ext.errors import PmlExtError
+from pml_ext_train.files.checksums import changed_files
+from pml_ext_train.launch.launch import train
+from pml_ext_train.recipe import parse_override
+from pml_ext_train.results import finish as results
+
+from ..digit_files import write_digits
 from . import kills
 
 DAMAGES = ("flipped", "cut", "empty", "garbage", "another's")
@@ -58,10 +63,6 @@ def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = Fa
         last: the iteration after which the run is interrupted.
         resume: whether it goes on.
     """
-    from pml_ext_train.launch.launch import train
-    from pml_ext_train.recipe import parse_override
-    from pml_ext_train.results import finish as results
-
     overrides = map(parse_override, OVERRIDES)
     ear = Ear(last)
     real = results.write_run_report
@@ -89,12 +90,8 @@ class Made:
     """
 
     def __init__(self, place: Path) -> None:
-        from pml_ext import load_run
-
         self.place = place
-        self.images = place / "images"
-        self.images.mkdir()
-        _write_images(self.images)
+        self.images = write_digits(place / "images", 20)
         for seed, name in enumerate(("one", "other")):
             trained(place / name / "finished", seed)
             load_run(place / name / "finished", "cpu").export(place / name / "export")
@@ -139,14 +136,6 @@ class Made:
         return next(twin.parent.glob(f"{twin.name[:6]}*"), twin.with_name("last.pt"))
 
 
-def _write_images(place: Path) -> None:
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    for number, pixels in enumerate(load_digits().images[:20]):
-        Image.fromarray((pixels * 255 / 16).round().astype(np.uint8)).save(place / f"{number:02d}.png")
-
-
 def surprise(made: Made, what: str, name: str, damage: str) -> str:
     """What is wrong with how a damaged file is taken; "" if nothing is.
 
@@ -156,8 +145,6 @@ def surprise(made: Made, what: str, name: str, damage: str) -> str:
         name: of the file.
         damage: to it.
     """
-    from pml_ext.errors import PmlExtError
-
     folder = made.damaged(what, name, damage, made.place / "damaged")
     whole = made.place / "one"
     if (folder / name).read_bytes() == (whole / what / name).read_bytes():
@@ -176,9 +163,6 @@ def surprise(made: Made, what: str, name: str, damage: str) -> str:
 
 def _finished(folder: Path, whole: Path, name: str) -> str:
     """Goes on with a run that has ended, and loads it."""
-    from pml_ext import load_run
-    from pml_ext_train.files.checksums import changed_files
-
     told = trained(folder, resume=True)
     recovered = name == "SHA256SUMS" and (folder / name).read_bytes() == (whole / name).read_bytes()
     if not any(Path(name).name in text for text in told) and not recovered:

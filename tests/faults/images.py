@@ -3,8 +3,6 @@
 Small images of all formats are mutated by a seeded generator, and read as training, an index and a query read them.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections import Counter
@@ -64,23 +62,11 @@ def _size(file: Path) -> Any:
         return image.size
 
 
-def _trained(file: Path) -> Any:
-    return LabeledImages([file], [0], ["a"], transform=STEPS)[0]
-
-
-def _skipped(file: Path) -> Any:
-    return prepare(LabeledImages([file], [0], ["a"]), STEPS, "memory", skip_unreadable=True, workers=1)
-
-
 def _indexed(file: Path) -> Any:
     image, _, why = FileImages([file], 3, STEPS)[0]
     if image is None:
         raise DataError(why)
     return image
-
-
-def _queried(file: Path) -> Any:
-    return as_tensor(file, 1, STEPS.smallest)
 
 
 def _queried_as_image(file: Path) -> Any:
@@ -93,7 +79,16 @@ def _queried_as_image(file: Path) -> Any:
         return as_tensor(image, 3, None)
 
 
-READERS: tuple[Callable[[Path], Any], ...] = (_size, _trained, _skipped, _indexed, _queried, _queried_as_image)
+READERS: dict[str, Callable[[Path], Any]] = {
+    "size": _size,
+    "trained": lambda file: LabeledImages([file], [0], ["a"], transform=STEPS)[0],
+    "skipped": lambda file: prepare(
+        LabeledImages([file], [0], ["a"]), STEPS, "memory", skip_unreadable=True, workers=1
+    ),
+    "indexed": _indexed,
+    "queried": lambda file: as_tensor(file, 1, STEPS.smallest),
+    "queried as an image": _queried_as_image,
+}
 
 
 def raw_errors(place: Path, count: int) -> tuple[list[str], Counter[str]]:
@@ -104,15 +99,15 @@ def raw_errors(place: Path, count: int) -> tuple[list[str], Counter[str]]:
         for name, content in mutants(count):
             file = place / name
             file.write_bytes(content)
-            for reader in READERS:
+            for way, reader in READERS.items():
                 try:
                     reader(file)
                     outcomes["read"] += 1
                 except DataError as error:
                     outcomes["refused"] += 1
                     if name not in str(error):
-                        wrong.append(f"{name}, {reader.__name__}: no name in {error}")
+                        wrong.append(f"{name}, {way}: no name in {error}")
                 except Exception as error:
-                    wrong.append(f"{name}, {reader.__name__}: {type(error).__name__}: {error}")
+                    wrong.append(f"{name}, {way}: {type(error).__name__}: {error}")
             file.unlink()
     return wrong, outcomes

@@ -5,8 +5,6 @@ records, after each iteration, before and after each test. They are counted from
 number 17 is the same moment in each run of a scenario.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -19,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -273,7 +271,7 @@ class Whole:
     places: list[str]
 
     @classmethod
-    def of(cls, scenario: Scenario, place: Path) -> Whole:
+    def of(cls, scenario: Scenario, place: Path) -> Self:
         """Does the run."""
         log = place / "places.txt"
         assert execute(scenario, place / "whole", log=log) == 0

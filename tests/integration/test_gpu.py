@@ -3,25 +3,21 @@
 import copy
 import json
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from pml_ext import (
     CachedGradients,
     CBMLLoss,
     CrossBatchMemory,
-    HardPairMiner,
     RetrievalAccuracyCalculator,
-    SemiHardTripletMiner,
     TiledMultiSimilarityLoss,
     load_run,
 )
 from pml_ext_train.launch.launch import train
 from pml_ext_train.training.listener import Silence
 
+from ..digit_files import write_digits
 from ..losses.registered import registered
 from ..overrides import typed
 from ..plugins.train.training.whole_runs import QUICK, same
@@ -61,15 +57,6 @@ def test_a_loss_has_the_values_of_the_cpu(name, tile_size):
     expected = value_and_gradients(copy.deepcopy(loss), embeddings, labels)
     actual = value_and_gradients(loss.cuda(), embeddings.cuda(), labels.cuda())
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("make", [HardPairMiner, SemiHardTripletMiner])
-def test_miners_agree_with_the_cpu(make):
-    embeddings, labels = batch()
-    expected = make()(embeddings, labels)
-    actual = make()(embeddings.cuda(), labels.cuda())
-    for ours, theirs in zip(actual, expected, strict=True):
-        assert torch.equal(ours.cpu(), theirs)
 
 
 @pytest.mark.parametrize("make", [CBMLLoss, TiledMultiSimilarityLoss])
@@ -149,29 +136,15 @@ def test_runs_agree_with_the_cpu(tmp_path, precision):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_runs_of_gpus_embed_on_cpus(tmp_path):
-    train("cbml/digits", tmp_path / "run", overrides=typed(QUICK), device="cuda")
-    generator = torch.Generator().manual_seed(0)
-    images = [*torch.randint(256, (8, 1, 8, 8), dtype=torch.uint8, generator=generator)]
-    found = [load_run(tmp_path / "run", device).embed(images) for device in ("cpu", "cuda")]
-    torch.testing.assert_close(torch.as_tensor(found[1]).cpu(), torch.as_tensor(found[0]), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.usefixtures("without_report")
 def test_folder_queries_agree_with_the_cpu(tmp_path):
     pytest.importorskip("pyarrow", reason="needs the extra parquet")
     train("cbml/digits", tmp_path / "run", overrides=typed(QUICK), device="cuda")
-    folder = tmp_path / "images"
-    for number, image in enumerate(load_digits().images[:40]):
-        (folder / str(number % 4)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray((image * 15).astype(np.uint8)).save(folder / str(number % 4) / f"{number}.png")
+    folder = write_digits(tmp_path / "images", 40, classes=4)
     answers = {}
     for device in ("cpu", "cuda"):
         run = load_run(tmp_path / "run", device, store=tmp_path / device)
         run.index(folder)
         run.match(folder, tmp_path / f"{device}.jsonl", k=3)
-        lines = (tmp_path / f"{device}.jsonl").read_text().splitlines()
-        answers[device] = [json.loads(line) for line in lines]
-    assert [line["query"] for line in answers["cpu"]] == [line["query"] for line in answers["cuda"]]
-    for one, other in zip(answers["cpu"], answers["cuda"], strict=True):
-        assert other["distances"] == pytest.approx(one["distances"], abs=1e-3)
+        lines = map(json.loads, (tmp_path / f"{device}.jsonl").read_text().splitlines())
+        answers[device] = {line["query"]: torch.tensor(line["distances"]) for line in lines}
+    torch.testing.assert_close(answers["cuda"], answers["cpu"], rtol=0, atol=1e-3)

@@ -1,9 +1,10 @@
 """Whole runs on listed pairs and triplets: vectors, images, resumed, by two processes, and their search."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from pytorch_metric_learning.losses import ContrastiveLoss
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
@@ -17,6 +18,7 @@ from pml_ext_train.records.series import loss_series
 from pml_ext_train.training import checkpoint
 from pml_ext_train.training.run import Run
 
+from ..digit_files import write_digits
 from ..overrides import typed
 
 RECIPE = """
@@ -34,6 +36,7 @@ name = "{loss}"
 [schedule]
 epochs = 3
 """
+HEADS = {"pairs": "image1,image2,same,split", "triplets": "anchor,positive,negative,split"}
 KINDS = {"pairs": "pml/contrastive", "triplets": "pml/triplet-margin"}
 
 
@@ -43,12 +46,9 @@ def lists(tmp_path_factory):
     place = tmp_path_factory.mktemp("lists")
     digits = load_digits()
     np.savez(place / "digits.npz", embeddings=digits.data)
-    (place / "photos").mkdir()
-    for number in range(300):
-        image = Image.fromarray((digits.images[number] * 15).astype(np.uint8))
-        image.save(place / "photos" / f"{number}.png")
+    write_digits(place / "photos", 300)
     rng = np.random.default_rng(0)
-    rows = {"pairs": ["image1,image2,same,split"], "triplets": ["anchor,positive,negative,split"]}
+    rows = {kind: [] for kind in HEADS}
     for split, images in (("train", range(200)), ("validation", range(200, 240)), ("test", range(240, 300))):
         images = np.array(images)
         for anchor in images:
@@ -59,13 +59,9 @@ def lists(tmp_path_factory):
             rows["pairs"] += [f"{anchor},{positive},1,{split}", f"{anchor},{negative},0,{split}"]
     for kind, lines in rows.items():
         lines = list(dict.fromkeys(lines))
-        (place / f"{kind}.csv").write_text("\n".join(lines))
-        of_images = [lines[0]]
-        for line in lines[1:]:
-            cells = line.split(",")
-            paths = [f"photos/{cell}.png" for cell in cells[: 2 if kind == "pairs" else 3]]
-            of_images.append(",".join([*paths, *cells[len(paths) :]]))
-        (place / f"{kind}-of-images.csv").write_text("\n".join(of_images))
+        of_images = [re.sub(r"\d+", r"photos/\g<0>.png", line, count=2 if kind == "pairs" else 3) for line in lines]
+        (place / f"{kind}.csv").write_text("\n".join([HEADS[kind], *lines]))
+        (place / f"{kind}-of-images.csv").write_text("\n".join([HEADS[kind], *of_images]))
         (place / f"{kind}.toml").write_text(RECIPE.format(kind=kind, place=place, loss=KINDS[kind]))
     return place
 
@@ -108,13 +104,9 @@ def test_the_metrics_are_those_of_the_trained_embeddings(lists, finished):
     folder, metrics = finished["pairs"]
     rows = np.load(lists / "digits.npz")["embeddings"]
     embeddings = load_run(folder, device="cpu").embed(rows).numpy().astype(np.float64)
-    scores = []
-    same = []
-    for line in (lists / "pairs.csv").read_text().splitlines()[1:]:
-        first, second, answer, split = line.split(",")
-        if split == "test":
-            scores.append(embeddings[int(first)] @ embeddings[int(second)])
-            same.append(answer == "1")
+    lines = (lists / "pairs.csv").read_text().splitlines()
+    first, second, same = np.array([line.split(",")[:3] for line in lines if line.endswith("test")], dtype=int).T
+    scores = (embeddings[first] * embeddings[second]).sum(1)
     assert metrics["after"]["verification_roc_auc"] == pytest.approx(roc_auc_score(same, scores), abs=1e-6)
 
 
@@ -130,18 +122,8 @@ def test_training_equals_a_plain_loop_on_the_lists(lists, tmp_path):
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
     losses = []
     for batch in one.stages[0].sampler:
-        a1 = []
-        p = []
-        a2 = []
-        n = []
-        for number in batch.tuples:
-            first, second = train_images.tuples.rows[number].tolist()
-            places = batch.items.index(first), batch.items.index(second)
-            (a1 if train_images.tuples.same[number] else a2).append(places[0])
-            (p if train_images.tuples.same[number] else n).append(places[1])
-        indices = tuple(torch.tensor(index, dtype=torch.int64) for index in (a1, p, a2, n))
         optimizer.zero_grad()
-        value = ContrastiveLoss()(layer(train_images.vectors[batch.items]), indices_tuple=indices)
+        value = ContrastiveLoss()(layer(train_images.vectors[batch.items]), indices_tuple=batch.indices_tuple)
         value.backward()
         optimizer.step()
         losses.append(value.item())
@@ -159,11 +141,10 @@ def test_validation_rows_choose_the_epoch(lists, tmp_path, kind):
     assert 40 < whole["images"]["train_sample"]["images"] <= 60
     run(lists, kind, tmp_path / "parts", *settings, "schedule.epochs=2")
     parts = run(lists, kind, tmp_path / "parts", *settings, resume=True)
-    for phase in ("raw", "before", "after", "training"):
-        assert parts[phase] == whole[phase]
+    phases = ("raw", "before", "after", "training")
+    assert {phase: parts[phase] for phase in phases} == {phase: whole[phase] for phase in phases}
     states = [checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "parts")]
-    for name, value in states[0]["parts"]["embedder"].items():
-        assert torch.equal(value, states[1]["parts"]["embedder"][name])
+    torch.testing.assert_close(*(dict(state["parts"]["embedder"]) for state in states), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

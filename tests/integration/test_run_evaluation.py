@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from pml_ext import registry
+from pml_ext import RetrievalAccuracyCalculator, registry
 from pml_ext.plugin import RunView
 from pml_ext_train.data import LabeledImages
 from pml_ext_train.launch.launch import draw_report, train
@@ -81,20 +81,8 @@ def quick(out: Path, *overrides: str) -> dict:
     return train("cbml/digits", out=out, overrides=typed((*QUICK, *overrides)), device="cpu")[0]
 
 
-def by_a_loop(query, query_labels, gallery, gallery_labels, recall_at, itself=False):
-    """Recall@K and precision@1 from the definition; and the nearest of each query."""
-    rows = []
-    for i, point in enumerate(query):
-        distances = [(float((point - other).norm()), j) for j, other in enumerate(gallery) if not (itself and i == j)]
-        rows.append([j for _, j in sorted(distances)])
-    hits = [[bool(gallery_labels[j] == label) for j in row] for row, label in zip(rows, query_labels, strict=True)]
-    answerable = [row for row in hits if any(row)]  # the others are lone
-    metrics = {f"recall_at_{k}": sum(any(row[:k]) for row in answerable) / len(answerable) for k in recall_at}
-    return metrics | {"precision_at_1": metrics["recall_at_1"]}, rows, hits
-
-
 def directions(run, split):
-    return torch.nn.functional.normalize(run.embeddings(split).double())
+    return torch.nn.functional.normalize(run.embeddings(split))
 
 
 @pytest.mark.usefixtures("shop")
@@ -114,20 +102,18 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     labels = run.labels("query")
     others = run.labels("gallery")
     assert (len(run.embeddings("query")), len(run.embeddings("gallery"))) == (len(labels), len(others)) == (33, 57)
-    wanted, rows, hits = by_a_loop(directions(run, "query"), labels, directions(run, "gallery"), others, (1, 10, 100))
-    assert {name: metrics["after"][name] for name in wanted} == pytest.approx(wanted)
-    assert wanted["recall_at_100"] == 1
+    names = ("recall_at_1", "recall_at_10", "recall_at_100", "precision_at_1")
+    calculator = RetrievalAccuracyCalculator(names, recall_at=(1, 10, 100))
+    wanted = calculator.evaluate(directions(run, "query"), labels, directions(run, "gallery"), others, keep=8)
+    assert {name: metrics["after"][name] for name in names} == pytest.approx(wanted.accuracies)
+    assert wanted.accuracies["recall_at_100"] == 1
     assert metrics["queries"]["recall_at_1"] == int((labels >= 12).sum())  # the others are lone
-    sample = directions(run, "train_sample")
-    wanted = by_a_loop(sample, run.labels("train_sample"), sample, run.labels("train_sample"), (1, 10), True)[0]
-    assert {name: metrics["training"][name] for name in wanted} == pytest.approx(wanted)
+    of_sample = calculator.get_accuracy(directions(run, "train_sample"), run.labels("train_sample"))
+    assert {name: metrics["training"][name] for name in names} == pytest.approx(of_sample)
 
     held = nearest(run, "query")
-    assert held.indices.tolist() == [row[:8] for row in rows]
-    assert held.right.tolist() == [hit[:8] for hit in hits]
-    assert held.relevant.tolist() == [sum(hit) for hit in hits]
-    far = (directions(run, "query")[7] - directions(run, "gallery")[rows[7][5]]).norm()
-    assert float(held.distances[7, 5]) == pytest.approx(float(far), rel=1e-3)
+    for name in ("indices", "right", "relevant", "distances"):
+        torch.testing.assert_close(getattr(held, name), getattr(wanted, name), rtol=1e-3, atol=0)
 
     epochs, values = metric_series(tmp_path / "out", "recall_at_1")["accuracies_test_by_epoch"]
     assert epochs == [2, 3]

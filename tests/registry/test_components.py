@@ -11,19 +11,24 @@ from pml_ext import registry
 from pml_ext.errors import PluginError
 from pml_ext.registry import Component
 from pml_ext.registry.components import import_name, kind_of
-from pml_ext.settings import settings_of
 
 
-def test_capabilities_come_from_the_nearest_base():
-    assert registry.capabilities(losses.MultiSimilarityLoss()) == {"labels", "indices_tuple", "references"}
-    assert registry.capabilities(losses.ProxyAnchorLoss) == {"labels", "indices_tuple"}
-    assert registry.capabilities(losses.RankedListLoss) == {"labels"}
+class Sub(losses.NTXentLoss):
+    """A loss of somebody else."""
 
-    class Sub(losses.NTXentLoss):
-        pass
 
-    assert "references" in registry.capabilities(Sub)
-    assert registry.capabilities(torch.nn.Linear(1, 1)) == {"labels", "indices_tuple"}
+@pytest.mark.parametrize(
+    ("component", "wanted"),
+    [
+        (losses.MultiSimilarityLoss(), {"labels", "indices_tuple", "references"}),
+        (Sub, {"labels", "indices_tuple", "references"}),
+        (losses.ProxyAnchorLoss, {"labels", "indices_tuple"}),
+        (losses.RankedListLoss, {"labels"}),
+        (torch.nn.Linear(1, 1), {"labels", "indices_tuple"}),
+    ],
+)
+def test_capabilities_come_from_the_nearest_base(component, wanted):
+    assert registry.capabilities(component) == wanted
 
 
 def test_kinds_follow_from_base_classes():
@@ -31,21 +36,6 @@ def test_kinds_follow_from_base_classes():
     assert kind_of(type("MySampler", (Sampler,), {})) == "sampler"
     with pytest.raises(TypeError, match="has no base class of a component .a loss: pytorch_metric_"):
         kind_of(torch.nn.Linear)
-
-
-def test_settings_include_those_of_base_classes():
-    class Handing(losses.TripletMarginLoss):
-        def __init__(self, *, own=1, margin=0.3, **kwargs):
-            super().__init__(margin=margin, **kwargs)
-
-    class Closed(losses.TripletMarginLoss):
-        def __init__(self, own=1):
-            super().__init__()
-
-    assert {"own", "margin", "swap", "distance", "reducer"} <= set(settings_of(Handing))
-    assert settings_of(Handing)["margin"].default == 0.3
-    assert list(settings_of(Closed)) == ["own"]
-    assert list(settings_of(lambda root, size=3, *rest, **more: None)) == ["root", "size"]
 
 
 def test_pmls_classes_and_their_names():
@@ -83,12 +73,6 @@ def test_the_table_of_pmls_references_is_right(component):
     except Exception:
         takes = False
     assert takes is ("references" in capabilities)
-
-
-@pytest.mark.parametrize("component", registry.components(), ids=lambda each: f"{each.kind}-{each.qualified_name}")
-def test_names_and_kinds_given_as_text(component):
-    assert component.kind == registry.kind_of(component.cls)
-    assert component.class_name == component.cls.__name__
 
 
 def test_ours_are_listed_without_importing_them():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.reducers import MeanReducer
@@ -192,17 +193,6 @@ def counted(self, *matrices):
     return ByHand.values(self, *matrices) * self.steps / 10
 
 
-def triplets(self, matrix, near, far):
-    """Return the values, from all triplets."""
-    differences = (matrix[:, :, None] - matrix[:, None]) * (near[:, :, None] & far[:, None])
-    return ByHand.values(self, matrix, near, far) + 0 * differences.sum((1, 2))
-
-
-def by_rows(self, *matrices):
-    rows = zip(*(matrix.split(1) for matrix in matrices), strict=True)
-    return torch.cat([ByHand.values(self, *row) for row in rows])
-
-
 def with_seed(self, **kwargs):
     ByHand.__init__(self, **kwargs)
     torch.manual_seed(0)
@@ -323,8 +313,11 @@ BUGS = [
         similarity=lambda self, x, y: matrix_of(self.distance, x, y),
     ),
     plant("classes_separate", "do not separate", Deviance, values=lambda self, *m: -Deviance.values(self, *m)),
-    plant("memory_growth", "form no triplets", ByHand, values=triplets),
-    plant("no_loop_over_anchors", "a loop over", ByHand, values=by_rows),
+    Planted(losses.TripletMarginLoss, "check_memory_growth", "form no triplets"),  # PML's own, as they are
+    Planted(losses.SmoothAPLoss, "check_no_loop_over_anchors", "a loop over"),
+    Planted(losses.SmoothAPLoss, "check_order_does_not_matter", "the order of the batch"),
+    Planted(losses.ThresholdConsistentMarginLoss, "check_references", ""),
+    Planted(losses.AngularLoss, "check_indices_tuple_of_pairs", ""),
     plant("saved_bytes", "although it says that it has tiles", ByHand, capabilities=ByHand.capabilities | {"tiles"}),
     plant(
         "no_host_sync",

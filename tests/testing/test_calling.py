@@ -41,15 +41,8 @@ def test_missing_needs_of_a_check_are_named(component, names, need, text):
         calling.needs(subject_of(component), *names, **{need: True} if need else {})
 
 
-def test_error_is_one_line_with_its_place():
-    def theirs():
-        raise ZeroDivisionError("by\n zero")
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        theirs()
-    line = theirs.__code__.co_firstlineno + 1
-    assert calling.error_summary(caught.value) == f"ZeroDivisionError: by zero (at test_calling.py:{line})"
-    assert calling.error_summary(ValueError()) == "ValueError"
+def test_errors_of_the_kit_have_no_place():
+    assert calling.error_summary(ValueError("by\n zero")) == "ValueError: by zero"
     with pytest.raises(SkipCheck) as caught:
         calling.compute(MultipleLosses([CBMLLoss()]), batch_of(subject_of(CBMLLoss)))
     assert calling.error_location(caught.value) == ""  # raised by the kit

@@ -3,9 +3,6 @@
 import subprocess
 import sys
 
-import pml_ext
-from pml_ext import registry
-
 TESTS = """
 import pytest
 from pytorch_metric_learning import losses
@@ -30,7 +27,3 @@ def test_entries_of_a_test_are_removed(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_mine.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "2 passed" in done.stdout, done.stdout
-
-
-def test_fixture_gives_the_registry_module_itself(isolated_registry):
-    assert isolated_registry is registry is pml_ext.registry

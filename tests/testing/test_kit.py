@@ -50,33 +50,6 @@ def test_our_own_components_pass_all_checks(component, check):
         check(component)
 
 
-@pytest.mark.parametrize(
-    ("loss", "check"),
-    [
-        (losses.SmoothAPLoss, "check_order_does_not_matter"),
-        (losses.ThresholdConsistentMarginLoss, "check_references"),
-        (losses.AngularLoss, "check_indices_tuple_of_pairs"),
-        (losses.TripletMarginLoss, "check_memory_growth"),
-    ],
-)
-def test_known_bugs_of_pml_are_found(loss, check):
-    assert check in failing(loss(), checks=[check])
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer()),
-        losses.ArcFaceLoss(6, 8, weight_regularizer=regularizers.RegularFaceRegularizer()),
-        pml_ext.CBMLLoss(embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.5),
-    ],
-    ids=lambda loss: type(loss).__name__,
-)
-def test_a_loss_beside_a_regularizer_passes_its_checks(loss):
-    names = ["check_call_forms", "check_reducers"]
-    assert [(r.status, r.text) for r in check_component(loss, checks=names, on_fail=None)] == [("passed", "")] * 2
-
-
 class PerProxy(losses.ProxyAnchorLoss):
     """A loss with a value per class, whose indices are those of the classes."""
 
@@ -98,6 +71,14 @@ class Quantile(reducers.BaseReducer):
         return torch.quantile(losses, 0.75)
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
+
+
+class AssertsSizes(FewClasses):
+    """A sampler that refuses small classes by an assertion, as many do."""
+
+    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
+        assert torch.as_tensor(labels).unique(return_counts=True)[1].min() >= 4
+        super().__init__(labels, batch_size, length_before_new_iter, seed)
 
 
 RIGHT = {
@@ -129,6 +110,19 @@ RIGHT = {
     ),
     "lists classes": (samplers.MPerClassSampler([0, 1, 2, 3] * 8, 2, 8, 32), ["check_sampler"]),
     "triplets": (pml_ext.HardNegativePoolSampler, ["check_sampler"]),
+    "refuses small classes": (AssertsSizes, ["check_sampler", "check_sampler_seed"]),
+    "PML's loss beside a regularizer": (
+        losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer()),
+        ["check_call_forms", "check_reducers"],
+    ),
+    "a regularizer of weights": (
+        losses.ArcFaceLoss(6, 8, weight_regularizer=regularizers.RegularFaceRegularizer()),
+        ["check_call_forms", "check_reducers"],
+    ),
+    "our loss beside a regularizer": (
+        pml_ext.CBMLLoss(embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.5),
+        ["check_call_forms", "check_reducers"],
+    ),
 }
 
 

@@ -27,16 +27,23 @@ def test_expected_failures_need_a_reason_and_must_fail():
     ):
         (found,) = check_component(component, given, **some)
         assert (found.status, found.text) == ("xfail", wanted["check_reducers"])
-    with pytest.raises(AssertionError, match="check_reducers: passed, but expected to fail"):
-        check_component(ByHand(), reason, **some)
-    with pytest.raises(ValueError, match="needs a reason"):
-        check_component(MeanInside(), {"check_reducers": " "})
-    with pytest.raises(ValueError, match="'check_reducer' is no check"):
-        check_component(MeanInside(), {"check_reducer": "a typing error"})
     marks = parametrize_with_checks([MeanInside()], expected_failed_checks=lambda c: reason).mark.args[1]
     (marked,) = [p for p in marks if p.marks]
     assert marked.id == f"{MeanInside.__name__}-check_reducers"
     assert marked.marks[0].kwargs == {"reason": reason["check_reducers"], "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("component", "expected", "text"),
+    [
+        (ByHand(), {"check_reducers": "on purpose"}, "check_reducers: passed, but expected to fail"),
+        (MeanInside(), {"check_reducers": " "}, "needs a reason"),
+        (MeanInside(), {"check_reducer": "a typing error"}, "'check_reducer' is no check"),
+    ],
+)
+def test_wrong_expectations_of_failures_are_named(component, expected, text):
+    with pytest.raises((AssertionError, ValueError), match=text):
+        check_component(component, expected, checks=["check_reducers"])
 
 
 def test_what_a_component_raises_keeps_its_traceback():

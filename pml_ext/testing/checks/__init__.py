@@ -1,7 +1,5 @@
 """The checks, named after what they protect; docstrings and messages say why it matters."""
 
-from __future__ import annotations
-
 from ..subject import CHECKS, SLOW, Check
 from . import (  # noqa: F401 (importing registers them)
     building as building,  # the first, since its checks come first

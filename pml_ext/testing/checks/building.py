@@ -1,10 +1,8 @@
 """A component as its user builds and finds it: constructor and listed line."""
 
-from __future__ import annotations
-
 from ... import registry
 from ..calling import error_summary
-from ..subject import SkipCheck, Subject, applies_to
+from ..subject import SkipCheck, Subject, applies_to, require
 
 
 @applies_to(*registry.KINDS)
@@ -24,5 +22,7 @@ def check_docstring(subject: Subject) -> None:
     if subject.registered.summary or subject.registered.plugin == registry.PML:
         return
     text = vars(subject.registered.cls).get("__doc__")
-    if not isinstance(text, str) or not text.strip():
-        raise AssertionError('it has no docstring, which `pml-ext list` shows; write one, or Component(summary="...")')
+    require(
+        isinstance(text, str) and text.strip(),
+        'it has no docstring, which `pml-ext list` shows; write one, or Component(summary="...")',
+    )

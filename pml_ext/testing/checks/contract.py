@@ -1,7 +1,5 @@
 """PML's contract: call forms, unreduced values, dtypes, gradients, no ignored arguments."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -18,11 +16,12 @@ from ..calling import call, call_forms, compute, error_summary, is_random, needs
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients, weighted
 from ..subject import (
     CLASSES,
-    SkipCheck,
     Subject,
     applies_to,
     label_arguments,
+    require,
     set_seed,
+    skip_unless,
     takes_labels,
     with_noise,
 )
@@ -54,10 +53,11 @@ def check_call_forms(subject: Subject) -> None:
                 " Name other sizes: check_component(..., embedding_size=..., num_classes=...)"
             ) from error
         raise
-    if not isinstance(value, Tensor) or value.ndim != 0:
-        raise AssertionError(f"a {subject.kind} gives a scalar tensor, for backward(); got {value!r}")
-    if not value.requires_grad:
-        raise AssertionError("it has no gradient to the embeddings; look for detach(), torch.no_grad() and .data")
+    require(
+        isinstance(value, Tensor) and value.ndim == 0,
+        f"a {subject.kind} gives a scalar tensor, for backward(); got {value!r}",
+    )
+    require(value.requires_grad, "it has no gradient to the embeddings; look for detach(), torch.no_grad() and .data")
     if subject.kind != "loss" or "labels" not in subject.capabilities:
         return
     if torch.equal(seeded(subject.make(), batch), value):  # else: check_determinism
@@ -72,17 +72,20 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
         terms = compute(subject.make(), batch)
     except Exception:
         return
-    if not isinstance(terms, dict) or not all(isinstance(info, dict) for info in terms.values()):
-        raise AssertionError(f"compute_loss returns {describe(terms)}; {_WANTED}")
+    require(
+        isinstance(terms, dict) and all(isinstance(info, dict) for info in terms.values()),
+        f"compute_loss returns {describe(terms)}; {_WANTED}",
+    )
     for name, info in terms.items():
-        if not {"losses", "indices"} <= {*info} or info.get("reduction_type") not in _TYPES:
-            kind = info.get("reduction_type")
-            raise AssertionError(f"sub-loss {name!r} has {', '.join(info)}, of reduction_type {kind!r}; {_WANTED}")
+        kind = info.get("reduction_type")
+        require(
+            {"losses", "indices"} <= {*info} and kind in _TYPES,
+            f"sub-loss {name!r} has {', '.join(info)}, of reduction_type {kind!r}; {_WANTED}",
+        )
     names = getattr(subject.make(), "sub_loss_names", lambda: ["loss"])()
     given = sorted(set(terms) - _MADE_BY_PML)
     wanted = sorted(set(names) - _MADE_BY_PML)
-    if given != wanted:
-        raise AssertionError(f"compute_loss returns {given}, sub_loss_names() {wanted}; name them in _sub_loss_names")
+    require(given == wanted, f"compute_loss returns {given}, sub_loss_names() {wanted}; name them in _sub_loss_names")
 
 
 @applies_to("loss")
@@ -96,11 +99,11 @@ def check_reducers(subject: Subject) -> None:
     terms = compute(losses[0], batch)
     _check_terms(subject, batch)
     values = {name: info["losses"] for name, info in terms.items() if isinstance(info["losses"], Tensor)}
-    if all(value.ndim == 0 or len(value) == 1 for value in values.values()):
-        raise AssertionError(
-            "compute_loss returns a value that is reduced already, so that a reducer has no effect; return one value "
-            "per anchor, pair or triplet, or per proxy: per_anchor(values)"
-        )
+    require(
+        any(value.ndim > 0 and len(value) != 1 for value in values.values()),
+        "compute_loss returns a value that is reduced already, so that a reducer has no effect; return one value "
+        "per anchor, pair or triplet, or per proxy: per_anchor(values)",
+    )
     single = [n for n, value in values.items() if value.ndim == 0 or terms[n]["reduction_type"] == "already_reduced"]
     if single:
         raise AssertionError(f"sub-loss {single[0]!r} is reduced already, others are not; return all unreduced")
@@ -136,11 +139,11 @@ def _check_not_divided(subject: Subject, batch: Batch) -> None:
         growth = float(values[1].sum() / values[0].sum())
         expected = 2.0 if pairs is None else 1.0
         for power in (1, 2):
-            if math.isclose(growth, expected / 2**power, rel_tol=1e-6):
-                raise AssertionError(
-                    f"sub-loss {name!r} is divided by the number of images, and then by the reducer's mean; leave the "
-                    "division to the reducer"
-                )
+            require(
+                not math.isclose(growth, expected / 2**power, rel_tol=1e-6),
+                f"sub-loss {name!r} is divided by the number of images, and then by the reducer's mean; leave the "
+                "division to the reducer",
+            )
 
 
 @applies_to("loss")
@@ -160,14 +163,18 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         moved = _as_tuple(after[name]["indices"])
         _check_classes_of_indices(name, kind, index, batch, batch)
         other = after[name]["losses"]
-        if not torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6):
-            raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
+        skip_unless(
+            torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6),
+            "its values depend on the order of the batch, see check_order_does_not_matter",
+        )
         mine = _by_index(index, values, len(order))
         restored = [_by_index(tuple(order[i] for i in moved), other, len(order))]
         if kind == "element" and subject.has_class_rows:  # an order of images does not move the rows
             restored.append(_by_index(moved, other, len(order)))
-        if not any(torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6) for theirs in restored):
-            raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: order changes them")
+        require(
+            any(torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6) for theirs in restored),
+            f"the indices of sub-loss {name!r} do not belong to its values: order changes them",
+        )
     if not {"labels", "references"} <= subject.capabilities:
         return
     references = batch_of(subject, (CLASSES, 5), seed=1)
@@ -182,16 +189,17 @@ def _check_classes_of_indices(name: str, kind: str, index: tuple[Tensor, ...], b
     where = "" if references is batch else f" (with {len(references.labels)} references)"
     text = f"sub-loss {name!r} says {kind}, but its indices are"
     for place, of in enumerate((batch.labels, references.labels, references.labels)[: len(index)]):
-        if len(index[place]) and int(index[place].max()) >= len(of):
-            wanted = "anchors are rows of the batch, and come first; partners are rows of ref_emb"
-            raise AssertionError(f"{text} outside of 0 to {len(of) - 1}{where}; {wanted}")
+        require(
+            (index[place] < len(of)).all(),
+            f"{text} outside of 0 to {len(of) - 1}{where}; anchors are rows of the batch, and come first; "
+            "partners are rows of ref_emb",
+        )
     anchors = batch.labels[index[0]]
     same = anchors == references.labels[index[1]]
     wrong = same if kind == "neg_pair" else ~same
     if kind == "triplet":
         wrong = wrong | (anchors == references.labels[index[2]])
-    if wrong.any():
-        raise AssertionError(f"{text} of other classes{where}; wanted (anchor, partner), in this order")
+    require(not wrong.any(), f"{text} of other classes{where}; wanted (anchor, partner), in this order")
 
 
 def _by_index(index: tuple[Tensor, ...], values: Tensor, length: int) -> Tensor:
@@ -209,8 +217,7 @@ def check_parameters_get_gradients(subject: Subject) -> None:
     """Every parameter must get a gradient; without one it is never trained."""
     component = subject.make()
     named = {name: parameter for name, parameter in component.named_parameters() if parameter.requires_grad}
-    if not named:
-        raise SkipCheck("it has no parameters")
+    skip_unless(named, "it has no parameters")
     reached: set[str] = set()
     for seed in range(3):
         set_seed(seed)
@@ -223,8 +230,7 @@ def check_parameters_get_gradients(subject: Subject) -> None:
 @applies_to("loss", "regularizer")
 def check_labels_are_used(subject: Subject) -> None:
     """Other labels must change a loss that declares labels."""
-    if not takes_labels(subject.make()):
-        raise SkipCheck("it takes no labels")
+    skip_unless(takes_labels(subject.make()), "it takes no labels")
     shown = []
     for settings in CLOSE:  # a weight or a hinge may be zero at first, or in some batches
         batch = batch_of(subject, **settings)
@@ -258,16 +264,15 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
     _check_narrowed(subject, pml.get_all_triplets_indices, {"triplets": slice(0, 3)})
     batch = batch_of(subject)
     lists = (pml.get_all_pairs_indices(batch.labels), pml.get_all_triplets_indices(batch.labels))
-    slopes = [gradient(seeded(subject.make(), batch, listed), batch.embeddings).flatten() for listed in lists]
-    one, other = slopes
-    if torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE:
-        raise AssertionError("all triplets have the opposite gradient of all pairs; wanted anchor, positive, negative")
+    one, other = (gradient(seeded(subject.make(), batch, listed), batch.embeddings).flatten() for listed in lists)
+    require(
+        not torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE,
+        "all triplets have the opposite gradient of all pairs; wanted anchor, positive, negative",
+    )
 
 
-def _check_narrowed(
-    subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice[int, int, None]]
-) -> None:
-    def changes(batch: Batch, part: slice[int, int, None]) -> bool:
+def _check_narrowed(subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice]) -> None:
+    def changes(batch: Batch, part: slice) -> bool:
         whole = listed(batch.labels)
         loss = subject.make()
         generator = torch.Generator().manual_seed(2)
@@ -279,8 +284,10 @@ def _check_narrowed(
         return False
 
     for kind, part in kinds.items():
-        if not any(changes(batch_of(subject, **settings), part) for settings in CLOSE):
-            raise AssertionError(f"the {kind} that a miner chose are ignored: a third of them gives the loss of all")
+        require(
+            any(changes(batch_of(subject, **settings), part) for settings in CLOSE),
+            f"the {kind} that a miner chose are ignored: a third of them gives the loss of all",
+        )
 
 
 @applies_to("loss")
@@ -290,8 +297,10 @@ def check_references(subject: Subject) -> None:
     References have their own labels, in any order, and are never the batch itself.
     """
     parameters = inspect.signature(subject.make().forward).parameters
-    if "ref_emb" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
-        raise SkipCheck("its forward has no ref_emb")
+    skip_unless(
+        "ref_emb" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()),
+        "its forward has no ref_emb",
+    )
     labeled = "labels" in subject.capabilities
     taken = "references" in subject.capabilities
     batch = batch_of(subject, seed=0)
@@ -308,8 +317,10 @@ def check_references(subject: Subject) -> None:
         if taken:
             raise AssertionError(f"it says that it has references, but refuses them: {error}") from error
         return  # refused, as it says
-    if torch.equal(*values):
-        raise AssertionError("ref_emb is accepted and ignored: other references give the same loss; or refuse them")
+    require(
+        not torch.equal(*values),
+        "ref_emb is accepted and ignored: other references give the same loss; or refuse them",
+    )
     if not labeled or not taken or is_random(subject):
         return
     references = Batch(one.embeddings, one.labels[shuffle(len(one.labels), 4)])
@@ -318,8 +329,10 @@ def check_references(subject: Subject) -> None:
     text += "partners are rows of ref_emb; say has_references=True to pair_masks"
     for seed in (5, 6):
         close(value(references.ordered(shuffle(len(one.labels), seed))), base, text)
-    if torch.equal(value(one), base):
-        raise AssertionError("ref_labels are ignored: other labels of the references give the same loss")
+    require(
+        not torch.equal(value(one), base),
+        "ref_labels are ignored: other labels of the references give the same loss",
+    )
 
 
 @applies_to("loss", "regularizer", "distance")
@@ -361,12 +374,12 @@ def _compare_with_differences(name: str, function: Callable[[Tensor], Any], leaf
         ends = [float(weighted(function(new_leaf(leaf + step * direction)))) for step in (_STEP, -_STEP)]
         difference = (ends[0] - ends[1]) / (2 * _STEP)
         along = float((slope * direction).sum())
-        if not abs(difference - along) <= tolerance:  # NaN does not agree
-            raise AssertionError(
-                f"the gradient of {name} differs from finite differences: backward() gives {along:.6g}, not "
-                f"{difference:.6g}; look for detach(), .data, no_grad() and item(), or name check_gradients in "
-                "expected_failed_checks"
-            )
+        require(
+            abs(difference - along) <= tolerance,  # NaN does not agree
+            f"the gradient of {name} differs from finite differences: backward() gives {along:.6g}, not "
+            f"{difference:.6g}; look for detach(), .data, no_grad() and item(), or name check_gradients in "
+            "expected_failed_checks",
+        )
 
 
 @applies_to("loss", "regularizer", "miner", "distance")
@@ -387,25 +400,26 @@ def check_dtypes(subject: Subject) -> None:
             text = f"{given} stop it: {error_summary(error)}"
             raise AssertionError(f"{text}; not all operations take them: cast them to float32 first") from error
         for name, x in component.state_dict().items():
-            if isinstance(x, Tensor) and x.dtype != kept.get(name, x.dtype):
-                raise AssertionError(f"{given} leave {name} in {x.dtype} for good; cast a copy in each call")
+            if name in kept:
+                require(x.dtype == kept[name], f"{given} leave {name} in {x.dtype} for good; cast a copy in each call")
         if subject.kind == "miner":
             continue
-        if not value.isfinite().all():
-            shown = value.item() if value.ndim == 0 else "distances that are not finite"
-            raise AssertionError(f"{given} give {shown}")
+        shown = value.item() if value.ndim == 0 else "distances that are not finite"
+        require(value.isfinite().all(), f"{given} give {shown}")
         if subject.kind == "distance":
             continue
-        if value.dtype not in _FULL:
-            text = f"{given} give a {subject.kind} in {value.dtype}; compute it in float32 or float64"
-            raise AssertionError(f"{text}, from pml_ext.plugin.to_full_precision(embeddings)")
+        require(
+            value.dtype in _FULL,
+            f"{given} give a {subject.kind} in {value.dtype}; compute it in float32 or float64, from "
+            "pml_ext.plugin.to_full_precision(embeddings)",
+        )
         if not is_random(subject):
             exact = call(module(torch.float64), Batch(new_leaf(batch.embeddings.double()), batch.labels))
             tolerance = 1e-4 if dtype in _FULL else 2e-2
             close(value, exact, f"{given} give another {subject.kind} than float64", rtol=tolerance, atol=tolerance)
         value.backward()
-        if batch.embeddings.grad is None or not batch.embeddings.grad.isfinite().all():
-            raise AssertionError(f"{given} have no finite gradient")
+        slope = batch.embeddings.grad
+        require(slope is not None and slope.isfinite().all(), f"{given} have no finite gradient")
     if subject.kind == "distance":
         _check_backward_after_autocast(subject, module(torch.float32))
     if subject.kind == "loss":
@@ -455,12 +469,10 @@ def check_degenerate_batches(subject: Subject) -> None:
         if subject.kind == "miner":
             check_tuple(value, batch.labels, batch.labels, f", in {what}", is_random(subject))
             continue
-        if not isinstance(value, Tensor) or not value.requires_grad:
-            raise AssertionError(f"{what} gives {value!r}, on which backward() fails")
-        if not value.isfinite():
-            raise AssertionError(f"{what} gives {value.item()}, which is not finite{remedy}")
-        if not gradient(value, batch.embeddings).isfinite().all():
-            raise AssertionError(f"{what} gives a gradient that is not finite{remedy}")
+        require(isinstance(value, Tensor) and value.requires_grad, f"{what} gives {value!r}, on which backward() fails")
+        require(value.isfinite(), f"{what} gives {value.item()}, which is not finite{remedy}")
+        slope = gradient(value, batch.embeddings)
+        require(slope.isfinite().all(), f"{what} gives a gradient that is not finite{remedy}")
 
 
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")
@@ -484,15 +496,22 @@ def check_inputs_unchanged(subject: Subject) -> None:
         before = {name: (tensor.clone(), tensor._version) for name, tensor in given.items()}
         seeded(component, batch, **named)
         for name, tensor in given.items():
-            if not torch.equal(tensor, before[name][0]) or tensor._version != before[name][1]:
-                raise AssertionError(f"a call{form} changes {name} in place, which others use too; clone() first")
-            if tensor.requires_grad:
-                raise AssertionError(f"a call{form} switches on the gradient of {name}; detach() or clone() first")
+            value, version = before[name]
+            require(
+                torch.equal(tensor, value) and tensor._version == version,
+                f"a call{form} changes {name} in place, which others use too; clone() first",
+            )
+            require(
+                not tensor.requires_grad,
+                f"a call{form} switches on the gradient of {name}; detach() or clone() first",
+            )
 
 
 @applies_to("loss", "regularizer", "miner")
 def check_determinism(subject: Subject) -> None:
     """Two runs with the same seed must give the same result."""
     batch = batch_of(subject)
-    if not equal(seeded(subject.make(), batch), seeded(subject.make(), batch)):
-        raise AssertionError("two equal calls after torch.manual_seed(0) differ; draw by torch's generators")
+    require(
+        equal(seeded(subject.make(), batch), seeded(subject.make(), batch)),
+        "two equal calls after torch.manual_seed(0) differ; draw by torch's generators",
+    )

@@ -1,7 +1,5 @@
 """Checks of single kinds: miners, distances, reducers."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -12,7 +10,7 @@ from ...registry.components import CAPABILITIES
 from ..batches import CLOSE, batch_of, new_leaf, shuffle
 from ..calling import call, error_location, is_random, needs, seeded
 from ..comparing import all_close, check_tuple, close, gradient, sorted_rows, weighted
-from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
+from ..subject import CLASSES, SkipCheck, Subject, applies_to, require, with_noise
 from .reference import declared, variants
 
 
@@ -20,8 +18,7 @@ from .reference import declared, variants
 def check_capabilities(subject: Subject) -> None:
     """Capabilities must have known names; wrappers never find a misspelled one."""
     unknown = set(subject.capabilities) - CAPABILITIES
-    if unknown:
-        raise AssertionError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
+    require(not unknown, f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
 
 
 @applies_to("miner")
@@ -63,9 +60,11 @@ def check_mined_references(subject: Subject) -> None:
             for partner in (1, len(found) - 1):
                 in_batch_order[partner] = order[found[partner]]
             mined.append(sorted_rows(tuple(in_batch_order)))
-        if not all_close(mined[:1], mined[1:]) and not is_random(subject):
-            text = f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images"
-            raise AssertionError(f"{text}; mine among ref_emb, and say has_references=True to pair_masks")
+        require(
+            all_close(mined[:1], mined[1:]) or is_random(subject),
+            f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images; mine among "
+            "ref_emb, and say has_references=True to pair_masks",
+        )
 
 
 def _of_raw_embeddings(subject: Subject) -> Any:
@@ -80,16 +79,18 @@ def _of_raw_embeddings(subject: Subject) -> Any:
 def _check_matrix(distance: Any, x: Tensor, y: Tensor, where: str = "") -> None:
     matrix = distance(x, y)
     for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
-        shape = distance(rows, columns).shape
-        if shape != (len(rows), len(columns)):
-            raise AssertionError(f"of {len(rows)} and {len(columns)} embeddings the matrix is {tuple(shape)}")
+        shape = tuple(distance(rows, columns).shape)
+        wanted = (len(rows), len(columns))
+        require(shape == wanted, f"the matrix of {len(rows)} and {len(columns)} embeddings is {shape}")
 
     count = min(len(x), len(y))
     normalized_x = distance.maybe_normalize(x[:count])
     normalized_y = distance.maybe_normalize(y[:count])
     shape_of_one = tuple(distance.pairwise_distance(normalized_x[:1], normalized_y[:1]).shape)
-    if shape_of_one != (1,):
-        raise AssertionError(f"pairwise_distance of one pair has the shape {shape_of_one}, not (1,); squeeze nothing")
+    require(
+        shape_of_one == (1,),
+        f"pairwise_distance of one pair has the shape {shape_of_one}, not (1,); squeeze nothing",
+    )
     every_pair = [distance.pairwise_distance(normalized_x, normalized_y.roll(by, 0)) for by in range(count)]
     rows = torch.arange(count)
     for by, values in enumerate(every_pair):
@@ -114,20 +115,21 @@ def check_distance(subject: Subject) -> None:
     raw = _of_raw_embeddings(subject)
     if raw is not None:
         _check_matrix(with_noise(raw.eval()), x, y, ", with normalize_embeddings=False")
-    if not gradient(weighted(distance(x, y)), y).any():
-        raise AssertionError("the references get no gradient; detach none of the two")
+    require(gradient(weighted(distance(x, y)), y).any(), "the references get no gradient; detach none of the two")
     twice = new_leaf(torch.cat([x[:4], x[:4]]))
     matrix = distance(twice)
-    if not matrix.requires_grad or not gradient(matrix.sum(), twice).isfinite().all():
-        raise AssertionError("the gradient between equal points is missing or not finite; roots want eps below them")
+    require(
+        matrix.requires_grad and gradient(matrix.sum(), twice).isfinite().all(),
+        "the gradient between equal points is missing or not finite; roots want eps below them",
+    )
     equal_points = matrix.diagonal(4)
     others = matrix[~torch.eye(4, dtype=torch.bool).repeat(2, 2)]
-    if distance.is_inverted:
-        near = equal_points.min() >= others.max() - 1e-6
-    else:
-        near = equal_points.max() <= others.min() + 1e-6
-    if not near and not [*distance.parameters()]:  # a distance with parameters learns what is near
-        raise AssertionError("equal points are not the nearest; where large is near, pass is_inverted=True to super()")
+    sign = -1 if distance.is_inverted else 1
+    near = (sign * equal_points).max() <= (sign * others).min() + 1e-6
+    require(
+        near or [*distance.parameters()],  # a distance with parameters learns what is near
+        "equal points are not the nearest; where large is near, pass is_inverted=True to super()",
+    )
 
 
 @applies_to("reducer")
@@ -150,14 +152,13 @@ def check_reducer(subject: Subject) -> str | None:
         except NotImplementedError:
             refused.append(kind)
             continue
-        if not isinstance(value, Tensor) or value.ndim != 0:
-            raise AssertionError(f"{kind} values give {value!r}, not a scalar tensor")
+        is_scalar = isinstance(value, Tensor) and value.ndim == 0
+        require(is_scalar, f"{kind} values give {value!r}, not a scalar tensor")
     none = {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
     value = reducer(none, batch.embeddings, batch.labels)
-    if not isinstance(value, Tensor) or value != 0 or not value.requires_grad:
-        raise AssertionError(f"of no values, 0 that is reduced already, it gives {value!r}, not 0 with a gradient")
-    if not refused:
-        return None
-    if len(refused) == len(kinds):
-        raise AssertionError("it refuses elements, pairs and triplets, each with NotImplementedError")
-    return f"it refuses values of {', '.join(refused)}"
+    require(
+        isinstance(value, Tensor) and value == 0 and value.requires_grad,
+        f"of no values, 0 that is reduced already, it gives {value!r}, not 0 with a gradient",
+    )
+    require(len(refused) < len(kinds), "it refuses elements, pairs and triplets, each with NotImplementedError")
+    return f"it refuses values of {', '.join(refused)}" if refused else None

@@ -1,7 +1,5 @@
 """A component as an object: its state, copies, ``torch.compile``."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools
@@ -15,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ..batches import CLOSE, batch_of
 from ..calling import call, needs, outcome, seeded
 from ..comparing import close, gradient, gradients, weighted
-from ..subject import Subject, applies_to, label_arguments, set_seed
+from ..subject import Subject, applies_to, label_arguments, require, set_seed
 from .reference import other_settings
 
 WITH_STATE = ("loss", "miner", "regularizer", "distance")  # kinds that may keep state between calls
@@ -79,14 +77,17 @@ def check_tensors_are_registered(subject: Subject) -> None:
     batch = batch_of(subject)
     known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
     for where, name, tensor in _plain_tensors(component):
-        if id(tensor) not in known:
-            text = f"the attribute {name} of {where} holds a tensor that is neither a parameter nor a buffer"
-            raise AssertionError(f"{text}: write self.register_buffer({name!r}, ...), or nn.Parameter if it is learned")
+        require(
+            id(tensor) in known,
+            f"the attribute {name} of {where} holds a tensor that is neither a parameter nor a buffer: write "
+            f"self.register_buffer({name!r}, ...), or nn.Parameter if it is learned",
+        )
     seeded(component, batch)
     kept = _plain_tensors(component)
     for where, name, tensor in kept:
-        if tensor.grad_fn is not None:
-            raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}; detach() what is kept")
+        require(
+            tensor.grad_fn is None, f"a call leaves its graph in the attribute {name} of {where}; detach() what is kept"
+        )
     for _ in range(3):
         seeded(component, batch)
     now = _plain_tensors(component)
@@ -127,8 +128,8 @@ def check_pickle(subject: Subject) -> None:
         except Exception as error:
             raise AssertionError(f"after a call it cannot be copied or pickled: {error}") from error
         for how, twin in twins.items():
-            if shared := _shared(component, twin):
-                raise AssertionError(f"{how} shares {shared} with the original: what changes one changes the other")
+            shared = _shared(component, twin)
+            require(not shared, f"{how} shares {shared} with the original: what changes one changes the other")
         expected = outcome(component, batch)
         for how, twin in twins.items():
             text = f"{how} gives an object with other results, with the settings {settings}"

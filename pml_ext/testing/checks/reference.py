@@ -1,7 +1,5 @@
 """Checks against a slow reference of the equation, and of the effect of every setting."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -24,7 +22,9 @@ from ..subject import (
     Subject,
     applies_to,
     label_arguments,
+    require,
     set_seed,
+    skip_unless,
     takes_labels,
     with_noise,
 )
@@ -114,18 +114,17 @@ def _takes(subject: Subject, name: str) -> bool:
 @applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
     """Value and gradients, or mined indices, must equal a slow reference's."""
-    if subject.kind not in KINDS:
-        raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
+    skip_unless(subject.kind in KINDS, f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid = subject.grid or [{}]
     wants = _wanted_by_reference(subject)
     compare = _compare
     cases = _cases(subject, wants)
     if subject.kind == "miner":
-        if is_random(subject):
-            raise AssertionError(
-                "it draws at random, while the reference gives one answer: after torch.manual_seed(0) and (1) it mines "
-                "others. Draw nothing, or leave out reference="
-            )
+        require(
+            not is_random(subject),
+            "it draws at random, while the reference gives one answer: after torch.manual_seed(0) and (1) it mines "
+            "others. Draw nothing, or leave out reference=",
+        )
         compare = _compare_mined
         cases = [case for case in cases if case.smooth]
     compared = 0
@@ -146,8 +145,7 @@ def check_reference(subject: Subject) -> str:
                 compared += 1
             except SkipCheck as reason:
                 left_out[f"{_shown(settings)}: {reason}"] = None
-    if not compared:
-        raise AssertionError(f"the reference compared nothing: {'; '.join(left_out)}")
+    require(compared, f"the reference compared nothing: {'; '.join(left_out)}")
     text = f"equal in {compared} comparisons"
     if left_out:
         text += f"; left out by the reference: {'; '.join(left_out)}"
@@ -161,8 +159,7 @@ def check_settings(subject: Subject) -> str:
     Without ``reference=`` or ``settings=``, a setting that may need another one passes.
     """
     grid = subject.grid or [{}]
-    if subject.cls is None:
-        raise SkipCheck("it is an instance; only settings of a class can be varied")
+    skip_unless(subject.cls, "it is an instance; only settings of a class can be varied")
     varied = {name: bool([*variants(subject, grid[0], name)]) for name in declared(subject)}
 
     for name in varied:
@@ -178,19 +175,20 @@ def check_settings(subject: Subject) -> str:
             raise SkipCheck(f"it stops with {type(error).__name__}, see check_degenerate_batches") from None
         if subject.grid is None and not changed and not all(varied.values()):
             continue
-        if not pairs:
-            raise AssertionError(f"the setting {name} is not varied; give values: settings={{{name!r}: [...]}}")
-        if changed and _zero_is_default(subject, grid[0], name):
-            raise AssertionError(f"{name}=0 gives what the default does; `{name} or default` takes 0 for nothing given")
-        if changed and name in subject.without_effect:
-            shown = " and ".join(map(_shown, changed))
-            raise AssertionError(f"{name} is said to be without effect, but {shown} differ")
-        if not changed and name not in subject.without_effect:
-            tried = f"{len(pairs)} pairs tried, the last with {_shown(pairs[-1][1])}"
-            raise AssertionError(
-                f"the setting {name} changes neither value nor gradient ({tried}); use it, give the settings that it "
-                "needs in one table of settings=, or name it in without_effect="
+        require(pairs, f"the setting {name} is not varied; give values: settings={{{name!r}: [...]}}")
+        tried = f"{len(pairs)} pairs tried, the last with {_shown(pairs[-1][1])}"
+        require(
+            changed or name in subject.without_effect,
+            f"the setting {name} changes neither value nor gradient ({tried}); use it, give the settings that it "
+            "needs in one table of settings=, or name it in without_effect=",
+        )
+        if changed:
+            require(
+                not _zero_is_default(subject, grid[0], name),
+                f"{name}=0 gives what the default does; `{name} or default` takes 0 for nothing given",
             )
+            shown = " and ".join(map(_shown, changed))
+            require(name not in subject.without_effect, f"{name} is said to be without effect, but {shown} differ")
     return f"varied: {', '.join(varied)}"
 
 

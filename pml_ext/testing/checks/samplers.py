@@ -1,7 +1,5 @@
 """Checks of samplers: sizes of batches, state, and what many passes draw."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle
@@ -12,7 +10,7 @@ import numpy as np
 
 from ...serialization import sampler_state, set_sampler_state
 from ..batches import shuffle
-from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed
+from ..subject import BATCH_SIZE, CLASSES, Subject, applies_to, require, set_seed, skip_unless
 from .reference import declared, variants
 
 _PASSES = 4  # of check_sampler, so that what happens by chance happens
@@ -28,8 +26,7 @@ def _seed(number: int) -> None:
 def _pass(sampler: Any) -> list[Any]:
     most = 10 * len(sampler) + 1000
     drawn = list(itertools.islice(sampler, most))
-    if len(drawn) == most:
-        raise AssertionError(f"a pass goes on after {most} items, but len() says {len(sampler)}; end it there")
+    require(len(drawn) < most, f"a pass goes on after {most} items, but len() says {len(sampler)}; end it there")
     return [np.asarray(item).tolist() for item in drawn]  # of arrays and tensors too, as a data loader takes them
 
 
@@ -55,8 +52,10 @@ def check_sampler(subject: Subject) -> None:
     fill up a class. Labels stay unchanged.
     """
     sampler = subject.make()
-    if iter(sampler) is sampler:
-        raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
+    require(
+        iter(sampler) is not sampler,
+        "it is its own iterator, so that two passes at once share one place; return a new one",
+    )
     _check_passes(subject, sampler, _labels_of(subject, sampler))
     if "labels" in subject.accepted and "labels" not in subject.settings:
         samplers = _Samplers(subject)
@@ -64,26 +63,26 @@ def check_sampler(subject: Subject) -> None:
             sampler, labels = samplers.renamed(_NAMES, in_order)
             before = labels.copy()
             _check_passes(subject, sampler, labels, ", where some classes are small")
-            if not (labels == before).all():
-                raise AssertionError("it changes the labels that it is given in place; copy them first")
+            require((labels == before).all(), "it changes the labels that it is given in place; copy them first")
     if "length_before_new_iter" not in subject.accepted:
         return
     length = max(24, 2 * _batch_size(subject))
     short = len(_pass(subject.make({**subject.settings, "length_before_new_iter": length})))
     long = len(_pass(subject.make({**subject.settings, "length_before_new_iter": 2 * length})))
-    if short == long:
-        found = f"{length} and {2 * length} both give {short} items"
-        raise AssertionError(f"length_before_new_iter is accepted and ignored: {found}")
+    require(
+        short != long,
+        f"length_before_new_iter is accepted and ignored: {length} and {2 * length} both give {short} items",
+    )
 
 
 def _check_passes(subject: Subject, sampler: Any, labels: Any, where: str = "") -> None:
     batches: list[list[int]] = []
     for _ in range(_PASSES):
         drawn = _pass(sampler)
-        if len(drawn) != len(sampler):
-            raise AssertionError(f"a pass gives {len(drawn)} items, but len() says {len(sampler)}{where}")
-        if labels is not None and not {*_flat(drawn)} <= {*range(len(labels))}:
-            raise AssertionError(f"an index is outside of 0 to {len(labels) - 1}{where}")
+        require(len(drawn) == len(sampler), f"a pass gives {len(drawn)} items, but len() says {len(sampler)}{where}")
+        if labels is not None:
+            in_range = {*_flat(drawn)} <= {*range(len(labels))}
+            require(in_range, f"an index is outside of 0 to {len(labels) - 1}{where}")
         of_pass = _batches(sampler, drawn, _batch_size(subject))
         size = getattr(sampler, "batch_size", None)
         wrong = sorted({len(batch) for batch in of_pass[:-1]} - {size})
@@ -102,9 +101,10 @@ def _check_no_image_twice(batches: list[list[int]], labels: Any, where: str) -> 
     for batch in batches:
         numbers, counts = np.unique(batch, return_counts=True)
         for image in numbers[counts > 1].tolist():
-            if sizes and int((labels[batch] == labels[image]).sum()) > sizes[labels[image]]:
-                continue
-            raise AssertionError(f"an image comes twice in a batch, as a positive of itself at distance 0{where}")
+            require(
+                sizes and int((labels[batch] == labels[image]).sum()) > sizes[labels[image]],
+                f"an image comes twice in a batch, as a positive of itself at distance 0{where}",
+            )
 
 
 def _gives_triplets(batches: list[list[int]], labels: Any) -> bool:
@@ -145,8 +145,7 @@ class _Samplers:
     """
 
     def __init__(self, subject: Subject) -> None:
-        if "labels" not in subject.accepted or "labels" in subject.settings:
-            raise SkipCheck("it is given its labels")
+        skip_unless("labels" in subject.accepted and "labels" not in subject.settings, "it is given its labels")
         self._subject = subject
         self.classes = np.array([100, -7, 10**6, 3, 41, 2])
         sizes = [9, 4, 5, 12, 1, 6]
@@ -213,8 +212,10 @@ def _check_state(subject: Subject, settings: Mapping[str, Any]) -> None:
     saved = pickle.dumps(given)
     _seed(1)
     expected = [_pass(one), _pass(one)]
-    if has_state_dict and pickle.dumps(given) != saved:
-        raise AssertionError("what state_dict() gave goes on changing with the sampler; return a copy")
+    require(
+        not has_state_dict or pickle.dumps(given) == saved,
+        "what state_dict() gave goes on changing with the sampler; return a copy",
+    )
     set_sampler_state(other, state)
     _seed(1)
     if [_pass(other), _pass(other)] != expected:
@@ -232,13 +233,14 @@ def check_sampler_draws_all(subject: Subject) -> str:
     """Many passes must draw every class and every image, and passes must differ."""
     samplers = _Samplers(subject)
     passes = samplers.passes(100)
-    if len(passes[0]) > 1 and passes[0] == passes[1]:
-        raise AssertionError("two passes in a row are equal: an epoch sees what the one before saw; go on drawing")
+    require(
+        len(passes[0]) <= 1 or passes[0] != passes[1],
+        "two passes in a row are equal: an epoch sees what the one before saw; go on drawing",
+    )
     images = len(samplers.labels)
     _check_drawn(passes, samplers.labels)
     seen = set().union(*passes)
-    if len(seen) < images:
-        raise AssertionError(f"100 passes give {len(seen)} of {images} images alone")
+    require(len(seen) == images, f"100 passes give {len(seen)} of {images} images alone")
     if samplers.takes(_MANY):
         _check_drawn(samplers.passes(200, labels=_MANY), _MANY)
     return f"all of {images} images in {len(passes)} passes"
@@ -247,11 +249,11 @@ def check_sampler_draws_all(subject: Subject) -> str:
 def _check_drawn(passes: list[list[int]], labels: Any) -> None:
     classes = np.unique(labels)
     missing = sorted(set(classes.tolist()) - set(labels[list(set().union(*passes))].tolist()))
-    if missing:
-        shown = ", ".join(map(str, missing[:3]))
-        raise AssertionError(
-            f"{len(passes)} passes never give {len(missing)} of {len(classes)} classes, such as {shown}; draw among all"
-        )
+    shown = ", ".join(map(str, missing[:3]))
+    require(
+        not missing,
+        f"{len(passes)} passes never give {len(missing)} of {len(classes)} classes, such as {shown}; draw among all",
+    )
 
 
 @applies_to("sampler")
@@ -260,21 +262,25 @@ def check_sampler_class_names(subject: Subject) -> None:
     samplers = _Samplers(subject)
     plain = samplers.sizes_in_batches(_NAMES)
     wide = samplers.sizes_in_batches(_NAMES * 2**32)
-    if len(plain) == 1 and wide != plain:
-        raise AssertionError(f"names of classes 2**32 apart give batches of {wide} images per class, not {plain}")
+    require(
+        len(plain) != 1 or wide == plain,
+        f"names of classes 2**32 apart give batches of {wide} images per class, not {plain}",
+    )
     in_order = samplers.sizes_in_batches(_NAMES, in_order=True)
-    if len(in_order) == 1 and plain != in_order:
-        raise AssertionError(f"batches have {in_order} images per class, but {plain} where labels are not sorted")
-    if all(len(counts) == 1 < counts[0] for counts in in_order):
-        raise AssertionError("every batch has one class alone, and no negatives")
+    require(
+        len(in_order) != 1 or plain == in_order,
+        f"batches have {in_order} images per class, but {plain} where labels are not sorted",
+    )
+    one_class = all(len(counts) == 1 < counts[0] for counts in in_order)
+    require(not one_class, "every batch has one class alone, and no negatives")
 
 
 @applies_to("sampler")
 def check_sampler_settings(subject: Subject) -> None:
     """Every setting must change what is drawn."""
     samplers = _Samplers(subject)
-    if callable(getattr(subject.make(), "after_step", None)):
-        raise SkipCheck("its settings may act in a run alone, after steps")
+    acts_after_steps = callable(getattr(subject.make(), "after_step", None))
+    skip_unless(not acts_after_steps, "its settings may act in a run alone, after steps")
     unchanged = samplers.passes(1)
     for name in declared(subject):
         if name == "seed" or name in subject.without_effect:
@@ -294,9 +300,13 @@ def check_sampler_seed(subject: Subject) -> str | None:
         if not samplers.takes(labels):
             continue
         first = samplers.passes(1, 0, labels, seed=3)
-        if samplers.passes(1, 1, labels, seed=3) != first:
-            classes = len(np.unique(labels))
-            raise AssertionError(f"one seed= draws other indices of {classes} classes where global generators differ")
-        if samplers.passes(1, 0, labels, seed=4) == first:
-            raise AssertionError("seed= is accepted and ignored: seeds 3 and 4 give the same indices")
+        classes = len(np.unique(labels))
+        require(
+            samplers.passes(1, 1, labels, seed=3) == first,
+            f"one seed= draws other indices of {classes} classes where global generators differ",
+        )
+        require(
+            samplers.passes(1, 0, labels, seed=4) != first,
+            "seed= is accepted and ignored: seeds 3 and 4 give the same indices",
+        )
     return None

@@ -1,7 +1,5 @@
 """Situations that must not matter, and arguments that must have an effect."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools
@@ -32,7 +30,7 @@ from ..calling import (
     seeded,
 )
 from ..comparing import all_close, close
-from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from ..subject import SkipCheck, Subject, applies_to, require, skip_unless, takes_labels
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
 _IMAGES = (65, 182, 1025)
@@ -77,10 +75,9 @@ def check_globals_unchanged(subject: Subject) -> None:
         after = {name: get() for name, get in _GLOBALS.items()}
     finally:
         torch.set_num_threads(threads)
-    if changed := [name for name, value in before.items() if after[name] != value]:
-        raise AssertionError(f"it changes {', '.join(changed)} for the whole process; put back what was there")
-    if reseeded:
-        raise AssertionError(f"it seeds the global generator of {' and '.join(reseeded)}; draw from one of its own")
+    changed = [name for name, value in before.items() if after[name] != value]
+    require(not changed, f"it changes {', '.join(changed)} for the whole process; put back what was there")
+    require(not reseeded, f"it seeds the global generator of {' and '.join(reseeded)}; draw from one of its own")
 
 
 def _use(subject: Subject) -> None:
@@ -97,8 +94,7 @@ def _use(subject: Subject) -> None:
 @applies_to(*CALLED)
 def check_calls_are_independent(subject: Subject) -> None:
     """Results must not depend on earlier calls, unless "state" is declared."""
-    if "state" in subject.capabilities:
-        raise SkipCheck("it declares state")
+    skip_unless("state" not in subject.capabilities, "it declares state")
     batch = batch_of(subject, seed=0)
     other = batch_of(subject, seed=1)
     third = batch_of(subject, seed=3)
@@ -192,8 +188,7 @@ def _names(classes: int) -> dict[str, Tensor]:
 def check_names_of_classes(subject: Subject) -> None:
     """Labels are names: 7 and 3 mean the same as 0 and 1, in any integer dtype."""
     component = subject.make()
-    if not takes_labels(component) or is_random(subject):
-        raise SkipCheck("it takes no labels, or its values are random")
+    skip_unless(takes_labels(component) and not is_random(subject), "it takes no labels, or its values are random")
     batch = batch_of(subject)
     other = batch_of(subject, (subject.classes, 3), seed=1)
     for each in (batch, other):  # wrong pairs show in the value
@@ -337,8 +332,10 @@ def check_nan_shows(subject: Subject) -> str | None:
         for where, arguments in given.items():
             if shows(subject.make(), *arguments):
                 continue
-            if not shows(copy.deepcopy(summed), *arguments):
-                raise AssertionError(f"{bad} in {where}{form} gives a value as if nothing were wrong; let it show")
+            require(
+                shows(copy.deepcopy(summed), *arguments),
+                f"{bad} in {where}{form} gives a value as if nothing were wrong; let it show",
+            )
             note = f"{bad} in {where}{form} is dropped by the reducer"
     return note
 
@@ -347,8 +344,7 @@ def check_nan_shows(subject: Subject) -> str | None:
 def check_arguments(subject: Subject) -> None:
     """PML's arguments must have their effect: ``distance``, ``reducer``, regularizers, stats."""
     needs(subject, repeatable=True)
-    if subject.cls is None:
-        raise SkipCheck("it is an instance; arguments are given to a class")
+    skip_unless(subject.cls, "it is an instance; arguments are given to a class")
     batch = batch_of(subject)
 
     def with_(**more: Any) -> Any:
@@ -396,7 +392,7 @@ def _check_distance(subject: Subject, with_: Callable[..., Any]) -> None:
         except Exception:  # it uses the distance
             return True
 
-    if component and not any(changes(batch_of(subject, **case)) for case in CLOSE):
-        raise AssertionError(
-            "distance= changes nothing: near and far exchanged give the same; use self.distance and its is_inverted"
-        )
+    require(
+        not component or any(changes(batch_of(subject, **case)) for case in CLOSE),
+        "distance= changes nothing: near and far exchanged give the same; use self.distance and its is_inverted",
+    )

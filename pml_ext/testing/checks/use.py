@@ -1,7 +1,5 @@
 """A component in use: memory, operators, devices, tiles, PML's trainer."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from typing import Any
@@ -28,7 +26,7 @@ from ..calling import (
 )
 from ..comparing import close, gradient, gradients
 from ..second_device import SecondDevice, in_words
-from ..subject import SkipCheck, Subject, applies_to, set_seed, with_noise
+from ..subject import SkipCheck, Subject, applies_to, require, set_seed, skip_unless, with_noise
 
 MATRICES = 64  # of B x B, the most that a component may save for the backward pass
 MATRICES_OF_TILES = 4  # the most of a distance in tiles, which returns one
@@ -64,8 +62,7 @@ def check_classes_separate(subject: Subject) -> str:
         gains.append(gain)
         if gain >= _GAIN:
             return f"{gain:.0%} of the wrong order of pairs is mended in at most {_STEPS} steps"
-    if not gains:
-        raise SkipCheck("its gradient is 0 in these batches")
+    skip_unless(gains, "its gradient is 0 in these batches")
     raise AssertionError(
         f"{_STEPS} steps along its gradient do not separate classes: of the wrong order of pairs, {max(gains):.0%} is "
         "mended at best; look at the signs, and at which pairs are positive"
@@ -124,16 +121,18 @@ def check_memory_growth(subject: Subject) -> None:
     """Memory must grow at most with the square of the batch size."""
     small, large = _counted(subject, 24)
     growth = large.largest / small.largest
-    if growth > 5.5 and large.largest > 1 << 18:
-        raise AssertionError(f"twice the batch gives a tensor {growth:.1f} times as large; form no triplets")
+    require(
+        growth <= 5.5 or large.largest <= 1 << 18,
+        f"twice the batch gives a tensor {growth:.1f} times as large; form no triplets",
+    )
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_no_loop_over_anchors(subject: Subject) -> None:
     """A Python loop over anchors launches too many operators, which a GPU waits for."""
     small, large = _counted(subject, 12)
-    if (times := large.count / small.count) > 1.7:
-        raise AssertionError(f"twice the batch takes {times:.1f} times the operators: a loop over images")
+    times = large.count / small.count
+    require(times <= 1.7, f"twice the batch takes {times:.1f} times the operators: a loop over images")
 
 
 @applies_to("loss", "regularizer", "distance")
@@ -152,11 +151,15 @@ def check_saved_bytes(subject: Subject) -> str:
     growth = many / max(1, few)
     matrices = many / (4 * large**2)
     what = f"a batch of {large} has {many >> 10} KiB saved for the backward pass"
-    if tiles and not distance and growth > 1.5 * factor and many > 1 << 20:
-        what = f"{what}, {growth:.1f} times as many as for a batch of {size}, although it says that it has tiles"
-        raise AssertionError(f"{what}; compute them again in the backward pass, by torch.utils.checkpoint.checkpoint")
-    if matrices > (MATRICES_OF_TILES if tiles and distance else MATRICES):
-        raise AssertionError(f"{what}, {matrices:.0f} matrices of B x B; tiles can be computed again in the backward")
+    require(
+        not tiles or distance or growth <= 1.5 * factor or many <= 1 << 20,
+        f"{what}, {growth:.1f} times as many as for a batch of {size}, although it says that it has tiles; compute "
+        "them again in the backward pass, by torch.utils.checkpoint.checkpoint",
+    )
+    require(
+        matrices <= (MATRICES_OF_TILES if tiles and distance else MATRICES),
+        f"{what}, {matrices:.0f} matrices of B x B; tiles can be computed again in the backward",
+    )
     return f"{what}, {matrices:.1f} matrices of B x B"
 
 
@@ -176,15 +179,17 @@ def check_no_host_sync(subject: Subject) -> None:
             raise
         except Exception as error:
             raise SkipCheck(f"it does not run on another device than the CPU, see check_devices: {error}") from None
-    if waits := in_words(second.waits):
-        raise AssertionError(f"compute_loss, or its gradient, makes the host wait for the device: {waits}")
+    waits = in_words(second.waits)
+    require(not waits, f"compute_loss, or its gradient, makes the host wait for the device: {waits}")
 
 
 @applies_to("loss", "miner", "regularizer")
 def check_tiles(subject: Subject) -> None:
     """Tiles of any size must give the result of the whole matrix."""
-    if getattr(subject.make(), "tile_size", 0) == 0 or getattr(subject.make(), "tiles", "rows") is None:
-        raise SkipCheck("it has no tiles: no attribute tile_size")
+    skip_unless(
+        getattr(subject.make(), "tile_size", 0) != 0 and getattr(subject.make(), "tiles", "rows") is not None,
+        "it has no tiles: no attribute tile_size",
+    )
 
     def in_tiles(batch: Batch, size: int) -> list[Tensor]:
         component = subject.make()
@@ -233,9 +238,11 @@ def _outcomes(subject: Subject, component: Any, device: torch.device, plain: boo
     for named in forms:
         value = seeded(component, batch, **named)
         parts = value if isinstance(value, tuple) else (value,)
-        if any(part.device != batch.embeddings.device for part in parts):
-            kind = "indices" if subject.kind == "miner" else "value"
-            raise AssertionError(f"the {kind} of a batch elsewhere are on the CPU; make all on embeddings.device")
+        kind = "indices" if subject.kind == "miner" else "value"
+        require(
+            all(part.device == batch.embeddings.device for part in parts),
+            f"the {kind} of a batch elsewhere are on the CPU; make all on embeddings.device",
+        )
         outcomes += value if subject.kind == "miner" else (value.detach(), gradient(value.sum(), batch.embeddings))
     return outcomes
 
@@ -285,5 +292,7 @@ def check_pml_trainer(subject: Subject) -> None:
         except Exception as error:
             text = f"PML's trainer, with its HookContainer, stops: {error_summary(error)}"
             raise AssertionError(f"{text}; no parameter, buffer or recorded attribute may be empty") from error
-    if subject.kind == "loss" and torch.equal(network.weight, before):
-        raise AssertionError("two iterations of PML's MetricLossOnly left the network unchanged")
+    require(
+        subject.kind != "loss" or not torch.equal(network.weight, before),
+        "two iterations of PML's MetricLossOnly left the network unchanged",
+    )

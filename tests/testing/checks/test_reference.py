@@ -65,8 +65,7 @@ def test_reference_is_equal_under_every_setting():
     ],
 )
 def test_what_is_said_of_settings(component, settings, without_effect, text):
-    given = {"settings": settings, "without_effect": without_effect}
-    found = results(component, ["check_settings"], reference=loop, **given)
+    found = results(component, ["check_settings"], reference=loop, settings=settings, without_effect=without_effect)
     assert found.status == "failed"
     assert re.search(text, found.text), found.text
 
@@ -85,17 +84,28 @@ def fails_without_positives(embeddings, labels):
     return loop(embeddings, labels) + 0 / int(positives)
 
 
+def in_plain_numbers(*batch, **settings):
+    return loop(*batch, **settings).item()
+
+
+def without_indices(embeddings, labels):
+    return loop(embeddings, labels)
+
+
 @pytest.mark.parametrize(
     ("component", "reference", "text"),
     [
         (ByHand(), off_by_a_percent, "with the default settings, overlapping classes: the value differs"),
         (ByHand(), of_another_gradient, "classes: the gradient of the embeddings differs from the reference's: "),
         (bug_of("check_gradients"), loop, "overlapping classes: the gradient of the emb"),
+        (bug_of("check_indices_tuple_of_pairs")(), loop, "pairs of a miner: the value differs"),
+        (ByHand(margin=0.25), loop, "the value differs"),
         (
             ByHand(),
             lambda x, y: loop(x, y)[None],
             r"the value differs from the reference's: shape \(\) instead of \(1,\)",
         ),
+        (ByHand(), lambda x, y: 1.01 * in_plain_numbers(x, y), "the value differs"),
         (ByHand(), fails_without_positives, "ZeroDivisionError"),
         (ByHand, lambda x, y, margin=0.5: loop(x, y, margin=margin), "takes no setting 'alpha'"),
     ],
@@ -106,21 +116,19 @@ def test_what_is_said_of_a_difference(component, reference, text):
     assert re.search(text, found.text), found.text
 
 
-def test_of_plain_numbers_values_alone_are_compared():
-    def in_plain_numbers(embeddings, labels, **settings):
-        return loop(embeddings, labels, **settings).item()
-
-    assert results(ByHand(), reference=in_plain_numbers).status == "passed"
-    assert (
-        results(bug_of("check_gradients")(), reference=in_plain_numbers).status == "passed"
-    )  # check_gradients finds it
-    assert results(ByHand(), reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
-
-
-def test_a_reference_that_names_pairs_gets_a_miners():
-    assert results(bug_of("check_indices_tuple_of_pairs")(), reference=lambda x, y: loop(x, y)).status == "passed"
-    found = results(bug_of("check_indices_tuple_of_pairs")(), reference=loop)
-    assert "pairs of a miner: the value differs" in found.text
+@pytest.mark.parametrize(
+    ("component", "reference", "status"),
+    [
+        (ByHand(), in_plain_numbers, "passed"),
+        (bug_of("check_gradients")(), in_plain_numbers, "passed"),  # check_gradients finds it
+        (bug_of("check_indices_tuple_of_pairs")(), without_indices, "passed"),
+        (ByHand(margin=0.25), lambda x, y: loop(x, y, margin=0.25), "passed"),
+        (LpRegularizer(), lambda x: x.norm(dim=1).mean(), "passed"),
+        (MeanReducer, without_indices, "skipped"),
+    ],
+)
+def test_a_reference_compares_what_it_gives(component, reference, status):
+    assert results(component, reference=reference).status == status
 
 
 def test_reference_gets_the_instance_that_it_names():
@@ -147,17 +155,6 @@ def test_a_reference_may_leave_out_what_it_cannot():
     assert found.text.endswith("; left out by the reference: square=True: squares are not written out")
     found = results(ByHand(square=True), reference=lambda x, y: plain_alone(x, y, square=True))
     assert (found.status, "compared nothing" in found.text) == ("failed", True)
-
-
-def test_instances_and_regularizers_may_be_compared():
-    instance = ByHand(margin=0.25)
-    assert results(instance, reference=lambda x, y: loop(x, y, margin=0.25)).status == "passed"
-    assert results(instance, reference=loop).status == "failed"
-    settings = results(instance, ["check_settings"], reference=loop)
-    assert (settings.status, settings.text[:17]) == ("skipped", "it is an instance")
-    assert results(LpRegularizer(), reference=lambda x: x.norm(dim=1).mean()).status == "passed"
-    reducer = results(MeanReducer, reference=lambda x, y: 0)
-    assert (reducer.status, reducer.text[:25]) == ("skipped", "a reducer is not compared")
 
 
 def hardest(embeddings, labels, ref_emb=None, ref_labels=None):
