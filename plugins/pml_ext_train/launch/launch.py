@@ -1,7 +1,5 @@
 """Start and resume runs: recipes, seeds, folders, devices, and the summary."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence

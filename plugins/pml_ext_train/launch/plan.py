@@ -1,7 +1,5 @@
 """The runs of a command, checked before the first begins."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

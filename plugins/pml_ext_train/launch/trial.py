@@ -1,7 +1,5 @@
 """Trials of tuning: runs tested only on validation classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

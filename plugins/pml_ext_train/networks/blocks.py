@@ -1,7 +1,5 @@
 """The last blocks of a trunk, to train where the whole network would take too long."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 ``torch.fx`` traces the calls of ``forward``. Both parts share parameters and modes with the trunk.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, NamedTuple
 

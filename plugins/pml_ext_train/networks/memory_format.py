@@ -1,7 +1,5 @@
 """Memory format: on a CPU, most convolutions are faster in channels-last."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

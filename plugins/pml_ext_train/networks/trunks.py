@@ -1,7 +1,5 @@
 """Trunks: networks from images to features, by name."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The history of a run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

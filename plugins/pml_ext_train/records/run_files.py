@@ -1,7 +1,5 @@
 """A run's recipe and metrics, and its damaged files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

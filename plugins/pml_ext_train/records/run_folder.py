@@ -1,7 +1,5 @@
 """The files of a run's folder."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Contact sheets: rows of captioned pictures."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Figures of runs and embeddings, without matplotlib's global state."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -147,7 +145,7 @@ def _width_of_legend(names: Iterable[str]) -> float:
 
 
 def similarity_distributions(
-    parts: Parts, max_items: int = 1000, learned: Mapping[str, BaseDistance] | None = None
+    parts: Parts, max_items: int = 1000, learned: "Mapping[str, BaseDistance] | None" = None
 ) -> Figure:
     """Draw the cosine similarities of positive and negative pairs, a panel per part.
 

@@ -1,7 +1,5 @@
 """Pages of results: one HTML file that needs no network."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

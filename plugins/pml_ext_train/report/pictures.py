@@ -1,7 +1,5 @@
 """Thumbnails of image files."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Figures of a run's report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any

@@ -1,7 +1,5 @@
 """Measurements of finished runs by tools, in ``metrics.json``, report and export."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report of a run on one page."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """A finished run loaded from its folder."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +118,7 @@ class LoadedRun:
         return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
 
     @functools.cached_property
-    def metric(self) -> BaseDistance | None:
+    def metric(self) -> "BaseDistance | None":
         """The learned metric of the run's loss, in evaluation mode, or None."""
         from pml_ext.evaluation import learned_metric
 

@@ -1,7 +1,5 @@
 """The interface from images to embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,5 +21,5 @@ class Embedder(Protocol):
     def size(self) -> int:
         """Length of an embedding."""
 
-    def embed(self, images: Sequence[Image]) -> Tensor | Vectors:
+    def embed(self, images: "Sequence[Image]") -> "Tensor | Vectors":
         """Embed upright RGB images: ``[N, size]``, not normalized."""

@@ -1,7 +1,5 @@
 """The interface that makes runs from folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Interfaces of embedded images and their clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -28,7 +26,7 @@ class EmbeddedImages(Protocol):
         """Classes, or empty strings."""
 
     @property
-    def embeddings(self) -> Tensor:
+    def embeddings(self) -> "Tensor":
         """``[N, D]``, of length 1."""
 
     @property

@@ -1,7 +1,5 @@
 """The interface of a trained run that searches images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,7 +30,7 @@ class SearchedRun(Protocol):
     def check_images(self) -> None:
         """Raise ConfigError for a run of vectors."""
 
-    def embed(self, images: Any, batch_size: int = 256) -> Tensor:
+    def embed(self, images: Any, batch_size: int = 256) -> "Tensor":
         """Embed one or several images: ``[N, D]``."""
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:

@@ -1,7 +1,5 @@
 """Batches of an epoch: each process's part, augmentation seeds, and images."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """Batches and passes from kept features or activations."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -4,8 +4,6 @@
 feature belongs to a file with size and time, or to pixels; to a box; and to a view with its own random numbers.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -43,7 +41,7 @@ class Features:
         self._numbers = numbers
 
     @classmethod
-    def of_vectors(cls, vectors: Tensor) -> Features:
+    def of_vectors(cls, vectors: Tensor) -> "Features":
         """Use a data set's vectors ``[N, F]`` as features."""
         return cls(vectors, torch.arange(len(vectors)), vectors.shape[1:])
 
@@ -60,7 +58,7 @@ class Remainder:
     """The rest of a trunk after a cut, and the cache of its features."""
 
     module: nn.Module
-    cache: FeatureCache
+    cache: "FeatureCache"
 
 
 class FeatureCache:

@@ -1,7 +1,5 @@
 """Features and activations of a run's splits, each computed once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

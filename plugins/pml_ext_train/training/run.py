@@ -1,7 +1,5 @@
 """A run: a network on its data, with stages, losses, optimizers, and a history."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from pathlib import Path

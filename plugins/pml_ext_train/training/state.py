@@ -1,7 +1,5 @@
 """The contents of checkpoints: weights, and everything else that training changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

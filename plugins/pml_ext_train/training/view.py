@@ -1,7 +1,5 @@
 """A run's network on its data: labels, and embeddings that are computed once."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
