@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pml_ext.errors import needs_extra
 from pml_ext.evaluation.neighbors import distance_matrix
 from pml_ext.evaluation.sampling import sample_indices as sample_indices
 
 from .fonts import drawable, font_families
 from .projection import COLORS, ONE_POINT, SHAPES, flattened, mark, unit_rows_on_cpu
-
-with needs_extra("train", "a figure"):
-    from matplotlib.figure import Figure
-    from matplotlib.markers import MarkerStyle
-    from matplotlib.patches import Rectangle
-    from matplotlib.text import Text
 
 if TYPE_CHECKING:
     from pml_ext.pml import BaseDistance

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pml_ext.errors import needs_extra, one_line
-from pml_ext.evaluation.metrics import is_known_metric, title_of
+import jinja2
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
-with needs_extra("train", "a report"):
-    import jinja2
-    from markupsafe import Markup
-    from matplotlib.figure import Figure
+from pml_ext.errors import one_line
+from pml_ext.evaluation.metrics import is_known_metric, title_of
 
 
 class ReportFigure(NamedTuple):

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
+from markupsafe import Markup
+from PIL import Image
 
-from pml_ext.errors import ConfigError, UnknownNameError, needs_extra
+from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
 from pml_ext.evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
 
@@ -37,11 +40,6 @@ from .verdict import (
     setback,
     shown_phases,
 )
-
-with needs_extra("train", "a report"):
-    import tomli_w
-    from markupsafe import Markup
-    from PIL import Image
 
 WORST = 10  # classes in a table
 _PICTURE = 96  # pixels of a picture in a table, twice its displayed size

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
-from pml_ext.errors import ConfigError, DataError, needs_extra, one_line, shortened
+from pml_ext.errors import ConfigError, DataError, one_line, shortened
 
 from ..files import DamagedError, check_writable, read_json, reading
 from ..files.checksums import read_sums, sha256_of
@@ -16,9 +17,6 @@ from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_contex
 from ..records.run_files import MODEL, tables_of_run
 from ..records.run_folder import METRICS, NETWORK, RECIPE, check_unchanged, how_to_redo, no_finished_run
 from ..training import checkpoint
-
-with needs_extra("train", "a run"):
-    from pydantic import BaseModel, Field, ValidationError
 
 if TYPE_CHECKING:  # seconds to import, not needed for a query
     from pml_ext.pml import BaseDistance

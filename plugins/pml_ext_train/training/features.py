@@ -174,15 +174,10 @@ class FeatureCache:
 
     def keep(self, paths: Sequence[Path], stats: Sequence[FileStat], features: Tensor) -> None:
         """Write the finite features of files, ``[N, F]``, with ``stats`` from before they were read."""
-        keys = [key_of(file_bytes(path)) for path in paths]
-        self._append_finite(keys, stats, features)
+        self.add([key_of(file_bytes(path)) for path in paths], stats, features)
 
     def add(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write the finite features ``[B, F]`` of another pass, if the store is writable."""
-        with contextlib.suppress(UnwritableError):
-            self._append_finite(keys, stats, features)
-
-    def _append_finite(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
+        """Write the finite features ``[B, F]`` of another pass."""
         rows = self._rows(features)
         finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
         if finite:
@@ -222,7 +217,8 @@ class FeatureCache:
             files_of_batch = [files[key] for key in keys_of_batch]
             numbers |= self.store.append(keys_of_batch, files_of_batch, rows)
             if remainder is not None:
-                remainder.cache.add(keys_of_batch, files_of_batch, each.embeddings)
+                with contextlib.suppress(UnwritableError):  # they are computed again when they are needed
+                    remainder.cache.add(keys_of_batch, files_of_batch, each.embeddings)
         return numbers
 
 

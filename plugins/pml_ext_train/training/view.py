@@ -20,7 +20,7 @@ from pml_ext.run_view import RunView
 
 from ..data import DataSplits, LabeledImages
 from ..networks import VectorInput, use_channels_last
-from ..networks.modes import preserved_modes
+from ..networks.modes import evaluation_mode
 from ..recipe import Recipe, build_network, build_relation
 from . import checkpoint
 from .activations import GIGABYTE, TrunkCut, size_of
@@ -234,8 +234,7 @@ class View:
     @torch.no_grad()
     def embed_features(self, split: str, features: Tensor) -> None:
         """Compute and keep a split's embeddings from its features ``[N, F]``."""
-        with preserved_modes(self.embedder):
-            self.embedder.eval()
+        with evaluation_mode(self.embedder):
             parts = [self.embedder(part) for part in torch.split(features, _FEATURES_BATCH)]
         self._results["embeddings", split] = torch.cat(parts)
 
