@@ -22,7 +22,7 @@ from pml_ext.evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title
 from ..data import LabeledImages
 from ..files import DamagedError, read_json, write_atomically, write_text
 from ..recipe import Quoted, Recipe, is_full, printed, quoted
-from ..records.run_folder import CHOICE
+from ..records import CHOICE
 from ..report import ReportFigure, ReportTable, percent, render, short_name
 from ..training import Stages, View, nearest
 from .figures import figures_of_components, figures_of_run

@@ -14,8 +14,16 @@ from ..files.checksums import read_sums, sha256_of
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
-from ..records.run_files import MODEL, tables_of_run
-from ..records.run_folder import METRICS, NETWORK, RECIPE, check_unchanged, how_to_redo, no_finished_run
+from ..records.run_files import (
+    METRICS,
+    MODEL,
+    NETWORK,
+    RECIPE,
+    check_unchanged,
+    how_to_redo,
+    no_finished_run,
+    tables_of_run,
+)
 from ..training import checkpoint
 
 if TYPE_CHECKING:  # seconds to import, not needed for a query

@@ -10,11 +10,10 @@ from pml_ext.errors import ConfigError, shortened
 from pml_ext.serialization import sampler_state, set_sampler_state
 
 from ..recipe import load_recipe
-from ..records.history import RunHistory
-from ..records.run_folder import RECIPE
+from ..records.run_files import RECIPE
 from . import checkpoint
 from .optimizers import extend_schedule
-from .run import Run
+from .run import Run, RunHistory
 from .view import View
 
 

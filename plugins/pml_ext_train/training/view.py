@@ -28,8 +28,7 @@ from .batch_norm import synchronize_batch_norm
 from .batches import Pass, embed_batches
 from .engine import first_nonfinite
 from .feature_reader import with_features
-from .features import FeatureCache, Features
-from .kept_features import KeptFeatures
+from .features import FeatureCache, Features, KeptFeatures
 from .run_data import load_run_data
 
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
