@@ -22,7 +22,7 @@ from pml_ext.settings import settings_of
 from pml_ext_search import Answer, TrainedRun
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.recipe.schema import Recipe
-from pml_ext_train.records import run_folder as folder
+from pml_ext_train.records import run_files as folder
 
 PATH = Path(__file__).with_suffix(".txt")
 PROVISIONAL = (

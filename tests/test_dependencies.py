@@ -100,6 +100,6 @@ def test_losses_and_wrappers_need_no_extra(bare):
 
 def test_a_missing_extra_is_named(bare):
     text = r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. Run: pip install "
-    for name in ("load_run", "pml_ext_train.training", "pml_ext_train.report.figures"):
+    for name in ("load_run", "pml_ext_train.training", "pml_ext_train.report"):
         assert re.fullmatch(text + r'"pml-ext\[train\]"', bare[name]), f"{name}: {bare[name]}"
     assert {name: text for name, text in bare.items() if text and not text.startswith("MissingExtraError: ")} == {}

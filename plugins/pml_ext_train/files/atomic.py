@@ -1,7 +1,5 @@
 """Atomic replacement of files, locks, and reading of JSON and TOML."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -1,7 +1,5 @@
 """Checksums of a folder's files in ``SHA256SUMS``, as written by ``sha256sum``."""
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Size and time of files, and paths as bytes and as text."""
 
-from __future__ import annotations
-
 import functools
 import os
 import unicodedata

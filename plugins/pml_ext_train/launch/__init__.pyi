@@ -1,4 +1,10 @@
-from .launch import QUICK as QUICK, execute as execute, locked as locked, train as train
+from .launch import (
+    QUICK as QUICK,
+    execute as execute,
+    locked as locked,
+    train as train,
+    train_and_validate as train_and_validate,
+)
 from .plan import (
     LOCK as LOCK,
     Plan as Plan,
@@ -6,4 +12,3 @@ from .plan import (
     default_folder as default_folder,
     restarted as restarted,
 )
-from .trial import train_and_validate as train_and_validate

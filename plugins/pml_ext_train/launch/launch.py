@@ -1,10 +1,8 @@
 """Start and resume runs: recipes, seeds, folders, devices, and the summary."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from pml_ext.errors import ConfigError, PmlExtError, StoppedError, one_line
 
 from ..data import DataSplits
 from ..files import checksums, locked_folder, write_json
-from ..recipe import Override, Overrides, load_recipe, naming_settings, plugins_in
+from ..recipe import Override, Overrides, Recipe, load_recipe, naming_settings, plugins_in
 from ..records import (
     LAST,
     METRICS,
@@ -221,6 +219,29 @@ def _failure(plan: Plan, error: Exception) -> dict[str, Any]:
     """The record of a failed run: only text, so its networks are freed."""
     text = str(error) if isinstance(error, PmlExtError) else one_line(error)
     return {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
+
+
+def train_and_validate(
+    recipe: Recipe,
+    name: str,
+    folder: Path,
+    seed: int,
+    device: str,
+    data: Path | None,
+    listener: Listener,
+    report: Callable[[int, float], None],
+) -> float:
+    """Train or resume a recipe; return its best ``evaluation.select`` on validation classes.
+
+    ``report`` receives the epoch and the best value after each epoch; its errors end the run.
+    """
+    run = Run(recipe, name, folder, seed, device, data, listener)
+    with locked(folder):
+        result = train_run(
+            run, resume=True, after_validation=report, finish=lambda run, _: {"value": run.history.best["value"]}
+        )
+    value: float = result["value"]
+    return value
 
 
 class FailedRunsError(PmlExtError):

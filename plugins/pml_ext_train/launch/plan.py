@@ -1,7 +1,5 @@
 """The runs of a command, checked before the first begins."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import re
@@ -12,7 +10,7 @@ from pml_ext.errors import ConfigError, DataError, printable
 
 from ..files import SUMS, DamagedError, check_writable, final_path, read_toml
 from ..recipe import Override, Overrides, Recipe, flat, load_recipes, overrides_of
-from ..records import CHOICE, FILES, LAST, METRICS, RECIPE, TRIALS, check_against_sums, read_metrics, tables_of_run
+from ..records import CHOICE, FILES, LAST, METRICS, RECIPE, TRIALS, check_unchanged, read_metrics, tables_of_run
 from ..results.verdict import is_trained
 
 LOCK = ".lock"
@@ -120,7 +118,7 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
     if not folder.exists():
         return None
     try:
-        check_against_sums(folder, RECIPE)
+        check_unchanged(folder, RECIPE, damaged_sums=True)
         tables = read_toml(folder / RECIPE, "run")
     except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
         _check_only_files_of_a_run(folder)

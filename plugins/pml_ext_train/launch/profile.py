@@ -1,7 +1,5 @@
 """Times of training steps, compared with a bare loop over the same batches."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """The last blocks of a trunk, to train where the whole network would take too long."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pml_ext.errors import ConfigError
 
 from .cut import cut_before
-from .modes import preserved_modes
+from .modes import evaluation_mode
 from .trunks import unwrapped_trunk
 
 SHARE = 0.4  # of the trunk's operations, at most: EfficientNet-Lite0's from blocks.5 on are 0.37
@@ -35,8 +33,7 @@ def last_blocks(trunk: nn.Module, channels: int, image_size: int) -> LastBlocks 
     """
     images = torch.zeros(1, channels, image_size, image_size)
     found: LastBlocks | None = None
-    with preserved_modes(trunk), torch.no_grad():
-        trunk.eval()
+    with evaluation_mode(trunk), torch.no_grad():
         whole = operations_of(trunk, images)
         for name in reversed(blocks_in_a_row(unwrapped_trunk(trunk))):
             try:

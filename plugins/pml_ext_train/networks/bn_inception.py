@@ -1,7 +1,5 @@
 """BN-Inception, which neither torchvision nor timm has."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

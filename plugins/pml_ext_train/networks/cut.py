@@ -3,8 +3,6 @@
 ``torch.fx`` traces the calls of ``forward``. Both parts share parameters and modes with the trunk.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, NamedTuple
 
@@ -13,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from pml_ext.errors import ConfigError, first_of, one_line, unknown
 
-from .modes import preserved_modes
+from .modes import evaluation_mode
 from .trunks import RepeatedGray, unwrapped_trunk
 
 HEAD = "head"  # cut after the whole trunk
@@ -37,9 +35,10 @@ def cut_before(trunk: nn.Module, block: str) -> CutTrunk:
     model = unwrapped_trunk(trunk)
     graph = _trace(model, block)
     nodes = list(graph.nodes)
-    first = _first_call(nodes, block)
-    if first is None:
+    calls = [place for place, node in enumerate(nodes) if node.op == "call_module" and node.target == block]
+    if len(calls) != 1:
         raise _refusal(trunk, block, f"{block} is not called once for a batch of images")
+    (first,) = calls
     activation = _only_activation(trunk, block, nodes, first)
     stem: nn.Module = fx.GraphModule(model, _graph_until(activation, nodes, first), "Stem")
     rest = fx.GraphModule(model, _graph_from(activation, nodes, first), "Rest")
@@ -76,8 +75,7 @@ def _trace(model: nn.Module, block: str) -> fx.Graph:
     if block not in names:
         raise ConfigError(f"model.freeze.until: {unknown('block of the trunk', block, names)}")
     try:
-        with preserved_modes(model):
-            model.eval()
+        with evaluation_mode(model):
             graph = _AncestorTracer(block).trace(model, _defaults(model))
             model.train()
             in_training = _AncestorTracer(block).trace(model, _defaults(model))
@@ -92,11 +90,6 @@ def _defaults(model: nn.Module) -> dict[str, Any]:
     """Arguments of a model's ``forward`` that have defaults, such as masks."""
     parameters = inspect.signature(model.forward).parameters.values()
     return {each.name: each.default for each in parameters if each.default is not each.empty}
-
-
-def _first_call(nodes: list[fx.Node], block: str) -> int | None:
-    places = [place for place, node in enumerate(nodes) if node.op == "call_module" and node.target == block]
-    return places[0] if len(places) == 1 else None
 
 
 def _only_activation(trunk: nn.Module, block: str, nodes: list[fx.Node], first: int) -> fx.Node:
@@ -149,7 +142,6 @@ def _refusal(trunk: nn.Module, block: str, reason: str) -> ConfigError:
 
 def activation_shape(stem: nn.Module, channels: int, image_size: int, device: torch.device) -> torch.Size:
     """Shape of an image's activations, measured on an image of zeros."""
-    with preserved_modes(stem), torch.no_grad():
-        stem.eval()
+    with evaluation_mode(stem), torch.no_grad():
         output: Tensor = stem(torch.zeros(1, channels, image_size, image_size, device=device))
     return output.shape[1:]

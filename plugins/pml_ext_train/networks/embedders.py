@@ -1,7 +1,5 @@
 """Embedders, the layers from features to embeddings, and whitened PCA."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Image encoders of the package transformers as trunks, and their preprocessing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

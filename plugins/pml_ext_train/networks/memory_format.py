@@ -1,11 +1,9 @@
 """Memory format: on a CPU, most convolutions are faster in channels-last."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
-from .modes import preserved_modes
+from .modes import evaluation_mode
 
 
 def use_channels_last(network: nn.Module, channels: int, image_size: int) -> torch.memory_format:
@@ -17,9 +15,8 @@ def use_channels_last(network: nn.Module, channels: int, image_size: int) -> tor
     if not any(parameter.ndim == 4 for parameter in network.parameters()):
         return torch.contiguous_format
     images = torch.zeros(2, channels, image_size, image_size)
-    with preserved_modes(network), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with evaluation_mode(network), torch.no_grad(), torch.random.fork_rng(devices=[]):
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        network.eval()
         try:
             network(images.to(memory_format=torch.channels_last))
         except RuntimeError:

@@ -1,7 +1,5 @@
 """Training and evaluation mode of a network's modules."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
@@ -14,12 +12,11 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def preserved_modes(*networks: nn.Module) -> Iterator[None]:
-    """Restore the mode of each module after the block."""
-    modes: dict[nn.Module, bool] = {}
-    for network in networks:
-        for module in network.modules():
-            modes[module] = module.training
+def evaluation_mode(*networks: nn.Module) -> Iterator[None]:
+    """Put networks into evaluation mode; restore the mode of each module after the block."""
+    together = nn.ModuleList(networks)
+    modes = {module: module.training for module in together.modules()}
+    together.eval()
     try:
         yield
     finally:

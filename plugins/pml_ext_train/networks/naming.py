@@ -1,7 +1,5 @@
 """Pretrained trunks in options: ``NAME``, ``NAME=WEIGHTS``, a file, or a folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

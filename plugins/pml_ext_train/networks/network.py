@@ -1,7 +1,5 @@
 """A network: preprocessing, trunk and embedder."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 
@@ -128,7 +126,7 @@ class Network(nn.Module):
         """Embeddings ``[B, D]``, not normalized, of images ``[B, C, S, S]`` or vectors."""
         return self.embedder(self.trunk(images))  # type: ignore[no-any-return]
 
-    def without_head(self) -> Network:
+    def without_head(self) -> "Network":
         """A network with the same trunk, whose embeddings are the trunk's features."""
         network = Network(self.preprocessing, self.trunk, self.features, None, self.features)
         return network.train(self.training)

@@ -1,7 +1,5 @@
 """Pretrained trunks: weights from files, adapters, and preprocessing."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Text encoders of pairs such as CLIP and SigLIP, whose image encoder is a trunk."""
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence

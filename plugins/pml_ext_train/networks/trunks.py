@@ -1,7 +1,5 @@
 """Trunks: networks from images to features, by name."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from pml_ext.errors import ConfigError, needs_extra, one_line, unknown
 
 from . import efficientnet_lite as lite
 from .bn_inception import BNInception
-from .modes import preserved_modes
+from .modes import evaluation_mode
 
 PREFIX = "torchvision/"
 TIMM = "timm/"
@@ -270,8 +268,7 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
     shape = (in_channels, image_size, image_size)
     named = f"model.trunk ({type(trunk).__module__}.{type(trunk).__qualname__})"
     try:
-        with preserved_modes(trunk), torch.no_grad():
-            trunk.eval()
+        with evaluation_mode(trunk), torch.no_grad():
             images = torch.zeros(2, *shape)
             output = trunk(images)
     except (RuntimeError, AssertionError, ValueError) as error:

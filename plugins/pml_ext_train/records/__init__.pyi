@@ -7,27 +7,24 @@ from .database import (
 )
 from .recorder import Records as Records
 from .run_files import (
-    LAST as LAST,
-    MODEL as MODEL,
-    check_against_sums as check_against_sums,
-    is_finished as is_finished,
-    read_finished as read_finished,
-    read_metrics as read_metrics,
-    tables_of_run as tables_of_run,
-)
-from .run_folder import (
     CHOICE as CHOICE,
     DERIVED as DERIVED,
     FILES as FILES,
+    LAST as LAST,
     METRICS as METRICS,
+    MODEL as MODEL,
     NETWORK as NETWORK,
     RECIPE as RECIPE,
     REPORT as REPORT,
     TRIALS as TRIALS,
     WRITTEN as WRITTEN,
     check_unchanged as check_unchanged,
+    is_finished as is_finished,
     no_finished_run as no_finished_run,
+    read_finished as read_finished,
+    read_metrics as read_metrics,
     remove_run as remove_run,
+    tables_of_run as tables_of_run,
     write_checksums as write_checksums,
     write_run_json as write_run_json,
 )

@@ -1,7 +1,5 @@
 """A run's database of records, by record-keeper, and its CSV files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

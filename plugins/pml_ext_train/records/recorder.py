@@ -1,7 +1,5 @@
 """Records of every iteration and epoch."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """Recorded values, read back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Mean and spread of several runs."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import Any

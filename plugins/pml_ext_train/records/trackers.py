@@ -1,7 +1,5 @@
 """Trackers, which record values during training."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import time

@@ -1,18 +1,13 @@
 """Contact sheets: rows of captioned pictures."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
 
-from pml_ext.errors import needs_extra
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from .figures import GRAY, WRONG
 from .fonts import drawable, font_families, short_name
-
-with needs_extra("train", "a contact sheet"):
-    from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 CELL = 108  # pixels from one picture of a sheet to the next
 _ROW = 10

@@ -1,7 +1,5 @@
 """Figures of runs and embeddings, without matplotlib's global state."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,21 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pml_ext.errors import needs_extra
 from pml_ext.evaluation.neighbors import distance_matrix
 from pml_ext.evaluation.sampling import sample_indices as sample_indices
 
 from .fonts import drawable, font_families
 from .projection import COLORS, ONE_POINT, SHAPES, flattened, mark, unit_rows_on_cpu
-
-with needs_extra("train", "a figure"):
-    from matplotlib.figure import Figure
-    from matplotlib.markers import MarkerStyle
-    from matplotlib.patches import Rectangle
-    from matplotlib.text import Text
 
 if TYPE_CHECKING:
     from pml_ext.pml import BaseDistance
@@ -147,7 +142,7 @@ def _width_of_legend(names: Iterable[str]) -> float:
 
 
 def similarity_distributions(
-    parts: Parts, max_items: int = 1000, learned: Mapping[str, BaseDistance] | None = None
+    parts: Parts, max_items: int = 1000, learned: "Mapping[str, BaseDistance] | None" = None
 ) -> Figure:
     """Draw the cosine similarities of positive and negative pairs, a panel per part.
 

@@ -1,7 +1,5 @@
 """Names as drawable texts in any script."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

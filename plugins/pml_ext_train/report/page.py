@@ -1,20 +1,17 @@
 """Pages of results: one HTML file that needs no network."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pml_ext.errors import needs_extra, one_line
-from pml_ext.evaluation.metrics import is_known_metric, title_of
+import jinja2
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
-with needs_extra("train", "a report"):
-    import jinja2
-    from markupsafe import Markup
-    from matplotlib.figure import Figure
+from pml_ext.errors import one_line
+from pml_ext.evaluation.metrics import is_known_metric, title_of
 
 
 class ReportFigure(NamedTuple):

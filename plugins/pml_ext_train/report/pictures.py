@@ -1,19 +1,15 @@
 """Thumbnails of image files."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 
+from PIL import Image
 from torch import Tensor
 
-from pml_ext.errors import DataError, needs_extra
+from pml_ext.errors import DataError
 
 from ..data import image_tensor, placeholder, thumbnail
 from ..retrieval import RetrievalWarning
-
-with needs_extra("train", "a picture"):
-    from PIL import Image
 
 _THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the figure
 

@@ -1,7 +1,5 @@
 """Embeddings in two dimensions."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

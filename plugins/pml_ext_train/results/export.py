@@ -1,7 +1,5 @@
 """Export of a run's network."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,16 +1,15 @@
 """Figures of a run's report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from pml_ext.errors import needs_extra, one_line
+from pml_ext.errors import one_line
 from pml_ext.evaluation import Evaluation
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
 from pml_ext.evaluation.metrics import headline_metric, title_of
@@ -20,9 +19,6 @@ from ..report import ReportFigure, draw, figures, short_name
 from ..training import NoLabelsError, Stages, View, load, nearest
 from .findings import has_answer, recall_by_class
 from .verdict import is_trained, phase_titles, shown_phases
-
-with needs_extra("train", "a report"):
-    from matplotlib.figure import Figure
 
 
 def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:

@@ -1,7 +1,5 @@
 """Findings of a run's test: recall by class, confusions, counts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The end of a run: tests, ``metrics.json``, report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from typing import Any

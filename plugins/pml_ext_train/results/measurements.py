@@ -1,21 +1,18 @@
 """Measurements of finished runs by tools, in ``metrics.json``, report and export."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pml_ext.errors import ConfigError, DataError, needs_extra, shortened
+from pydantic import BaseModel, ValidationError
+
+from pml_ext.errors import ConfigError, DataError, shortened
 
 from ..files import is_unchanged, locked_folder, recover, replace_file
 from ..networks.network import By
 from ..records import METRICS, REPORT, WRITTEN, check_unchanged, read_metrics, write_run_json
 from ..report import ReportTable, render
-
-with needs_extra("train", "measurements of a run"):
-    from pydantic import BaseModel, ValidationError
 
 KEY = "measured"  # in metrics.json
 _SECTION = re.compile(r"<!-- measured -->.*?<!-- end of measured -->", re.DOTALL)

@@ -1,7 +1,5 @@
 """The report of a run on one page."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
@@ -13,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
+from markupsafe import Markup
+from PIL import Image
 
-from pml_ext.errors import ConfigError, UnknownNameError, needs_extra
+from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.evaluation.listed import scores_of_pairs, scores_of_triplets
 from pml_ext.evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
 
 from ..data import LabeledImages
 from ..files import DamagedError, read_json, write_atomically, write_text
 from ..recipe import Quoted, Recipe, is_full, printed, quoted
-from ..records.run_folder import CHOICE
+from ..records import CHOICE
 from ..report import ReportFigure, ReportTable, percent, render, short_name
 from ..training import Stages, View, nearest
 from .figures import figures_of_components, figures_of_run
@@ -39,11 +40,6 @@ from .verdict import (
     setback,
     shown_phases,
 )
-
-with needs_extra("train", "a report"):
-    import tomli_w
-    from markupsafe import Markup
-    from PIL import Image
 
 WORST = 10  # classes in a table
 _PICTURE = 96  # pixels of a picture in a table, twice its displayed size

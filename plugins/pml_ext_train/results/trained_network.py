@@ -1,26 +1,30 @@
 """A finished run loaded from its folder."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
-from pml_ext.errors import ConfigError, DataError, needs_extra, one_line, shortened
+from pml_ext.errors import ConfigError, DataError, one_line, shortened
 
 from ..files import DamagedError, check_writable, read_json, reading
 from ..files.checksums import read_sums, sha256_of
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
-from ..records.run_files import MODEL, tables_of_run
-from ..records.run_folder import METRICS, NETWORK, RECIPE, check_unchanged, how_to_redo, no_finished_run
+from ..records.run_files import (
+    METRICS,
+    MODEL,
+    NETWORK,
+    RECIPE,
+    check_unchanged,
+    how_to_redo,
+    no_finished_run,
+    tables_of_run,
+)
 from ..training import checkpoint
-
-with needs_extra("train", "a run"):
-    from pydantic import BaseModel, Field, ValidationError
 
 if TYPE_CHECKING:  # seconds to import, not needed for a query
     from pml_ext.pml import BaseDistance
@@ -120,7 +124,7 @@ class LoadedRun:
         return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
 
     @functools.cached_property
-    def metric(self) -> BaseDistance | None:
+    def metric(self) -> "BaseDistance | None":
         """The learned metric of the run's loss, in evaluation mode, or None."""
         from pml_ext.evaluation import learned_metric
 

@@ -1,7 +1,5 @@
 """What training achieved, in words."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,10 @@
 from .copies import CopiesService as CopiesService, CopyKind as CopyKind, FoundCopies as FoundCopies
-from .embedder import Embedder as Embedder
-from .fit import EmbeddingListener as EmbeddingListener, FitService as FitService
-from .images import EmbeddedImages as EmbeddedImages, ImageCluster as ImageCluster, ImageClusters as ImageClusters
+from .images import (
+    EmbeddedImages as EmbeddedImages,
+    Embedder as Embedder,
+    ImageCluster as ImageCluster,
+    ImageClusters as ImageClusters,
+)
 from .mirror import Changes as Changes, Mirror as Mirror, StoresService as StoresService
 from .parts import (
     EmbeddedRows as EmbeddedRows,
@@ -13,7 +16,13 @@ from .parts import (
     Written as Written,
 )
 from .recall_sample import RecallSample as RecallSample
-from .run import RetrievalWarning as RetrievalWarning, SearchedRun as SearchedRun, SearchService as SearchService
+from .run import (
+    EmbeddingListener as EmbeddingListener,
+    FitService as FitService,
+    RetrievalWarning as RetrievalWarning,
+    SearchedRun as SearchedRun,
+    SearchService as SearchService,
+)
 from .stores import (
     Numbers as Numbers,
     Rows as Rows,

@@ -1,7 +1,5 @@
 """The interface of the search for copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -27,7 +25,7 @@ class FoundCopies(Protocol):
     def summary(self, noun: str = "image") -> str:
         """One line on what was found."""
 
-    def to_spare(self) -> FoundCopies:
+    def to_spare(self) -> "FoundCopies":
         """The groups with only the first kept image."""
 
     def as_json(self) -> dict[str, Any]:
@@ -51,7 +49,7 @@ class CopiesService(Protocol):
     ) -> FoundCopies:
         """Find copies among image files; ``listener`` receives the number of read files."""
 
-    def find_equal_vectors(self, ids: Sequence[str], embeddings: Tensor, radius: float | None = None) -> FoundCopies:
+    def find_equal_vectors(self, ids: Sequence[str], embeddings: "Tensor", radius: float | None = None) -> FoundCopies:
         """Find copies among vectors ``[N, D]`` of length 1."""
 
     def keep_chosen(self, found: Any, kept: Mapping[int, Collection[str]]) -> FoundCopies:

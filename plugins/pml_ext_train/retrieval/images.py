@@ -1,6 +1,4 @@
-"""Interfaces of embedded images and their clusters."""
-
-from __future__ import annotations
+"""Interfaces from images to embeddings, and to clusters."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +7,23 @@ from typing import TYPE_CHECKING, Protocol
 from .stores import Numbers, Vectors
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
+
+
+class Embedder(Protocol):
+    """Turns images into vectors, with a network or a few lines of NumPy."""
+
+    @property
+    def identity(self) -> str:
+        """A name that changes with the embeddings."""
+
+    @property
+    def size(self) -> int:
+        """Length of an embedding."""
+
+    def embed(self, images: "Sequence[Image]") -> "Tensor | Vectors":
+        """Embed upright RGB images: ``[N, size]``, not normalized."""
 
 
 class EmbeddedImages(Protocol):
@@ -28,7 +42,7 @@ class EmbeddedImages(Protocol):
         """Classes, or empty strings."""
 
     @property
-    def embeddings(self) -> Tensor:
+    def embeddings(self) -> "Tensor":
         """``[N, D]``, of length 1."""
 
     @property

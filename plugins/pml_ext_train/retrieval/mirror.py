@@ -1,7 +1,5 @@
 """Stores that hold a copy of an index."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 from .images import EmbeddedImages

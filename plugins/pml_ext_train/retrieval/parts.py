@@ -1,7 +1,5 @@
 """Embeddings in files, written by many processes and read into an index."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol

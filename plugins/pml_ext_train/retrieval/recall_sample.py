@@ -1,7 +1,5 @@
 """Recall@10 of an approximate search, on a sample."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

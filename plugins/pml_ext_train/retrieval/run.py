@@ -1,17 +1,37 @@
-"""The interface of a trained run that searches images."""
-
-from __future__ import annotations
+"""Interfaces of trained runs that search images, and of what makes them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .fit import EmbeddingListener
 from .images import EmbeddedImages, ImageClusters
 from .mirror import Mirror
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class EmbeddingListener(Protocol):
+    """Receives progress."""
+
+    def step(self, text: str) -> None:
+        """A step begins."""
+
+    def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
+        """An iteration is done; ``loss`` is its loss."""
+
+    def warn(self, text: str) -> None:
+        """A warning; the run continues."""
+
+    def embedding(self, now: Any) -> None:
+        """Progress over images: ``done``, ``images``, ``rate`` and ``seconds_left``."""
+
+
+class FitService(Protocol):
+    """The service ``"fit"``."""
+
+    def run_of_folder(self, folder: Path, device: str, listener: EmbeddingListener) -> Path:
+        """The run of a folder of images, or a new one without training; DataError without images."""
 
 
 class RetrievalWarning(UserWarning):
@@ -32,7 +52,7 @@ class SearchedRun(Protocol):
     def check_images(self) -> None:
         """Raise ConfigError for a run of vectors."""
 
-    def embed(self, images: Any, batch_size: int = 256) -> Tensor:
+    def embed(self, images: Any, batch_size: int = 256) -> "Tensor":
         """Embed one or several images: ``[N, D]``."""
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:

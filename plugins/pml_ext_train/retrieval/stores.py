@@ -1,7 +1,5 @@
 """Databases that hold an index; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 

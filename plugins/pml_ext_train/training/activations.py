@@ -1,7 +1,5 @@
 """Training on activations of a trunk's frozen first part, which are computed once."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

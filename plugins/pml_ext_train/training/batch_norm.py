@@ -1,7 +1,5 @@
 """Batch norm with the statistics of the batches of all processes."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

@@ -1,7 +1,5 @@
 """Batches of an epoch: each process's part, augmentation seeds, and images."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,7 +16,7 @@ from pml_ext.distributed.processes import share_of
 from pml_ext.errors import TrainingError
 from pml_ext.pairwise import ListedTuples
 
-from ..networks.modes import preserved_modes
+from ..networks.modes import evaluation_mode
 from .loader import Item, WorkerDataset, data_loader
 
 Batches = list[list[Item]]
@@ -191,7 +189,7 @@ def embed_batches(
     dataset = WorkerDataset(images, workers)
     drawn: dict[str, Any] = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
     loader = data_loader(dataset, workers, device, **drawn)
-    with preserved_modes(trunk, embedder), dataset.naming_images():
+    with evaluation_mode(trunk, embedder), dataset.naming_images():
         for batch, labels in loader:
             trunk.eval()
             embedder.eval()

@@ -4,8 +4,6 @@
 ``model.pt`` have weights, ``before.pt`` the untrained network's test embeddings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

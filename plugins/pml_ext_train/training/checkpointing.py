@@ -1,7 +1,5 @@
 """When a run writes its checkpoints, and how it resumes from them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of a run: its validation images and batch norms, a loss that stays 0, and collapse."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Closed-form heads, fitted instead of, before or after training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, cast
 

@@ -1,7 +1,5 @@
 """Device names, deterministic operators, and numbers read from a device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A step equals one of PML 2.9's ``MetricLossOnly`` to the last digit, and adds pr
 check of the loss and all gradients. It waits for the device once.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

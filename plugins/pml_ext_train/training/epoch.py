@@ -1,7 +1,5 @@
 """An epoch in training: stage, batches, objective, losses, and the errors that end it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

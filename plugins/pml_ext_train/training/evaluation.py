@@ -1,7 +1,5 @@
 """Metrics of a run's splits, and the nearest images of queries."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any

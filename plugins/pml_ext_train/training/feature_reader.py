@@ -1,7 +1,5 @@
 """Batches and passes from kept features or activations."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..networks.modes import preserved_modes
+from ..networks.modes import evaluation_mode
 from .batches import Batch, Batches, Pass
 from .features import Features
 
@@ -27,7 +25,7 @@ def with_features(
     ``batches`` have images or None, and labels.
     """
     start = 0
-    with preserved_modes(rest, embedder):
+    with evaluation_mode(rest, embedder):
         for images, labels in batches:
             rest.eval()
             embedder.eval()

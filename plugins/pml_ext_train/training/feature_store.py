@@ -1,7 +1,5 @@
 """Features on disk: a file of float32 or float16 rows, and a table of their keys."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

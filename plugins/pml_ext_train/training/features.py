@@ -4,8 +4,6 @@
 feature belongs to a file with size and time, or to pixels; to a box; and to a view with its own random numbers.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -28,8 +26,11 @@ from pml_ext.errors import ConfigError, DataError, UnwritableError, one_line
 
 from ..data import LabeledImages, cache_folder
 from ..files import FileStat, locked_folder
+from ..networks import Network
+from .activations import DTYPES, Precision, TrunkCut
 from .batches import embed_batches
 from .feature_store import FeatureStore, Vectors, file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest
+from .run_data import RunData
 
 _PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
 
@@ -43,7 +44,7 @@ class Features:
         self._numbers = numbers
 
     @classmethod
-    def of_vectors(cls, vectors: Tensor) -> Features:
+    def of_vectors(cls, vectors: Tensor) -> "Features":
         """Use a data set's vectors ``[N, F]`` as features."""
         return cls(vectors, torch.arange(len(vectors)), vectors.shape[1:])
 
@@ -60,7 +61,7 @@ class Remainder:
     """The rest of a trunk after a cut, and the cache of its features."""
 
     module: nn.Module
-    cache: FeatureCache
+    cache: "FeatureCache"
 
 
 class FeatureCache:
@@ -176,15 +177,10 @@ class FeatureCache:
 
     def keep(self, paths: Sequence[Path], stats: Sequence[FileStat], features: Tensor) -> None:
         """Write the finite features of files, ``[N, F]``, with ``stats`` from before they were read."""
-        keys = [key_of(file_bytes(path)) for path in paths]
-        self._append_finite(keys, stats, features)
+        self.add([key_of(file_bytes(path)) for path in paths], stats, features)
 
     def add(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
-        """Write the finite features ``[B, F]`` of another pass, if the store is writable."""
-        with contextlib.suppress(UnwritableError):
-            self._append_finite(keys, stats, features)
-
-    def _append_finite(self, keys: Sequence[bytes], stats: Sequence[FileStat], features: Tensor) -> None:
+        """Write the finite features ``[B, F]`` of another pass."""
         rows = self._rows(features)
         finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
         if finite:
@@ -224,8 +220,64 @@ class FeatureCache:
             files_of_batch = [files[key] for key in keys_of_batch]
             numbers |= self.store.append(keys_of_batch, files_of_batch, rows)
             if remainder is not None:
-                remainder.cache.add(keys_of_batch, files_of_batch, each.embeddings)
+                with contextlib.suppress(UnwritableError):  # they are computed again when they are needed
+                    remainder.cache.add(keys_of_batch, files_of_batch, each.embeddings)
         return numbers
+
+
+class KeptFeatures:
+    """Features of a run's splits, and activations before its cuts.
+
+    ``new_cache(trunk, shape, about)`` returns a :class:`FeatureCache`.
+    """
+
+    def __init__(self, data: RunData, network: Network, new_cache: Callable[..., FeatureCache]) -> None:
+        self._data = data
+        self._network = network
+        self._new_cache = new_cache
+        self._features: dict[tuple[Any, ...], Features] = {}
+        self._caches: dict[tuple[Any, ...], FeatureCache] = {}
+
+    def of(
+        self,
+        split: str,
+        view: int = 0,
+        cut: TrunkCut | None = None,
+        precision: Precision | None = None,
+        remainder: Remainder | None = None,
+    ) -> Features:
+        """A split's features under the frozen trunk, or its activations before a cut.
+
+        Views above 0 are augmented. Vectors are features already.
+        """
+        if self._data.has_vectors:
+            return Features.of_vectors(self._data.images(split).vectors)
+        if cut is not None and precision is None:
+            precision = cut.table.precision
+        key = (cut, split, view, precision)
+        if key not in self._features:
+            images = self._data.training_images if view else self._data.images(split)
+            augmentation = repr(images.transform) if view else ""
+            shared = (cut, precision, augmentation)
+            if shared not in self._caches:
+                self._caches[shared] = self._cache(*shared)
+            self._features[key] = self._caches[shared].of(images, view, remainder)
+        return self._features[key]
+
+    def features_now(self, split: str) -> Features:
+        """A split's features before the trunk trains; other runs share them."""
+        return self._cache(None, None, "").of(self._data.images(split))
+
+    def compute_both(self, cut: TrunkCut, split: str) -> None:
+        """Compute a split's activations and, in a single process, its present features."""
+        remainder = Remainder(cut.rest, self._cache(None, None, "")) if num_processes() == 1 else None
+        self.of(split, cut=cut, remainder=remainder)
+
+    def _cache(self, cut: TrunkCut | None, precision: Precision | None, augmentation: str) -> FeatureCache:
+        about: list[Any] = [self._data.preprocessing.model_dump(), augmentation]
+        if cut is None or precision is None:
+            return self._new_cache(self._network.trunk, self._network.features, about)
+        return self._new_cache(cut.stem, cut.shape, [*about, precision], dtype=DTYPES[precision])
 
 
 def _writable_folder(name: str) -> Path:

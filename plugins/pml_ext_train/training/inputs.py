@@ -1,7 +1,5 @@
 """The training input: images, features of a frozen trunk, or activations before a cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

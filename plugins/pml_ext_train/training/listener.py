@@ -1,7 +1,5 @@
 """Listeners: observers of a run, for example a progress bar."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Image reading by worker processes, which record the image that they are reading."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing
@@ -29,7 +27,7 @@ from .workers import STARTED, worker_context
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 
 
-def data_loader(images: WorkerDataset, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
+def data_loader(images: "WorkerDataset", workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
     """A loader that draws nothing from torch's generator; its workers ignore signals."""
     settings |= {"worker_init_fn": init_worker, "generator": torch.Generator()}
     if workers > 0:

@@ -1,7 +1,5 @@
 """The story of a run: prepare, test, train epoch after epoch, test again, report."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time

@@ -1,7 +1,5 @@
 """Optimizers of networks and losses, learning rate schedules, and warm-up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Classification protocols: accuracies by class means."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

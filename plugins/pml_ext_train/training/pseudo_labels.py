@@ -1,7 +1,5 @@
 """Pseudo-labels of training images: clusters (Kan et al., 2022, Sec. 4.6), or image numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import nn
 

@@ -1,7 +1,5 @@
 """The attributes of losses, miners and optimizers that a run records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

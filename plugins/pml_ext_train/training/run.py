@@ -1,13 +1,15 @@
 """A run: a network on its data, with stages, losses, optimizers, and a history."""
 
-from __future__ import annotations
-
 import functools
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pml_ext.distributed import join
 from pml_ext.distributed.devices import choose_device
@@ -16,7 +18,6 @@ from pml_ext.errors import ConfigError
 from ..data import DataSplits, left_out_text
 from ..networks.trunks import freeze
 from ..recipe import Recipe, frozen_patterns, own_optimizer
-from ..records.history import RunHistory
 from .engine import Engine, Objective
 from .inputs import Inputs
 from .listener import Listener, Silence
@@ -27,6 +28,22 @@ from .stages import Stage, build_stages
 from .view import View
 
 OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, embedding or gradient
+
+
+@dataclass
+class RunHistory:
+    """Metrics, warnings and timings of a run so far."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)  # by phase: "raw", "before" ...
+    best: dict[str, Any] = field(default_factory=lambda: {"epoch": None, "value": -math.inf})  # on held-out classes
+    warnings: list[str] = field(default_factory=list)
+    train_seconds: float = 0.0
+    test_seconds: float = 0.0
+    baseline_seconds: float = 0.0  # of tests before training
+    collapsed: bool = False  # at the end of the last epoch
+    has_loss: bool = False  # whether the loss of an iteration was not 0 yet
+    skipped: int = 0  # iterations left out because a loss, embedding or gradient was not finite
+    pseudo_labels: NDArray[np.int64] | None = None  # clusters of the training images, if used as labels
 
 
 class Run(View):

@@ -1,7 +1,5 @@
 """The data of a run: splits with transforms, left-out files, and a digest for checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Samplers of stages: of images, listed tuples, or clusters that are not yet known."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -3,8 +3,6 @@
 The first one ends the run once a checkpoint is written; a second one ends it at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -82,7 +80,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
             os.write(2, text.encode())
 
 
-def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -> None:
+def _send_again(report: Callable[[Any], Any], dropped: "sys.UnraisableHookArgs") -> None:
     """Resend a signal whose StoppedError Python dropped."""
     error = dropped.exc_value
     if not isinstance(error, StoppedError):

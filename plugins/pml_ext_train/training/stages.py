@@ -1,7 +1,5 @@
 """The stages of a training, each with its own loss, miner and sampler."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

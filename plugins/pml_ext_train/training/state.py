@@ -1,7 +1,5 @@
 """The contents of checkpoints: weights, and everything else that training changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ from pml_ext.errors import ConfigError, shortened
 from pml_ext.serialization import sampler_state, set_sampler_state
 
 from ..recipe import load_recipe
-from ..records.history import RunHistory
-from ..records.run_folder import RECIPE
+from ..records.run_files import RECIPE
 from . import checkpoint
 from .optimizers import extend_schedule
-from .run import Run
+from .run import Run, RunHistory
 from .view import View
 
 

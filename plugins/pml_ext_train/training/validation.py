@@ -1,7 +1,5 @@
 """Tests of the untrained network, and between epochs."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,7 +1,5 @@
 """A run's network on its data: labels, and embeddings that are computed once."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -22,7 +20,7 @@ from pml_ext.run_view import RunView
 
 from ..data import DataSplits, LabeledImages
 from ..networks import VectorInput, use_channels_last
-from ..networks.modes import preserved_modes
+from ..networks.modes import evaluation_mode
 from ..recipe import Recipe, build_network, build_relation
 from . import checkpoint
 from .activations import GIGABYTE, TrunkCut, size_of
@@ -30,8 +28,7 @@ from .batch_norm import synchronize_batch_norm
 from .batches import Pass, embed_batches
 from .engine import first_nonfinite
 from .feature_reader import with_features
-from .features import FeatureCache, Features
-from .kept_features import KeptFeatures
+from .features import FeatureCache, Features, KeptFeatures
 from .run_data import load_run_data
 
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
@@ -236,8 +233,7 @@ class View:
     @torch.no_grad()
     def embed_features(self, split: str, features: Tensor) -> None:
         """Compute and keep a split's embeddings from its features ``[N, F]``."""
-        with preserved_modes(self.embedder):
-            self.embedder.eval()
+        with evaluation_mode(self.embedder):
             parts = [self.embedder(part) for part in torch.split(features, _FEATURES_BATCH)]
         self._results["embeddings", split] = torch.cat(parts)
 

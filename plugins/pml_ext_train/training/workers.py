@@ -3,8 +3,6 @@
 Forking the run would copy its threads' locks. What a worker reads must be picklable.
 """
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import multiprocessing.forkserver

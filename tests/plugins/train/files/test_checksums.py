@@ -11,8 +11,7 @@ import pytest
 from pml_ext.errors import DataError, UnwritableError
 from pml_ext_train.files import checksums
 from pml_ext_train.files.checksums import SUMS, changed_files, read_sums
-from pml_ext_train.records.run_files import read_metrics
-from pml_ext_train.records.run_folder import check_unchanged
+from pml_ext_train.records.run_files import check_unchanged, read_metrics
 from pml_ext_train.training import checkpoint
 
 

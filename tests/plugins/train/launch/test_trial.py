@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext_train.launch.trial import train_and_validate
+from pml_ext_train.launch.launch import train_and_validate
 from pml_ext_train.recipe import load_recipe
 from pml_ext_train.training.run import Silence
 

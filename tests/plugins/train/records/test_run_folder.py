@@ -1,7 +1,7 @@
 """The files of a run's folder, and their checksums."""
 
 from pml_ext_train.files.checksums import SUMS, changed_files, read_sums, sha256_of
-from pml_ext_train.records import run_folder as files
+from pml_ext_train.records import run_files as files
 
 OF_A_RUN = [
     "checkpoints/model.pt",

@@ -8,11 +8,10 @@ import pytest
 
 from pml_ext.errors import DataError
 from pml_ext_train.recipe import load_recipe
-from pml_ext_train.records.history import RunHistory
 from pml_ext_train.results.finish import finish
 from pml_ext_train.training.checks import check_validation
 from pml_ext_train.training.loop import train_run
-from pml_ext_train.training.run import Run
+from pml_ext_train.training.run import Run, RunHistory
 from pml_ext_train.training.validation import validate
 
 from ....overrides import typed
