@@ -1,7 +1,5 @@
 """Comparison of groups of runs: rows, paired differences, and sentences."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Executors of jobs; the base runs them one by one in this process."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of runs with the same recipe and settings, the rows of a comparison."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -11,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from pml_ext.errors import ConfigError, DataError, one_line, shortened
 from pml_ext_train.files import DamagedError, read_toml
@@ -98,7 +96,7 @@ class Group:
             return f"trials: validation classes; {epoch}"
         return epoch
 
-    def unequal_settings(self, baseline: Group) -> list[str]:
+    def unequal_settings(self, baseline: Self) -> list[str]:
         """Settings of :data:`FAIR_SETTINGS`, and numbers of trials, that differ from the baseline's."""
         texts = []
         different_keys = _keys_that_differ([self, baseline])

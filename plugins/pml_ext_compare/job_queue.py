@@ -1,7 +1,5 @@
 """The queue of jobs: busy ones are tried again, and dead workers are replaced."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import Counter, deque

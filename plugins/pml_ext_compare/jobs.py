@@ -1,7 +1,5 @@
 """Jobs of a comparison, and their outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Jobs as tasks of Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pml_ext.distributed import threads_for

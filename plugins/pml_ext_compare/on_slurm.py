@@ -1,7 +1,5 @@
 """Jobs of SLURM, by submitit."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

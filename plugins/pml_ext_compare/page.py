@@ -1,7 +1,5 @@
 """The files of a comparison: JSON, CSV, Markdown, LaTeX, and a page."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

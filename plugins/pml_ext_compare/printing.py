@@ -1,7 +1,5 @@
 """A comparison as tables and sentences on stdout."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Frozen trunks compared: features, principal components, and trained heads."""
 
-from __future__ import annotations
-
 import dataclasses
 import timeit
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The same queries by several runs, side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

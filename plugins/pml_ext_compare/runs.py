@@ -1,7 +1,5 @@
 """Runs of a comparison: planned, executed if missing, and grouped into rows."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Intervals, paired differences and tests, probability of improvement, and power."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Studies of Optuna."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

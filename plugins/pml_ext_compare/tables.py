@@ -1,7 +1,5 @@
 """Tables of a comparison: rows, differences and trials; LaTeX."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

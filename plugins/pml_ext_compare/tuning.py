@@ -1,7 +1,5 @@
 """Tuning by Optuna: equally many trials per recipe, on validation classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

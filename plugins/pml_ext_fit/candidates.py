@@ -1,7 +1,5 @@
 """What can be delivered: features of a pretrained trunk, its last blocks, a small network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Embedders without training: features, whitened in total or within classes, or unwhitened."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

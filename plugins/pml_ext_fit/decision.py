@@ -1,7 +1,5 @@
 """Which candidate to take: the best closed form, or a trained one that is significantly better."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How long ``fit`` takes, estimated before it begins."""
 
-from __future__ import annotations
-
 from pml_ext_train.data import DataSplits
 
 from .candidates import features_of_images, last_blocks

@@ -4,8 +4,6 @@ The first stage trains the last blocks, from a head in closed form. The second t
 cosine; batch norms keep the statistics of the pretrained trunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

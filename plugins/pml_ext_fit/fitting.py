@@ -1,7 +1,5 @@
 """What ``fit`` trains: a recipe and its settings, chosen by trials or by the options."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Folds of training items: each class is held out once, or each item if the tested classes train."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The split, image size and batches that fit a folder or a table of images."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -9,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -72,7 +70,7 @@ class OwnImages:
         classes, per_class = self.batch_of(self.training_classes)
         return max(FEWEST_ITERATIONS, int(share * self.training_images) // (classes * per_class))
 
-    def with_training_images(self, images: LabeledImages) -> OwnImages:
+    def with_training_images(self, images: LabeledImages) -> Self:
         """The same with the numbers of other training images, such as the readable ones."""
         _, counts = np.unique(images.labels, return_counts=True)
         return replace(

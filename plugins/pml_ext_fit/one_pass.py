@@ -1,7 +1,5 @@
 """Features of images, computed once and kept for whitening and the collection."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import NamedTuple

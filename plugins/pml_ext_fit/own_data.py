@@ -1,21 +1,17 @@
 """The split and the batches that fit images or vectors with labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from pml_ext.errors import DataError
+from pml_ext_train.data import DataSplits, LabeledImages
 from pml_ext_train.recipe import DataTable, Override, build_dataset, name_or_value, tables_of, wrong_setting
 
-if TYPE_CHECKING:
-    from pml_ext_train.data import DataSplits, LabeledImages
-
-    from .settings import Settings
+from .settings import Settings
 
 MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
 FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to test

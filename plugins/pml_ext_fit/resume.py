@@ -1,7 +1,5 @@
 """Runs that were started before: their folders, their choices, and how they continue."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import shutil

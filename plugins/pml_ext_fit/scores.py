@@ -1,7 +1,5 @@
 """Recall@1 and MAP@R of held-out classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

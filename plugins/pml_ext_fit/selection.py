@@ -4,8 +4,6 @@ Candidates are fitted on the other classes. The best closed form is taken, unles
 better. Trained ones are tried in one fold, and in more while nothing is decided. Test images are never used.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """How long images take, measured on a few, and the time left while steps end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Trials of candidates on held-out training items."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

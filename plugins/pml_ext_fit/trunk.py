@@ -1,7 +1,5 @@
 """The pretrained trunk of ``fit``: EfficientNet-Lite0, or the one named by ``--trunk``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

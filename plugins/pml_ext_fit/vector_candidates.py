@@ -1,7 +1,5 @@
 """What can be delivered for vectors: unwhitened, whitened, or with a trained head."""
 
-from __future__ import annotations
-
 from .candidates import Candidate
 from .closed_forms import CLOSED_FORMS
 from .vectors import RECIPE, OwnVectors

@@ -1,7 +1,5 @@
 """The split, batches and head that fit a file of vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,11 +1,9 @@
 """``fit`` of data with labels, without labels, and with labels that come later."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pml_ext.distributed import num_processes
 from pml_ext.errors import ConfigError, DataError, NothingToLearnError
@@ -14,6 +12,7 @@ from pml_ext_train.data import is_vector_file
 from pml_ext_train.launch import QUICK, locked, train
 from pml_ext_train.recipe import Override, overrides_of
 from pml_ext_train.records import remove_run
+from pml_ext_train.retrieval import EmbeddingListener
 from pml_ext_train.training import Listener, Silence
 
 from . import folder_runs, resume
@@ -23,9 +22,6 @@ from .images import is_table
 from .later_labels import labeled_table
 from .trunk import Trunk, trunk_named
 from .unlabeled import fit_unlabeled, has_no_labels, index_run, next_commands
-
-if TYPE_CHECKING:
-    from pml_ext_train.retrieval import EmbeddingListener
 
 Results = list[dict[str, Any]]  # the contents of metrics.json, with the run's folder
 

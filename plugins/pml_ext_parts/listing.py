@@ -1,7 +1,5 @@
 """Segments of images, which are listed without reading them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embedding with Ray Data; the calling process writes the files."""
 
-from __future__ import annotations
-
 import io
 import json
 import operator

@@ -1,7 +1,5 @@
 """Reading of the embeddings of all parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parquet files of embeddings, with metadata, and of images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

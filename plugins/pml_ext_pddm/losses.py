@@ -1,7 +1,5 @@
 """The PDDM loss: hinges on the learned scores and on the embeddings."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

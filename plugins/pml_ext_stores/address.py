@@ -1,7 +1,5 @@
 """Addresses of stores as errors show them."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

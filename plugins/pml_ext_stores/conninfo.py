@@ -1,7 +1,5 @@
 """Addresses of PostgreSQL, as its client library reads them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from urllib.parse import quote

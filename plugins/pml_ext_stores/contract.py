@@ -1,7 +1,5 @@
 """The contract of stores, which ``pml-ext check`` tries with made-up images."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from collections.abc import Callable, Iterator

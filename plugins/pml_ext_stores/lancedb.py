@@ -1,7 +1,5 @@
 """LanceDB, in a folder or in object storage."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

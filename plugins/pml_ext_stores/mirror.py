@@ -1,7 +1,5 @@
 """Stores that mirror the index of a collection."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """PostgreSQL with pgvector."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

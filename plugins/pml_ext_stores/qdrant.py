@@ -1,7 +1,5 @@
 """Qdrant: a server, or a folder."""
 
-from __future__ import annotations
-
 import functools
 import os
 import warnings

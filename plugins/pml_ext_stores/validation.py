@@ -1,7 +1,5 @@
 """Checked stores: errors name the store, its plugin and the method."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
@@ -16,23 +14,6 @@ from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Store, Vec
 
 METHODS = ("write", "search", "delete", "count", "checksums")
 TOLERANCE = 1e-4  # of distances between vectors of length 1 that a store computes in float32
-
-
-def open_checked(scheme: str, address: str, table: str, size: int) -> CheckedStore:
-    """Open a table of the store of a scheme, ``"lancedb"`` or ``"entry-point:lancedb"``."""
-    plugin, factory = registry.find("store", scheme)
-    return checked(factory, (address, table, size), f"the store {scheme!r} of the plugin {plugin!r}")
-
-
-def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner: str) -> CheckedStore:
-    """The store of a factory; ``owner`` names it in errors. PluginError if it lacks a method."""
-    with _guarded(f"opening {owner}"):
-        store = factory(*arguments)
-    missing = [method for method in METHODS if not callable(getattr(store, method, None))]
-    if missing:
-        text = f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}"
-        raise PluginError(f"{text}; wanted the methods of pml_ext.plugin.Store")
-    return CheckedStore(store, owner)
 
 
 class CheckedStore:
@@ -127,6 +108,23 @@ class CheckedStore:
 
     def _error(self, method: str, found: str, wanted: str) -> PluginError:
         return PluginError(f"{method} of {self._owner} returned {found}; wanted {wanted}")
+
+
+def open_checked(scheme: str, address: str, table: str, size: int) -> CheckedStore:
+    """Open a table of the store of a scheme, ``"lancedb"`` or ``"entry-point:lancedb"``."""
+    plugin, factory = registry.find("store", scheme)
+    return checked(factory, (address, table, size), f"the store {scheme!r} of the plugin {plugin!r}")
+
+
+def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner: str) -> CheckedStore:
+    """The store of a factory; ``owner`` names it in errors. PluginError if it lacks a method."""
+    with _guarded(f"opening {owner}"):
+        store = factory(*arguments)
+    missing = [method for method in METHODS if not callable(getattr(store, method, None))]
+    if missing:
+        text = f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}"
+        raise PluginError(f"{text}; wanted the methods of pml_ext.plugin.Store")
+    return CheckedStore(store, owner)
 
 
 def _is_list(value: Any) -> bool:

@@ -1,7 +1,5 @@
 """The Typer app. Only the called command is imported."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Checks of what plugins provide for runs."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Descriptions of names, read from signatures and docstrings."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from typing import Any

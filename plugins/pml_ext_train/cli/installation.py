@@ -1,7 +1,5 @@
 """What ``pml-ext doctor`` looks at."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import os

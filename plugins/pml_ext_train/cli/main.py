@@ -1,7 +1,5 @@
 """The entry point of the command line, and its errors and warnings."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

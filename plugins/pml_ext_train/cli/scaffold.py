@@ -1,7 +1,5 @@
 """The package of a new plugin, from templates."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.util
 import keyword

@@ -1,7 +1,5 @@
 """What ``pml-ext check NAME`` checks, and checks of what is no component."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pkgutil

@@ -1,7 +1,5 @@
 """``pml-ext train`` and ``pml-ext report``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

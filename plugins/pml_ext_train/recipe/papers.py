@@ -1,7 +1,5 @@
 """Papers' tables as printed, the values that recipes quote, and the recipes of rows."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Keys, types and defaults of a recipe's tables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self

@@ -1,7 +1,5 @@
 """The variants of ``[sweep]``."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
