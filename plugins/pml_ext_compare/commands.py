@@ -161,13 +161,13 @@ class _Options:
             from .on_slurm import OnSlurm
 
             return OnSlurm(self.jobs, out / "slurm")
-        if self.jobs == 1:
-            from .executors import Executor
+        if self.jobs > 1:
+            from .processes import Processes
 
-            return Executor()
-        from .processes import Processes
+            return Processes(self.jobs)
+        from .executors import Executor
 
-        return Processes(self.jobs)
+        return Executor()
 
     def studies_and_rows(self, phase: str, metrics: list[str], baseline: str | None) -> tuple[list[Study], list[Group]]:
         """Do the missing trials and runs; return the studies and the rows of all runs."""

@@ -124,9 +124,8 @@ def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
     if name is None:
         return next((group for group in groups if group.runs), groups[0])
 
-    exact = [group for group in groups if group.name == name]
     fitting = [group for group in groups if name in (group.name, group.recipe_name)]
-    candidates = exact or fitting
+    candidates = [group for group in groups if group.name == name] or fitting
     if len(candidates) != 1:
         rows = ", ".join(group.name for group in groups)
         raise ConfigError(f"--baseline {name}: {len(fitting)} rows have the name {name!r}; rows: {rows}")
@@ -150,7 +149,6 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
-    folders = {str(seed): str(folder) for seed, folder in group.folders.items()}
     row: dict[str, Any] = {
         "recipe": group.name,
         "seeds": sorted(group.runs),
@@ -159,12 +157,12 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
         "selection": group.selection(),
         "unequal_settings": group.unequal_settings(base),
         "errors": group.errors,
-        "folders": folders,
+        "folders": {str(seed): str(folder) for seed, folder in group.folders.items()},
     }
     for metric in metrics:
         values = list(group.values(phase, metric).values())
-        printed = group.paper_values(phase, metric)
-        row[metric] = {**_cut_to_shares(metric, estimate(values)), "values": values, "paper": printed}
+        about = _cut_to_shares(metric, estimate(values))
+        row[metric] = {**about, "values": values, "paper": group.paper_values(phase, metric)}
     return row
 
 

@@ -46,8 +46,7 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
         ended_by = received() or ended_by
         if ended_by is not None:
             name = signal.Signals(ended_by).name
-            text = f"stopped by {name} with checkpoints; type the same command again to continue"
-            raise StoppedError(ended_by, text)
+            raise StoppedError(ended_by, f"stopped by {name} with checkpoints; type the same command again to continue")
     return queue.errors
 
 

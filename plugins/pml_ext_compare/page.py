@@ -70,11 +70,10 @@ def _csv_rows(result: Mapping[str, Any]) -> list[list[Any]]:
         unequal_settings = "; ".join(row["unequal_settings"])
         errors = "; ".join(row["errors"].values())
         for metric in result["metrics"]:
-            estimate = row[metric]
-            about_metric = [estimate[key] for key in _METRIC_COLUMNS]
-            values = " ".join(map(str, estimate["values"]))
-            seeds = len(estimate["values"])
-            rows.append([*about_row, metric, seeds, *about_metric, values, unequal_settings, errors])
+            about_metric = [row[metric][key] for key in _METRIC_COLUMNS]
+            values = row[metric]["values"]
+            texts = [" ".join(map(str, values)), unequal_settings, errors]
+            rows.append([*about_row, metric, len(values), *about_metric, *texts])
     return rows
 
 

@@ -62,8 +62,7 @@ class Processes(Executor):
             try:
                 message = connection.recv()
             except (EOFError, OSError):
-                process = self._workers.pop(connection)
-                process.join()
+                self._workers.pop(connection).join()
                 message = JobResult(died=True)
             if isinstance(message, JobResult):
                 yield self.running.pop(connection), message
@@ -103,5 +102,4 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent is gone; the run ends when it reports progress
         while True:
             job = connection.recv()
-            result = run_job(job, connection.send)
-            connection.send(result)
+            connection.send(run_job(job, connection.send))

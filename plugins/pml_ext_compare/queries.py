@@ -71,10 +71,8 @@ def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> Report
     for name, images in by_name.items():
         if name == baseline:
             continue
-        here_alone = images.is_right & ~base_right
-        base_alone = base_right & ~images.is_right
-        both = images.is_right & base_right
-        counts = [str(int(each.sum())) for each in (here_alone, base_alone, both)]
+        right = images.is_right
+        counts = [str(int(each.sum())) for each in (right & ~base_right, base_right & ~right, right & base_right)]
         rows.append([name, *counts])
 
     answerable = int(by_name[baseline].has_answer.sum())
@@ -93,8 +91,7 @@ def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERI
     generator = torch.Generator().manual_seed(0)
     shuffled = torch.randperm(len(smaller_party), generator=generator)
     by_difference = smaller_party[shuffled].argsort(descending=True, stable=True)
-    chosen: list[int] = shuffled[by_difference][:count].tolist()
-    return chosen
+    return shuffled[by_difference][:count].tolist()  # type: ignore[no-any-return]
 
 
 def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigure:
@@ -109,8 +106,7 @@ def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigur
             row = [(queries.image(query), f"query\n{short_name(class_name)}", GRAY)]
             for number, images in enumerate(by_name.values(), start=1):
                 index = int(images.indices[query])
-                is_right = bool(images.is_right[query])
-                row.append(answer(searched.image(index), f"{number}", is_right))
+                row.append(answer(searched.image(index), f"{number}", bool(images.is_right[query])))
             rows.append(row)
         return gallery(rows)
 

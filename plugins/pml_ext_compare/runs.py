@@ -26,11 +26,10 @@ from pml_ext_train.recipe import (
     tables_of_papers,
     validate,
 )
-from pml_ext_train.records import is_finished
+from pml_ext_train.records import METRICS, is_finished
 
 from .executors import Executor
 from .groups import (
-    METRICS_FILE,
     Group,
     add_run,
     disambiguate_names,
@@ -255,7 +254,7 @@ def rows_of(
     for job, error in do(missing, executor, on_progress).items():
         missing[job].errors[job.name] = error
     for folder in run_folders.values():
-        if (folder / METRICS_FILE).exists():
+        if (folder / METRICS).exists():
             add_run(groups, folder)
     for group in found:
         if find_group(groups, group.settings, group.trials) is None:

@@ -37,23 +37,16 @@ def studies_of(
     studies = []
     for full_name, ranges in ranges_of(name, overrides).items():
         if not ranges:
-            example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
-            raise ConfigError(f"{full_name} has no [tune] table; --tune needs ranges in it, such as {example}")
+            raise ConfigError(
+                f"{full_name} has no [tune] table; --tune needs ranges in it, such as "
+                '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
+            )
 
         own_recipe = recipes[full_name]
         recipe = with_settings(own_recipe, _settings_of_trials(own_recipe, folds), full_name)
-        plain_ranges = {key: range_.model_dump() for key, range_ in ranges.items()}
-        digest = digest_of(recipe, data, folds, plain_ranges)
-        study = Study(
-            name=full_name,
-            own_recipe=own_recipe,
-            recipe=recipe,
-            folds=folds,
-            ranges=ranges,
-            trials=trials,
-            place=out / "studies" / f"{slug(full_name)}-{digest}",
-        )
-        studies.append(study)
+        digest = digest_of(recipe, data, folds, {key: range_.model_dump() for key, range_ in ranges.items()})
+        place = out / "studies" / f"{slug(full_name)}-{digest}"
+        studies.append(Study(full_name, own_recipe, recipe, folds, ranges, trials, place))
     return studies
 
 

@@ -29,10 +29,7 @@ def write_epoch(
     """Add an epoch to the table; drop later ones."""
     from pml_ext.plugin import write_atomically
 
-    rows = []
-    for row in read_rows(path):
-        if int(row["epoch"]) < epoch:
-            rows.append(list(row.values()))
+    rows = [list(row.values()) for row in read_rows(path) if int(row["epoch"]) < epoch]
     for label, target, density in zip(labels, targets, densities, strict=True):
         rows.append([str(epoch), str(label), f"{target:.7g}", f"{density:.7g}"])
 

@@ -19,18 +19,16 @@ from pml_ext_train.data import DataSplits, LabeledImages, prepare
 from pml_ext_train.recipe import Override, build_dataset, flat, load_recipe, overrides_of, preprocessing_of, tables_of
 from pml_ext_train.records import import_tracker
 
-from . import vector_candidates
+from . import vectors as own_vectors
 from .candidates import LAST_BLOCKS, Candidate, Choice, closed_forms, features_of_images, last_blocks, trained
-from .decision import SIGNIFICANT, Scored, best_of, gain, is_significant
 from .duration import DEPTH, FEATURES, FRAMING, TRIAL, described as expected_in_all, expected
 from .folds import Folds, folds_of
 from .framing import Framing, as_given, framings_to_compare
 from .images import OwnImages
-from .scores import Scores, joined, scores_of
+from .scores import SIGNIFICANT, Scored, Scores, best_of, gain, is_significant, joined, scores_of
 from .timing import TimeLeft
 from .trials import Trials, Workplace
 from .trunk import BLOCKS_FIRST, FROZEN, LITE0, PRETRAINED, Trunk
-from .vectors import OwnVectors
 
 SAMPLE = 300  # training images on which ways to frame them are compared
 LEAST_OF_CLASS = 8  # of a class in the sample, if it has as many
@@ -151,10 +149,10 @@ def choose(
     return Decision(best.candidate, description)
 
 
-def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool = False) -> Decision:
+def choose_for_vectors(vectors: own_vectors.OwnVectors, place: Workplace, closed_form: bool = False) -> Decision:
     """Try the candidates for vectors; with ``closed_form`` only those without training."""
     started = time.perf_counter()
-    first, *_ = free = vector_candidates.closed_forms(vectors)
+    first, *_ = free = own_vectors.closed_forms(vectors)
     recipe = load_recipe(first.recipe, [*overrides_of(first.settings), *place.overrides])
     splits = build_dataset(recipe.data, place.data)
     folds = folds_of(splits.train.labels, vectors.shares_classes, place.seed)
@@ -166,7 +164,7 @@ def choose_for_vectors(vectors: OwnVectors, place: Workplace, closed_form: bool 
         return Decision(first)
     features, relation = place.features_of(first, splits, splits.train, {})
     trials = Trials(place, splits, folds, features, relation)
-    costly = [] if closed_form else vector_candidates.trained(vectors)
+    costly = [] if closed_form else own_vectors.trained(vectors)
     best, scored = try_all(free, costly, trials, place)
     description = described(best, scored, folds)
     place.say(f"chooses {best.candidate.title}: that took {time.perf_counter() - started:.0f} s")

@@ -1,4 +1,4 @@
-"""The split, batches and head that fit a file of vectors."""
+"""The split, batches and head that fit a file of vectors, and what can be delivered for it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from pml_ext.errors import DataError
 from pml_ext_train.data import LabeledImages, VectorFile, read_vectors
 from pml_ext_train.recipe import VECTORS, Override, read_tables
 
-from .candidates import NOTHING_TO_LEARN, Choice
+from .candidates import NOTHING_TO_LEARN, Candidate, Choice
+from .closed_forms import CLOSED_FORMS
 from .own_data import (
     dataset_options,
     describe_split,
@@ -32,6 +33,7 @@ BATCH = 128  # vectors, at most
 LARGEST_EMBEDDING = 128
 FEWEST_ITERATIONS = 20  # of an epoch
 MOST_ITERATIONS = 500
+TRIAL_ITERATIONS = 40_000  # of all trials of a head, which take a minute
 
 
 @dataclass(frozen=True)
@@ -145,3 +147,20 @@ def _split_of_file(file: VectorFile) -> str:
         if rows.any():
             texts.append(f"{part} {int(rows.sum()):,} of {len(np.unique(file.labels[rows]))} classes")
     return f"the file's split: {', '.join(texts)}"
+
+
+def closed_forms(vectors: OwnVectors) -> list[Candidate]:
+    """The vectors, unwhitened and whitened, the simplest first."""
+    found = []
+    for form in CLOSED_FORMS:
+        title = f"vectors{form.title or ', unwhitened'}"
+        settings = vectors.settings | form.settings(vectors.size)
+        found.append(Candidate(title, RECIPE, settings, f"Your own {title}", form))
+    return found
+
+
+def trained(vectors: OwnVectors) -> list[Candidate]:
+    """A head, if the tested classes train; for new classes, whitening is better."""
+    if not vectors.shares_classes:
+        return []
+    return [Candidate("trained head", RECIPE, vectors.settings, most_iterations=TRIAL_ITERATIONS)]

@@ -37,11 +37,12 @@ def _all_files(place: Path, identity: str, by: str) -> dict[Path, dict[str, Any]
         if found["listing"] != every[first]["listing"]:
             raise DataError(f"{file}: of another listing of images than {first}; delete one of them")
     wanted = every[first]["segments"]
-    numbers = {found["number"] for found in every.values()}
-    missing = sorted(set(range(wanted)) - numbers)
+    missing = sorted(set(range(wanted)) - {found["number"] for found in every.values()})
     if missing:
-        text = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
-        raise DataError(f"{place}: {text}; embed the parts that are missing, or were stopped, again")
+        raise DataError(
+            f"{place}: {len(missing):,} of {wanted:,} files are not there, number {missing[0]} first; embed the parts "
+            "that are missing, or were stopped, again"
+        )
     return every
 
 

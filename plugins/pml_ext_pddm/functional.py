@@ -207,10 +207,8 @@ def hard_quadruplets(
         order = order[rank_in_class < count]
     i = i[order]
     j = j[order]
-    if len(scores):
-        hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1)
-    else:
-        hardest = i  # empty, as argmax refuses a matrix without columns
+    # argmax refuses a matrix without columns
+    hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1) if len(scores) else i
     anchors = torch.stack((i, j), 1).flatten()
     others = torch.stack((j, i), 1).flatten()
     is_kept = has_negative[anchors]

@@ -29,5 +29,6 @@ def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         why = shortened(one_line(error), 100)
-        text = f"{masked(name)} failed ({why}); type the command again to continue, what was written is kept"
-        raise DataError(text) from error
+        raise DataError(
+            f"{masked(name)} failed ({why}); type the command again to continue, what was written is kept"
+        ) from error

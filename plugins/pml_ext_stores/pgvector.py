@@ -8,7 +8,7 @@ from pml_ext.errors import ConfigError, DataError, needs_extra
 from pml_ext_train.retrieval import Rows, SearchFilter, SearchResult, Vectors
 
 from .address import database_errors, masked
-from .conninfo import is_readable
+from .conninfo import read_address
 
 with needs_extra("pgvector", "the store pgvector:"):
     import pgvector.psycopg
@@ -28,7 +28,7 @@ class PgVector:
         self._address = address
         self._title = table
         self._errors = functools.partial(database_errors, f"pgvector:{address}", psycopg.Error)
-        if not is_readable(address):
+        if read_address(address) is None:
             raise ConfigError(
                 f"{masked(f'pgvector:{address}')}: no address of a PostgreSQL database; wanted "
                 "postgresql://USER@HOST/DATABASE, with / and @ in a password as %2F and %40, or 'host=... dbname=...'"

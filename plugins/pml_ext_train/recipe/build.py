@@ -162,7 +162,6 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[networks.Prepr
     _check_images(recipe, splits.channels, size)
     if pretrained is None and images.mean is None:
         _check_normalization_is_known(trunk)
-
     bgr = images.bgr
     interpolation = images.interpolation
     if pretrained is not None:
