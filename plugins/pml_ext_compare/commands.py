@@ -26,9 +26,8 @@ from pml_ext_train.cli import (
 if TYPE_CHECKING:
     from pml_ext_train.recipe import Override, Recipe
 
-    from .executors import Executor
     from .groups import Group
-    from .jobs import Job
+    from .jobs import Executor, Job
     from .study import Study
 
 _METRICS = ["recall_at_1", "map_at_r", "nmi"]
@@ -165,7 +164,7 @@ class _Options:
             from .processes import Processes
 
             return Processes(self.jobs)
-        from .executors import Executor
+        from .jobs import Executor
 
         return Executor()
 
@@ -257,8 +256,7 @@ class AllRuns(Progress):
         if said == 1.0:
             ended = sum(share == 1.0 for share in self._shares.values())
             self.step(f"{job.name} has ended: {ended} of {self._count} {self._noun}")
-        completed = sum(self._shares.values())
-        self._bar.update(self._task, description=self._noun, completed=completed, visible=True)
+        self._bar.update(self._task, description=self._noun, completed=sum(self._shares.values()), visible=True)
 
 
 def probe(

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
@@ -168,16 +168,14 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
 
 def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
     """An estimate as a dict; intervals of metrics from 0 to 1 are cut there."""
-    values = asdict(about)
     if is_known_metric(metric) and about.low is not None and about.high is not None:
-        values["low"] = max(0.0, about.low)
-        values["high"] = min(1.0, about.high)
-    return values
+        about = replace(about, low=max(0.0, about.low), high=min(1.0, about.high))
+    return asdict(about)
 
 
 def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) -> list[Difference]:
-    tested = [group for group in others if group.runs]
-    level = LEVEL / max(1, len(tested))  # for the number of pairs wanted: the strictest of Holm's levels
+    tested = sum(bool(group.runs) for group in others)
+    level = LEVEL / max(1, tested)  # for the number of pairs wanted: the strictest of Holm's levels
     differences = []
     for group in others:
         base_values, values = _paired_values(base, group, phase, metric)
@@ -200,9 +198,8 @@ def _sentences(
     corrected: Sequence[float | None],
 ) -> list[str]:
     tests = sum(difference.p is not None for difference in differences)
-    title = title_of(metric)
     sentences = [
-        sentence(group.name, base.name, title, difference, p, tests)
+        sentence(group.name, base.name, title_of(metric), difference, p, tests)
         for group, difference, p in zip(others, differences, corrected, strict=True)
         if group.runs
     ]

@@ -67,9 +67,8 @@ class Group:
         all_folds = self.wanted_folds.union(*self.runs.values())
         means: dict[int, float] = {}
         for seed, folds in sorted(self.runs.items()):
-            found = [_number(run, phase, metric) for run in folds.values()]
-            numbers = [value for value in found if value is not None]
-            if numbers and len(numbers) == len(all_folds):
+            numbers = [run.get(phase, {}).get(metric) for run in folds.values()]
+            if numbers and len(numbers) == len(all_folds) and all(map(_is_finite, numbers)):
                 means[seed] = fmean(numbers)
         return means
 
@@ -90,9 +89,7 @@ class Group:
         else:
             epoch = "last epoch"
 
-        if self.trials:
-            return f"trials: validation classes; {epoch}"
-        return epoch
+        return f"trials: validation classes; {epoch}" if self.trials else epoch
 
     def unequal_settings(self, baseline: Self) -> list[str]:
         """Settings of :data:`FAIR_SETTINGS`, and numbers of trials, that differ from the baseline's."""
@@ -129,12 +126,8 @@ class Group:
         ]
 
 
-def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
-    """A metric of a run; None if it is missing or not finite."""
-    value = run.get(phase, {}).get(metric)
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return float(value)
-    return None
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:

@@ -9,8 +9,7 @@ from typing import Any
 from pml_ext.errors import ConfigError, StoppedError
 from pml_ext_train.training import handle_signals
 
-from .executors import ATTEMPTS, POLL, Executor
-from .jobs import Job, JobResult, OnProgress
+from .jobs import ATTEMPTS, POLL, Executor, Job, JobResult, OnProgress
 
 
 def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:

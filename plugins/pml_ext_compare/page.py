@@ -112,6 +112,5 @@ def curves_of(groups: Sequence[Group], metric: str, images: str) -> Curves:
         epochs, _ = by_run[0]
         same_epochs = [series for series in by_run if series[0] == epochs]
         if len(epochs) > 1:
-            means = np.mean([values for _, values in same_epochs], axis=0)
-            curves[group.name] = epochs, means.tolist()
+            curves[group.name] = epochs, np.mean([values for _, values in same_epochs], axis=0).tolist()
     return curves

@@ -150,8 +150,7 @@ def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[st
 
 
 def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
-    frozen = [run["frozen"][metric] for run in runs]
-    trained = [run[HEAD_PHASE][metric] for run in runs]
+    frozen, trained = ([run[phase][metric] for run in runs] for phase in ("frozen", HEAD_PHASE))
     found = paired_difference(frozen, trained)
     return {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
 
@@ -212,21 +211,18 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
     link = Markup('<a href="{0}/report.html">{0}</a>')
     links = Markup(" ").join(link.format(folder) for folder in probe.folders)
-    text = "Queries and their nearest test images"
-    if probe.gain:
-        text += ", with the head"
-    return ReportFigure(probe.trunk, place.read_bytes(), f"{text}: " + links)
+    head = ", with the head" if probe.gain else ""
+    return ReportFigure(probe.trunk, place.read_bytes(), f"Queries and their nearest test images{head}: " + links)
 
 
 def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
     """The table's rows: features, their components, the head, and the head's gain."""
     rows = []
     for probe in probes:
-        speed = f"{probe.images_per_second:.0f}"
-        about = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), speed]
+        numbers = [f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
+        about = [probe.trunk, *numbers]
         for row, metrics in probe.metrics.items():
-            cells = [mean_std(metrics[metric]) for metric in METRICS]
-            rows.append([*about, ROW_NAMES[row], *cells])
+            rows.append([*about, ROW_NAMES[row], *map(mean_std, metrics.values())])
             about = [""] * len(about)  # only the first row names the trunk
         if probe.gain:
             rows.append([*about, "head less frozen", *map(_gain_text, probe.gain.values())])

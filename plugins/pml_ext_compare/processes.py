@@ -10,8 +10,7 @@ from typing import Any
 from pml_ext.distributed import threads_for
 from pml_ext_train.training import PASSED_ON
 
-from .executors import POLL, Executor
-from .jobs import Job, JobResult, OnProgress, run_job
+from .jobs import POLL, Executor, Job, JobResult, OnProgress, run_job
 
 
 class Processes(Executor):
@@ -42,8 +41,7 @@ class Processes(Executor):
         return None
 
     def _new_worker(self) -> Connection:
-        used_numbers = {int(process.name) for process in self._workers.values()}
-        number = min(set(range(self.jobs)) - used_numbers)
+        number = min(set(range(self.jobs)) - {int(process.name) for process in self._workers.values()})
         environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
         if self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self._gpus[number % len(self._gpus)]

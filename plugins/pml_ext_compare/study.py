@@ -72,8 +72,7 @@ class Study:
         trials = study.get_trials(deepcopy=False)
         if not trials:  # a process killed here leaves a waiting trial, which study.ask returns
             study.enqueue_trial(self._recipe_values())
-        number = sum(has_begun(trial) for trial in trials)
-        study.sampler = optuna.samplers.TPESampler(seed=number)
+        study.sampler = optuna.samplers.TPESampler(seed=sum(map(has_begun, trials)))
 
         own_values = flat(self.recipe.as_dict())
         return study.ask({key: _distribution(range_, own_values.get(key)) for key, range_ in self.ranges.items()})

@@ -8,10 +8,9 @@ from typing import Any
 from pml_ext.errors import ConfigError
 from pml_ext_train.recipe import Override, Recipe, load_recipes, ranges_of
 
-from .executors import Executor
 from .groups import Group
 from .job_queue import do
-from .jobs import OnProgress
+from .jobs import Executor, OnProgress
 from .runs import digest_of, slug, validation_settings, with_settings
 from .study import Study
 from .trials import TrialJob

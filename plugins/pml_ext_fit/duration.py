@@ -67,8 +67,7 @@ def _seconds_of_framings(images: OwnImages, trunk: Trunk, each: PerImage, sample
     sides = [smallest] * len(compared.squash) + larger
     if len(sides) == 1:
         return 0.0
-    measured = images.chosen_size or trunk.framing.side
-    passes = sum((side / measured) ** 2 for side in sides)
+    passes = sum((side / (images.chosen_size or trunk.framing.side)) ** 2 for side in sides)
     return sample * (each.reading + passes * each.passing)
 
 

@@ -28,7 +28,7 @@ from .images import OwnImages
 from .scores import SIGNIFICANT, Scored, Scores, best_of, gain, is_significant, joined, scores_of
 from .timing import TimeLeft
 from .trials import Trials, Workplace
-from .trunk import BLOCKS_FIRST, FROZEN, LITE0, PRETRAINED, Trunk
+from .trunk import BLOCKS_FIRST, LITE0, PRETRAINED, Trunk
 
 SAMPLE = 300  # training images on which ways to frame them are compared
 LEAST_OF_CLASS = 8  # of a class in the sample, if it has as many
@@ -84,8 +84,7 @@ def why_not(trunk_is_named: bool = False, needing: str = "") -> str:
 def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
     """Raise errors of settings and missing trackers before the trials."""
     frozen = features_of_images(images, trunk.framing, trunk=trunk)
-    recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])
-    for tracker in recipe.track:
+    for tracker in load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides]).track:
         import_tracker(tracker.name)
 
 
@@ -105,10 +104,12 @@ def choose(
         return _untried(first, trunk, place)
 
     sample = len(sample_of(splits.train.labels, place.seed))
-    cannot_be_cut = trunk.last_blocks is None and not closed_form
-    if cannot_be_cut:
-        place.say(f"{trunk.name} has no blocks to train from kept activations: {FROZEN}")
-    trains = not closed_form and not cannot_be_cut
+    trains = not closed_form and trunk.last_blocks is not None
+    if not closed_form and not trains:
+        place.say(
+            f"{trunk.name} has no blocks to train from kept activations: unwhitened and whitened frozen features are "
+            "compared, and nothing is trained"
+        )
     if fine_tune:
         trunk = replace(trunk, deeper=None)
     left = expected(images, trunk, splits, folds, sample, place, trains)
@@ -143,10 +144,9 @@ def choose(
         left.end(DEPTH)
     left.leave_out(DEPTH)
     left.trains(best.candidate.title)
-    description = f"{described(best, scored, folds)}; images: {framing.title}"
-    title = best.candidate.title
-    place.say(f"chooses {title}, {framing.title}: that took {time.perf_counter() - started:.0f} s{left}")
-    return Decision(best.candidate, description)
+    seconds = time.perf_counter() - started
+    place.say(f"chooses {best.candidate.title}, {framing.title}: that took {seconds:.0f} s{left}")
+    return Decision(best.candidate, f"{described(best, scored, folds)}; images: {framing.title}")
 
 
 def choose_for_vectors(vectors: own_vectors.OwnVectors, place: Workplace, closed_form: bool = False) -> Decision:
@@ -166,9 +166,8 @@ def choose_for_vectors(vectors: own_vectors.OwnVectors, place: Workplace, closed
     trials = Trials(place, splits, folds, features, relation)
     costly = [] if closed_form else own_vectors.trained(vectors)
     best, scored = try_all(free, costly, trials, place)
-    description = described(best, scored, folds)
     place.say(f"chooses {best.candidate.title}: that took {time.perf_counter() - started:.0f} s")
-    return Decision(best.candidate, description)
+    return Decision(best.candidate, described(best, scored, folds))
 
 
 def _untried(frozen: Candidate, trunk: Trunk, place: Workplace) -> Decision:
@@ -197,9 +196,7 @@ def choose_framing(images: OwnImages, trunk: Trunk, splits: DataSplits, place: W
     sample = splits.train.subset(sample_of(splits.train.labels, place.seed))
     sample = readable(features_of_images(images, framings[0], trunk=trunk), splits, sample, place)
     place.say(f"compares ways to see images, by features of {len(sample)} of them (Recall@1 / MAP@R)")
-    found: dict[Framing, list[Scores]] = {}
-    for framing in framings:
-        found[framing] = _scores_of_framing(images, trunk, framing, splits, sample, place)
+    found = {framing: _scores_of_framing(images, trunk, framing, splits, sample, place) for framing in framings}
     few = _are_few(images)
     best = max(framings, key=lambda framing: _mean(found[framing]))
     for side in compared.sides[1:]:
@@ -243,8 +240,7 @@ def _scores_of_framing(
         by_fold = [scores_of(features, torch.as_tensor(sample.labels))]
     else:
         trials = Trials(place, replace(splits, train=sample), folds, features, relation)
-        free = scored_closed_forms(closed_forms(images, framing, trunk), trials)
-        by_fold = best_of(free).by_fold
+        by_fold = best_of(scored_closed_forms(closed_forms(images, framing, trunk), trials)).by_fold
     place.say(f"  {framing.title}: {joined(by_fold)}")
     return by_fold
 
@@ -314,8 +310,7 @@ def try_trained(candidate: Candidate, best: Scored, trials: Trials, place: Workp
             break
         by_fold.append(scores)
         difference, p = gain(by_fold, best.by_fold)
-        free = best.by_fold[number - 1]
-        place.say(f"  {candidate.title}, fold {number}: {scores}; {best.candidate.title}: {free}")
+        place.say(f"  {candidate.title}, fold {number}: {scores}; {best.candidate.title}: {best.by_fold[number - 1]}")
         with_another = (trials.iterations - before) * (number + 1) / number
         if difference <= 0 or p < SIGNIFICANT or with_another > candidate.most_iterations:
             break

@@ -95,8 +95,7 @@ def _recipe_of(place: Path, out: Path, options: FitOptions) -> tuple[str, Settin
         return str(out / RECIPE), {}
     settings: Settings = {"data.path": str(place)}
     if place.is_file():
-        size = read_vectors(place).embeddings.shape[1]
-        return VECTORS, settings | {"model.embedding_size": size}
+        return VECTORS, settings | {"model.embedding_size": read_vectors(place).embeddings.shape[1]}
     if options.trunk is not None:
         settings |= unlabeled_settings(options.trunk)
     return IMAGES, settings

@@ -23,6 +23,7 @@ from .own_data import (
     range_of,
     sampler_of,
     selection_on,
+    shares_classes,
     splits_of,
     takes_fitting_batches,
 )
@@ -97,13 +98,12 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
 
     vectors = file.embeddings.shape[1]
     size = min(vectors, LARGEST_EMBEDDING)
-    trained_labels = set(parts[0].labels.tolist())
-    shares_classes = not trained_labels.isdisjoint(parts[-1].labels.tolist())
-    embedder = "mlp" if shares_classes else "linear"
-    per_class_in_file = items_per_class(parts)
-    counts = f"{len(file.embeddings):,} vectors of {vectors} numbers"
+    shares = shares_classes(parts)
+    embedder = "mlp" if shares else "linear"
+    counts = items_per_class(parts)
     description = [
-        f"{file.path}: {counts}, {len(per_class_in_file)} classes of {range_of(per_class_in_file)}",
+        f"{file.path}: {len(file.embeddings):,} vectors of {vectors} numbers, {len(counts)} classes of "
+        f"{range_of(counts)}",
         _split_of_file(file) if file.split is not None else describe_split(parts, split_is_chosen),
     ]
     of_training = [
@@ -111,17 +111,16 @@ def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root
         f"batches of {in_batch} classes x {per_class} vectors, {iterations} in an epoch; longer training: "
         "--set schedule.epochs=40",
     ]
-    head = {"model.embedder": embedder, "model.embedding_size": size}
     return OwnVectors(
         name=name,
         data=data,
-        head=head,
+        head={"model.embedder": embedder, "model.embedding_size": size},
         batches=batches,
         description=description,
         of_training=of_training,
         sampler=sampler_of(overrides),
         size=vectors,
-        shares_classes=shares_classes,
+        shares_classes=shares,
     )
 
 

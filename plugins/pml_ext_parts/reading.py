@@ -53,6 +53,5 @@ def _rows_of(files: Iterable[Path]) -> Iterator[EmbeddedRows]:
                 table = read.read()
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-        sizes = table["size"].to_pylist()
-        times = table["time"].to_pylist()
-        yield EmbeddedRows(table["path"].to_pylist(), list(zip(sizes, times, strict=True)), embeddings_of(table))
+        stats = list(zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True))
+        yield EmbeddedRows(table["path"].to_pylist(), stats, embeddings_of(table))

@@ -157,8 +157,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         """Normalized embeddings ``[B, D]``, in the wider dtype of input and weights."""
         self._check(embeddings=embeddings)
         dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
-        normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
-        return normalized
+        return self.maybe_normalize(embeddings.to(dtype))  # type: ignore[no-any-return]
 
     # The weights
 
@@ -241,12 +240,9 @@ class MahalanobisDistance(EuclideanDistance):
         """Distances ``[B, R]`` of normalized rows, in float32 or float64."""
         with autocast_off(query_emb.device):
             x, y = pair_to_full_precision(query_emb, ref_emb)
-            references = None
-            if y is not None and y is not x:
-                references = self._mapped(y)
+            references = None if y is None or y is x else self._mapped(y)
             return euclidean_distances(self._mapped(x), references, normalized=False)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Distances of row with row, ``[N]``."""
-        distance: Tensor = super().pairwise_distance(self._mapped(query_emb), self._mapped(ref_emb))
-        return distance
+        return super().pairwise_distance(self._mapped(query_emb), self._mapped(ref_emb))  # type: ignore[no-any-return]

@@ -240,5 +240,4 @@ def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float, squared: boo
     if squared:
         d_ap = d_ap.square()
         d_an = d_an.square()
-    hinge: Tensor = (margin + d_ap - d_an).clamp(min=0)
-    return hinge
+    return (margin + d_ap - d_an).clamp(min=0)  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        why = shortened(one_line(error), 100)
         raise DataError(
-            f"{masked(name)} failed ({why}); type the command again to continue, what was written is kept"
+            f"{masked(name)} failed ({shortened(one_line(error), 100)}); type the command again to continue, what was "
+            "written is kept"
         ) from error

@@ -157,9 +157,10 @@ def _check_searches(store: CheckedStore, held: dict[int, Any]) -> None:
             exact = [float(np.linalg.norm(held[result.id][3] - query)) for result in found]
             store.check_distances([result.distance for result in found], exact)
             if len(found) != len(wanted) or any(np.array(exact) > np.array(wanted) + TOLERANCE):
-                shown = [round(distance, 4) for distance in exact]
-                best = [round(distance, 4) for distance in wanted]
-                raise PluginError(f"search with {where} finds images at {shown}; the nearest ones are at {best}")
+                raise PluginError(
+                    f"search with {where} finds images at {np.round(exact, 4).tolist()}; the nearest ones are at "
+                    f"{np.round(wanted, 4).tolist()}"
+                )
             for result in found:
                 _, path, class_name, _ = held[result.id]
                 if (result.path, result.class_name) != (path, class_name):

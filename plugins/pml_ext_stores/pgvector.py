@@ -33,8 +33,11 @@ class PgVector:
                 f"{masked(f'pgvector:{address}')}: no address of a PostgreSQL database; wanted "
                 "postgresql://USER@HOST/DATABASE, with / and @ in a password as %2F and %40, or 'host=... dbname=...'"
             )
-        names = {"table": table, "hnsw": f"{table}_hnsw", "by_class": f"{table}_class"}
-        self._names = {key: sql.Identifier(name) for key, name in names.items()}
+        self._names = {
+            "table": sql.Identifier(table),
+            "hnsw": sql.Identifier(f"{table}_hnsw"),
+            "by_class": sql.Identifier(f"{table}_class"),
+        }
         self._there = False
         with self._errors():
             self._connect()

@@ -27,8 +27,9 @@ class Qdrant:
         self._table = table
         self._size = size
         self._client: Any = None
-        raised = ApiException, RuntimeError, ValueError, OSError
-        self._errors = functools.partial(database_errors, f"qdrant:{address}", *raised)
+        self._errors = functools.partial(
+            database_errors, f"qdrant:{address}", ApiException, RuntimeError, ValueError, OSError
+        )
         self._address = address
         self._there = False
         if "://" not in address and not os.path.exists(address):  # connecting would create the folder
@@ -57,8 +58,7 @@ class Qdrant:
             for batch in rows:
                 for start in range(0, len(batch.ids), _SENT):
                     part = slice(start, start + _SENT)
-                    columns = batch.paths[part], batch.classes[part], batch.checksums[part].tolist()
-                    rows_of = zip(*columns, strict=True)
+                    rows_of = zip(batch.paths[part], batch.classes[part], batch.checksums[part].tolist(), strict=True)
                     payloads = [{"path": path, "class": name, "checksum": checksum} for path, name, checksum in rows_of]
                     ids = batch.ids[part].tolist()
                     vectors = batch.vectors[part].tolist()

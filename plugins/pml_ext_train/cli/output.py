@@ -145,8 +145,7 @@ def mean_and_std(about: Mapping[str, float | None]) -> str:
     mean = about["mean"] or 0.0
     if math.isnan(mean):
         return ""
-    std = about["std"]
-    deviation = "-" if std is None else f"{100 * std:.1f}"
+    deviation = "-" if about["std"] is None else f"{100 * about['std']:.1f}"
     return f"{100 * mean:.1f} ± {deviation}"
 
 

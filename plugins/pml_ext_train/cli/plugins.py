@@ -138,8 +138,7 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
             if result.fails and result.error is not None:
                 raised = "".join(traceback.format_exception(result.error))
                 stdout().print(f"{result.component}, {result.check}:\n{raised}", soft_wrap=True)
-    total = zip(_counts(results), COUNTED, strict=True)
-    stdout().print(", ".join(f"{count} {status}" for count, status in total))
+    stdout().print(", ".join(map(" ".join, zip(_counts(results), COUNTED, strict=True))))
 
 
 def _counts(results: list[CheckResult]) -> list[str]:

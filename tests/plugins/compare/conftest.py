@@ -3,7 +3,7 @@
 import pytest
 
 from pml_ext_compare import runs
-from pml_ext_compare.executors import Executor
+from pml_ext_compare.jobs import Executor
 from pml_ext_train.launch.launch import execute
 
 from ..train.conftest import own_cache  # noqa: F401 (a fixture)

@@ -7,9 +7,8 @@ import pytest
 
 from pml_ext.errors import StoppedError
 from pml_ext_compare import job_queue
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
-from pml_ext_compare.jobs import JobResult
+from pml_ext_compare.jobs import Executor, JobResult
 from pml_ext_compare.on_slurm import OnSlurm
 from pml_ext_train.training import signals
 

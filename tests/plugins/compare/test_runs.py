@@ -7,8 +7,8 @@ import tomli_w
 
 from pml_ext.errors import ConfigError
 from pml_ext_compare import runs
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.runs import RunJob, plans_of, recipes_of_table, reported_of, rows_of, run_lock, with_settings
 from pml_ext_train.launch.launch import execute
 from pml_ext_train.recipe import load_recipe, load_recipes, reported_phases

@@ -4,8 +4,8 @@ import pytest
 
 from pml_ext.errors import DataError
 from pml_ext_compare import trials
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.tuning import studies_of, trial_jobs
 from pml_ext_train.recipe import load_recipes
 

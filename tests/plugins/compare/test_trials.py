@@ -7,8 +7,8 @@ import torch
 
 from pml_ext.errors import ConfigError, StoppedError
 from pml_ext_compare import trials
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
+from pml_ext_compare.jobs import Executor
 from pml_ext_compare.processes import Processes
 from pml_ext_compare.trials import TrialJob
 from pml_ext_compare.tuning import studies_of, trial_jobs

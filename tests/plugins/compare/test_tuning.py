@@ -7,9 +7,8 @@ from typer.testing import CliRunner
 
 from pml_ext.errors import ConfigError
 from pml_ext_compare import trials
-from pml_ext_compare.executors import Executor
 from pml_ext_compare.job_queue import do
-from pml_ext_compare.jobs import JobResult
+from pml_ext_compare.jobs import Executor, JobResult
 from pml_ext_compare.tuning import studies_of, trial_jobs, tuned
 from pml_ext_train.cli.app import app_for
 from pml_ext_train.recipe import load_recipes, ranges_of

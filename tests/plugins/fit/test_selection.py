@@ -15,11 +15,10 @@ from pml_ext_fit import candidates, selection
 from pml_ext_fit.candidates import features_of_images
 from pml_ext_fit.closed_forms import AS_THEY_ARE, WITHIN_CLASSES
 from pml_ext_fit.commands import fit
-from pml_ext_fit.decision import Scored
 from pml_ext_fit.folds import folds_of
 from pml_ext_fit.framing import DEFAULT
 from pml_ext_fit.images import describe_images
-from pml_ext_fit.scores import Scores
+from pml_ext_fit.scores import Scored, Scores
 from pml_ext_fit.trunk import LITE0
 from pml_ext_train.recipe import build_dataset, load_recipe
 
