@@ -226,8 +226,14 @@ class _Options:
         if studies:
             from .tuning import tuned
 
-            begin = functools.partial(progress.begin, "trials")
-            return tuned(studies, executor, progress.on_progress, self.device, self.data, begin)
+            return tuned(
+                studies,
+                executor,
+                progress.on_progress,
+                self.device,
+                self.data,
+                begin=functools.partial(progress.begin, "trials"),
+            )
 
         from pml_ext_train.recipe import load_recipes
 

@@ -83,8 +83,8 @@ def _markdown(result: Mapping[str, Any], tables: Sequence[ReportTable]) -> str:
         lines += [*markdown_table(table), "", table.caption, ""]
     if result["best"]:
         lines += [result["best"], ""]
-    sentences = [f"- {sentence}" for sentence in (*result["sentences"], *remarks(result))]
-    return "\n".join([*lines, *sentences]) + "\n"
+    lines += [f"- {sentence}" for sentence in (*result["sentences"], *remarks(result))]
+    return "\n".join(lines) + "\n"
 
 
 def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[ReportFigure]:

@@ -80,8 +80,7 @@ def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> Report
     if answerable < len(base_right):
         queries += f" that have a right answer ({len(base_right) - answerable:,} others have none)"
     caption = f"Queries whose nearest image is right, of {queries}; the first seed of each row, beside {baseline}."
-    columns = ["row", "found here alone", "found by the baseline alone", "by both"]
-    return ReportTable("Queries", columns, rows, caption)
+    return ReportTable("Queries", ["row", "found here alone", "found by the baseline alone", "by both"], rows, caption)
 
 
 def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERIES) -> list[int]:
@@ -102,8 +101,8 @@ def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigur
         searched = run.images(run.data.gallery_of(run.queries))
         rows = []
         for query in chosen:
-            class_name = queries.class_names[queries.labels[query]]
-            row = [(queries.image(query), f"query\n{short_name(class_name)}", GRAY)]
+            name = short_name(queries.class_names[queries.labels[query]])
+            row = [(queries.image(query), f"query\n{name}", GRAY)]
             for number, images in enumerate(by_name.values(), start=1):
                 index = int(images.indices[query])
                 row.append(answer(searched.image(index), f"{number}", bool(images.is_right[query])))

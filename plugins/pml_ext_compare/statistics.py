@@ -176,5 +176,5 @@ def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
     few = [number for number in sorted(set(pairs)) if number > 1 and 2 / 2**number > LEVEL]
     if not few:
         return []
-    numbers = " or ".join(str(number) for number in few)
+    numbers = " or ".join(map(str, few))
     return [f"With {numbers} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."]

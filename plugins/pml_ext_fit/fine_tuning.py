@@ -33,8 +33,8 @@ def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
 
 def check_overrides(images: OwnImages, trunk: Trunk, overrides: Iterable[Override]) -> None:
     """Raise errors of settings, such as too few epochs, before the trials."""
-    settings = images.settings_of(BLOCKS_FIRST) | trunk.settings_of_fine_tuning
-    load_recipe(BLOCKS_FIRST, [*overrides_of(settings), *overrides])
+    fitting = overrides_of(images.settings_of(BLOCKS_FIRST) | trunk.settings_of_fine_tuning)
+    load_recipe(BLOCKS_FIRST, [*fitting, *overrides])
 
 
 def without_epochs(overrides: Iterable[Override]) -> list[Override]:

@@ -103,7 +103,6 @@ def choose(
     if folds is None:
         return _untried(first, trunk, place)
 
-    sample = len(sample_of(splits.train.labels, place.seed))
     trains = not closed_form and trunk.last_blocks is not None
     if not closed_form and not trains:
         place.say(
@@ -112,7 +111,7 @@ def choose(
         )
     if fine_tune:
         trunk = replace(trunk, deeper=None)
-    left = expected(images, trunk, splits, folds, sample, place, trains)
+    left = expected(images, trunk, splits, folds, len(sample_of(splits.train.labels, place.seed)), place, trains)
     if left is None:
         left = TimeLeft({})  # what cannot be read is told below
     else:

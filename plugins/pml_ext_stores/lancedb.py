@@ -54,8 +54,8 @@ class LanceDB:
                 if self._table is None:
                     self._table = lancedb.connect(self._address).create_table(self._title, table)
                 else:
-                    merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                    merge.execute(table)
+                    merge = self._table.merge_insert("id")
+                    merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
             if self._table is None:
                 return
             count = self._table.count_rows()

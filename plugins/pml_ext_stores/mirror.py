@@ -88,5 +88,5 @@ def open(address: str, identity: str, size: int) -> MirroredStore:
                 f"{masked(address)}: wanted SCHEME:ADDRESS, with one of {', '.join(f'{each}:' for each in schemes)}"
             )
         scheme = named[1]
-    store = open_checked(scheme, address.removeprefix(f"{scheme}:"), f"pml_ext_{identity}", size)
-    return MirroredStore(store, masked(address))
+    place = address.removeprefix(f"{scheme}:")
+    return MirroredStore(open_checked(scheme, place, f"pml_ext_{identity}", size), masked(address))

@@ -76,7 +76,13 @@ class Qdrant:
         requests = [models.QueryRequest(query=vector, **options) for vector in vectors.tolist()]
         with self._errors(), warnings.catch_warnings(action="ignore"):  # about parameters without effect in a folder
             answers = self._client.query_batch_points(self._table, requests)
-        return [[_result(point) for point in answer.points] for answer in answers]
+        return [
+            [
+                SearchResult(int(each.id), each.payload["path"], each.payload["class"], each.score)
+                for each in answer.points
+            ]
+            for answer in answers
+        ]
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete points."""
@@ -102,7 +108,3 @@ class Qdrant:
                 found |= {int(point.id): point.payload["checksum"] for point in points}
                 more = after is not None
         return found
-
-
-def _result(point: Any) -> SearchResult:
-    return SearchResult(int(point.id), point.payload["path"], point.payload["class"], point.score)

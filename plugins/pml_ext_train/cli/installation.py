@@ -86,8 +86,8 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Inspect and test this installation, for a few seconds."""
-    data = os.environ.get("PML_EXT_DATA") or "~/.cache/pml_ext"
-    places = {Path.cwd(), Path(tempfile.gettempdir()), Path(data).expanduser()}
+    data = Path(os.environ.get("PML_EXT_DATA") or "~/.cache/pml_ext")
+    places = {Path.cwd(), Path(tempfile.gettempdir()), data.expanduser()}
     return Diagnosis(
         _versions(),
         _devices(),

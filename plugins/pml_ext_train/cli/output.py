@@ -188,8 +188,13 @@ class Progress:
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Update the bar after an iteration."""
-        text = f"epoch {epoch}: loss {loss:.4f}"
-        self._bar.update(self._task, description=text, completed=done, total=iterations, visible=True)
+        self._bar.update(
+            self._task,
+            description=f"epoch {epoch}: loss {loss:.4f}",
+            completed=done,
+            total=iterations,
+            visible=True,
+        )
 
     def embedding(self, now: Any) -> None:
         """Show how many images are embedded, with ``done``, ``images``, ``rate`` and ``seconds_left``."""
